@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data.setup()
     chosen, tested = control(data)
     facts = ", ".join(f"{name} {value:g}" for name, value in chosen.items())
-    print(f"{data.name}, {data.facts['features']}; chosen on the validation set: {facts}")
+    print(f"{data.name}, {data.metadata['features']}; chosen on the validation set: {facts}")
     table = Table("metric", "test")
     for name, value in tested.items():
         table.add_row(name, f"{value:.1f}")

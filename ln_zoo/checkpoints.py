@@ -1,4 +1,4 @@
-"""Checkpoint files that no kill, full disk or worn one takes away unnoticed."""
+"""Atomic checkpoint files with validation on reading."""
 
 from __future__ import annotations
 
@@ -28,20 +28,18 @@ _PREVIOUS = "-previous"
 
 
 class DamagedCheckpointError(ValueError):
-    """The bytes of a checkpoint are not those that were written."""
+    """A checkpoint file is damaged."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints so that a whole one is on the disk at every moment.
+    """Write checkpoints atomically and validate them on reading.
 
-    A checkpoint is written beside its target, as ``NAME.partial``, forced to the disk, and renamed.
-    Lightning's own writer goes through the folder of temporary files: where that is on another file
-    system, a kill during the copy leaves a truncated file in place of the checkpoint before. A file
-    that is replaced stays as ``NAME-previous`` (``last-previous.ckpt`` beside ``last.ckpt``).
+    A checkpoint is written to ``NAME.partial``, synced and renamed; the replaced file stays as
+    ``last-previous.ckpt`` beside ``last.ckpt``. Lightning's writer copies from the temporary folder
+    instead, so a kill may leave a truncated file in place of the previous checkpoint.
 
-    Reading compares the checksums that every checkpoint has, and raises `DamagedCheckpointError`
-    where they differ; torch itself does not look at them. Paths that are not local files, such as
-    ``s3://...``, go to Lightning's own writer.
+    Reading verifies checksums, which torch ignores, and raises `DamagedCheckpointError`. Paths such
+    as ``s3://...`` use Lightning's writer.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -77,10 +75,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def use_atomic_checkpoints(strategy: Strategy) -> None:
-    """Makes a strategy write checkpoints with `AtomicCheckpointIO`, where it used Lightning's own.
+    """Replace a strategy's default checkpoint plugin by `AtomicCheckpointIO`.
 
-    What a user chose stays: a plugin (one that wraps none yet wraps this one), and a strategy that
-    writes in a way of its own.
+    A plugin of the user is kept; a wrapping plugin without an inner one wraps `AtomicCheckpointIO`.
+    A strategy with its own writer is kept too.
 
     Example:
         >>> from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -89,25 +87,25 @@ def use_atomic_checkpoints(strategy: Strategy) -> None:
         >>> type(strategy.checkpoint_io).__name__
         'AtomicCheckpointIO'
     """
-    chosen = strategy._checkpoint_io  # the public property would put Lightning's own in its place
+    chosen = strategy._checkpoint_io  # the public property would set the default
     if isinstance(chosen, _WrappingCheckpointIO):
-        chosen.checkpoint_io = AtomicCheckpointIO()  # without effect where it wraps one already
+        chosen.checkpoint_io = AtomicCheckpointIO()  # no-op if it wraps one already
     elif chosen is None and type(strategy.checkpoint_io) is TorchCheckpointIO:
         strategy.checkpoint_io = AtomicCheckpointIO()
 
 
 def check_whole(path: str | Path) -> None:
-    """Raises `DamagedCheckpointError` if a checkpoint is damaged, as far as its checksums tell.
+    """Verify the checksums of a checkpoint, at about 2 GB/s.
 
-    It reads the file once, about 2 GB/s. A file that torch wrote without checksums
-    (``torch.serialization.set_crc32_options(False)``), or in its format before version 1.6, is
-    not looked at.
+    Files without checksums (``torch.serialization.set_crc32_options(False)``, or the format before
+    torch 1.6) pass. torch stores its members uncompressed, so an archive that unpacks to more than
+    its size is rejected unread.
 
     Args:
-        path: of an existing file.
+        path: an existing file.
 
     Raises:
-        DamagedCheckpointError: the message names the file.
+        DamagedCheckpointError: if the file is damaged.
         OSError: if it cannot be read.
     """
     state = os.stat(path)
@@ -118,18 +116,22 @@ def check_whole(path: str | Path) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _damage(path: str, *version: int) -> str:
-    """What is wrong with a file, or nothing; read once for each version of it."""
+    """Why a file is damaged, or an empty string; cached by inode, size and time."""
     with open(path, "rb") as file:
         if file.read(4) != b"PK\x03\x04":
             return ""
     try:
         with zipfile.ZipFile(path) as archive:
-            if not any(member.CRC for member in archive.infolist()):
+            members = archive.infolist()
+            if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+                return "its members are compressed, which torch does not do"
+            if sum(m.file_size for m in members) > os.path.getsize(path):
+                return "its members are larger than the file"
+            if not any(m.CRC for m in members):
                 return ""
             member = archive.testzip()
     except Exception as error:
-        # A damaged table of contents fails in many ways: by its numbers, names or flags, or in the
-        # system's seek.
+        # A damaged directory can raise nearly anything, including EINVAL from seek.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         return f"cut short or overwritten ({str(error) or type(error).__name__})"
@@ -137,7 +139,7 @@ def _damage(path: str, *version: int) -> str:
 
 
 def previous(path: str | Path) -> Path:
-    """Where the checkpoint lies that the one at ``path`` has replaced.
+    """Path of the previous checkpoint of a path.
 
     Example:
         >>> previous("checkpoints/last.ckpt").name
@@ -148,12 +150,12 @@ def previous(path: str | Path) -> Path:
 
 
 def sweep(folder: str | Path) -> list[Path]:
-    """Removes what a kill left of checkpoints that were being written into a folder.
+    """Remove partial checkpoints of killed processes from a folder.
 
-    Only files named ``*.ckpt.partial`` that no process is writing to.
+    Files ``*.ckpt.partial`` that are being written are kept.
 
     Returns:
-        What was removed.
+        The removed files.
 
     Example:
         >>> sweep("no such folder")
@@ -169,18 +171,18 @@ def sweep(folder: str | Path) -> list[Path]:
             if fcntl is None:
                 partial.unlink()
         except OSError:
-            continue  # being written to, already gone, or not ours to remove
+            continue  # being written, already removed, or not permitted
         removed.append(partial)
     return removed
 
 
 def newest_whole(folder: Path) -> tuple[Path, list[str]]:
-    """The newest whole checkpoint of all runs in a folder, and what is wrong with newer ones.
+    """The newest intact checkpoint of the runs in a folder, and the damage of newer ones.
 
-    Files that a kill left half-written are removed.
+    Partial files are removed.
 
     Args:
-        folder: of runs, each with a folder ``checkpoints``.
+        folder: folder of runs, each with a folder ``checkpoints``.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
@@ -191,8 +193,7 @@ def newest_whole(folder: Path) -> tuple[Path, list[str]]:
     found = list(folder.glob("*/checkpoints/*.ckpt"))
     if not found:
         raise FileNotFoundError(
-            f"--ckpt_path last: there is no */checkpoints/*.ckpt in {folder}; start without it, "
-            "or give the file itself"
+            f"--ckpt_path last: no */checkpoints/*.ckpt in {folder}: omit it or give a file"
         )
     found.sort(key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"), reverse=True)
     damaged: list[str] = []
@@ -203,11 +204,12 @@ def newest_whole(folder: Path) -> tuple[Path, list[str]]:
             damaged.append(str(error))
             continue
         return path, damaged
-    raise ValueError(f"--ckpt_path last: no checkpoint in {folder} is whole: {'; '.join(damaged)}")
+    raise ValueError(
+        f"--ckpt_path last: all checkpoints in {folder} are damaged: {'; '.join(damaged)}"
+    )
 
 
 def _write(content: memoryview, path: Path) -> None:
-    """Writes a file beside its target, forces it to the disk and renames it."""
     partial = path.with_name(path.name + _PARTIAL)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,18 +218,17 @@ def _write(content: memoryview, path: Path) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            _keep(path)
+            _keep_previous(path)
             os.replace(partial, path)
-        _force(path.parent)
+        _sync_folder(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _in_words(error, path, content.nbytes) from error
+            raise _write_error(error, path, content.nbytes) from error
         raise
 
 
-def _keep(path: Path) -> None:
-    """Gives the file that is about to be replaced a second name."""
+def _keep_previous(path: Path) -> None:
     if not path.is_file() or path.is_symlink():
         return
     kept = previous(path)
@@ -239,15 +240,14 @@ def _keep(path: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Says to `sweep` that the file is being written to, for as long as this process lives."""
+    """Lock a file against `sweep` while this process lives."""
     if fcntl is not None:
         # On a file system without locks `sweep` cannot lock either.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _force(folder: Path) -> None:
-    """Forces the names in a folder to the disk, where that can be done."""
+def _sync_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -257,19 +257,18 @@ def _force(folder: Path) -> None:
     os.close(descriptor)
 
 
-def _in_words(error: OSError, path: Path, size: int) -> OSError:
-    """The error with the file, what it needs and what to do."""
+def _write_error(error: OSError, path: Path, size: int) -> OSError:
     try:
         free = f", {shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
     except OSError:
         free = ""
-    kept = "; the one before it is whole" if path.is_file() or previous(path).is_file() else ""
-    told = OSError(
+    kept = "; the previous one is intact" if path.is_file() or previous(path).is_file() else ""
+    readable = OSError(
         f"the checkpoint {path} could not be written ({error.strerror}: it needs "
         f"{size / 1e6:.1f} MB{free}){kept}: make room, or write to another folder"
     )
-    told.errno = error.errno
-    return told
+    readable.errno = error.errno
+    return readable
 
 
 def _is_local(path: str | Path) -> bool:

@@ -35,18 +35,18 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     return file
 
 
-def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
+def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
     """The content of a regular file of at most ``most`` bytes.
 
     Raises:
         OSError: as `open_regular`, or if the file is longer.
 
     Example:
-        >>> read_regular(__file__, 9)
+        >>> read_bounded(__file__, 9)
         Traceback (most recent call last):
             ...
         OSError: it is longer than 9 bytes
-        >>> read_regular(__file__, 100_000)[:3]
+        >>> read_bounded(__file__, 100_000)[:3]
         b'\"\"\"'
     """
     with open_regular(path) as file:
@@ -57,14 +57,13 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the place of the one at ``path`` when all is written.
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Atomically replace a file: yields a temporary file that is synced and renamed at the end.
 
-    It is written beside it, forced to the disk and renamed: even after a power failure the file is
-    whole, the old one or the new. After an error the old one is untouched and nothing else is left.
+    After an error or a power failure the old file is intact.
 
     Args:
-        path: of the file; its folder exists.
+        path: the file, in an existing folder.
 
     Raises:
         OSError: if it cannot be written.
@@ -72,7 +71,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with replacing(f"{folder}/a.txt") as file:
+        ...     with atomic_write(f"{folder}/a.txt") as file:
         ...         _ = file.write(b"all of it")
         ...     Path(folder, "a.txt").read_text()
         'all of it'
@@ -90,26 +89,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text in UTF-8, whole or not at all, as `replacing` does.
-
-    Args:
-        path: of the file; its folder exists.
-        text: its content; ends of lines stay as they are.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    with replacing(path) as file:
+def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Atomically write text in UTF-8, as `atomic_write`. Line ends are not converted."""
+    with atomic_write(path) as file:
         file.write(text.encode())
 
 
 def check_checkpoint(path: str) -> None:
-    """Raises FileNotFoundError unless there is such a checkpoint."""
+    """Raise FileNotFoundError if a checkpoint does not exist."""
     if not os.path.isfile(path):
         raise FileNotFoundError(
-            f"there is no checkpoint {path!r}: give a file, or `last` for the newest run of the "
-            "same name"
+            f"no checkpoint {path!r}: give a file, or `last` for the newest run of the same name"
         )
 
 
@@ -119,14 +109,8 @@ def relative(path: str | Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def few_colours(picture: Path) -> None:
-    """Writes a .png anew with a table of 256 colours, in a third to a half of the bytes.
-
-    Lines and a few small photographs need no more. Pictures of other kinds stay as they are.
-
-    Args:
-        picture: of matplotlib, which brings what reads it.
-    """
+def quantize_png(picture: Path) -> None:
+    """Reduce a PNG to 256 colours, a third to a half of its size; no-op for other formats."""
     if picture.suffix.lower() != ".png":
         return
     from PIL import Image

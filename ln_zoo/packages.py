@@ -1,12 +1,12 @@
-"""Packages that the zoo needs beside torch, and what is said where one is missing.
+"""Readable errors for missing dependencies.
 
-Layers, norms, kernels and conversion need torch alone, so that ln_zoo can be installed without
-its dependencies (``pip install --no-deps``) where those are all that is wanted.
+Layers, norms, kernels and conversion need torch only; the rest is missing after ``pip install
+--no-deps``.
 """
 
 from __future__ import annotations
 
-#: What the zoo and the command line need, by the name to import: the name to install.
+#: Distributions of the modules that the zoo and the command line import.
 _DISTRIBUTIONS = {
     "datasets": "datasets",
     "filelock": "filelock",
@@ -29,20 +29,14 @@ _DISTRIBUTIONS = {
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package that the zoo needs is not installed; the message says which, and what to do."""
+    """A dependency of the zoo is not installed."""
 
 
-def missing(error: ModuleNotFoundError) -> MissingPackageError | None:
-    """What to say of a failed import, if it is of one of the zoo's packages.
-
-    Args:
-        error: of the import.
-
-    Returns:
-        The error to raise in its place; ``None`` for any other module.
+def missing_package(error: ModuleNotFoundError) -> MissingPackageError | None:
+    """Readable error for a failed import of a dependency; None for other modules.
 
     Example:
-        >>> print(missing(ModuleNotFoundError("No module named 'yaml'", name="yaml")))
+        >>> print(missing_package(ModuleNotFoundError("No module named 'yaml'", name="yaml")))
         this needs the package PyYAML, which is not installed: pip install ln-zoo brings ...
     """
     name = (error.name or "").partition(".")[0]

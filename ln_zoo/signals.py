@@ -1,4 +1,4 @@
-"""Signals handled by a function of ours for a while."""
+"""Temporary signal handlers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-#: Those that ask a command to stop.
+#: Signals that request a stop.
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def handling(
+def signal_handler(
     handler: Callable[[int, FrameType | None], object], numbers: Sequence[int] = STOPPING
 ) -> Iterator[None]:
-    """Calls a function at signals, and puts back what was called before.
-
-    In a thread other than the main one, which has no signals, it does nothing.
+    """Install a signal handler within a context; no-op outside the main thread.
 
     Args:
-        handler: as `signal.signal` takes it.
-        numbers: of the signals.
+        handler: as for `signal.signal`.
+        numbers: the signals.
 
     Example:
         >>> had = []
-        >>> with handling(lambda number, frame: had.append(number), [signal.SIGTERM]):
+        >>> with signal_handler(lambda number, frame: had.append(number), [signal.SIGTERM]):
         ...     signal.raise_signal(signal.SIGTERM)
         >>> had == [signal.SIGTERM]
         True

@@ -1,4 +1,6 @@
-"""Test cases to subclass for your own norms (`NormCase`) and recurrent cells (`CellCase`):
+"""Test cases to subclass: name what is under test, and pytest runs every check on it.
+`CellCase` is for recurrent cells, `DataCase` for datasets, `CallbackCase` for callbacks. `NormCase`
+is for norms, and is used like this:
 
     from dataclasses import dataclass
 
@@ -118,6 +120,15 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
     found = {name: cell.deviation for name, cell in rows[0].cells.items()}
     found["example_rescaling"] = max(row.cells["example_rescaling"].deviation for row in rows)
     return found
+
+
+def __getattr__(name: str) -> Any:
+    """Import `DataCase` and `CallbackCase` on first use, since they need Lightning."""
+    if name in ("DataCase", "CallbackCase"):
+        from ln_zoo import testing_cases
+
+        return getattr(testing_cases, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _LayerCase:

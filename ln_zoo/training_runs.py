@@ -1,13 +1,10 @@
-"""The runs of training behind weights, one after another: on which data, and for how long.
+"""Training history of weights: a sequence of runs, stored in checkpoints and cards.
 
-A run is a plain mapping: ``dataset``, its name; ``train_size``, in examples; ``batch_size``, the
-examples of an update over all processes; ``epochs``, whole passes over the data; ``steps``,
-updates; and ``weights``, the name of the weights it made, where another run started from them. What
-is not known is left out.
+A run is a mapping: ``dataset`` (name), ``train_size`` (examples), ``batch_size`` (examples per
+update over all processes), ``epochs`` (complete passes), ``steps`` (updates), and ``weights`` (name
+of the result, if another run started from it). Unknown values are omitted.
 
-Weights that were drawn have no run behind them, and those of unknown origin have one of which
-nothing is known. Checkpoints and cards hold runs, so that what is compared with reported numbers is
-the whole training of the weights.
+Random weights have no runs; weights of unknown origin have one run without values.
 """
 
 from __future__ import annotations
@@ -17,37 +14,37 @@ from typing import Any
 
 Run = Mapping[str, Any]
 
-#: A run of which nothing is known.
+#: A run without known values.
 UNKNOWN: Run = {}
 
 _TEXTS = ("dataset", "weights")
 _COUNTS = ("train_size", "batch_size", "epochs", "steps")
-#: More than anybody makes; a file may say anything.
+#: Upper bounds for untrusted files.
 _MOST_RUNS = 100
 _LONGEST_TEXT = 300
 _LARGEST_COUNT = 2**53
 
 
-def facts_of(data: Any) -> dict[str, Any]:
-    """What a data module says of itself, its class's name for ``dataset`` where it says nothing.
+def dataset_metadata(data: Any) -> dict[str, Any]:
+    """The ``metadata`` of a data module; ``dataset`` is the class name by default.
 
     Args:
-        data: any data module; ours have a mapping ``facts``.
+        data: any data module; its ``metadata``, if present, must be a mapping.
 
     Example:
         >>> from lightning.pytorch import LightningDataModule
-        >>> facts_of(LightningDataModule())
+        >>> dataset_metadata(LightningDataModule())
         {'dataset': 'LightningDataModule'}
     """
-    facts = getattr(data, "facts", None)
-    facts = dict(facts) if isinstance(facts, Mapping) else {}
-    if not isinstance(facts.get("dataset"), str):
-        facts["dataset"] = type(data).__name__
-    return facts
+    given = getattr(data, "metadata", None)
+    metadata = dict(given) if isinstance(given, Mapping) else {}
+    if not isinstance(metadata.get("dataset"), str):
+        metadata["dataset"] = type(data).__name__
+    return metadata
 
 
 def read_run(stored: Any) -> Run:
-    """A run as a file says it, or `UNKNOWN` if that is no run.
+    """Validate a stored run; `UNKNOWN` if it is invalid.
 
     Example:
         >>> read_run({"dataset": "mnist", "epochs": 15, "steps": None, "lr": 0.001})
@@ -65,7 +62,7 @@ def read_run(stored: Any) -> Run:
 
 
 def read_runs(stored: Any) -> tuple[Run, ...]:
-    """The runs that a file says, or one of which nothing is known if the file is damaged.
+    """Validate stored runs; one `UNKNOWN` run if they are no list of runs.
 
     Example:
         >>> read_runs([]), read_runs(None)
@@ -77,7 +74,7 @@ def read_runs(stored: Any) -> tuple[Run, ...]:
 
 
 def named(runs: Sequence[Run], weights: str) -> tuple[Run, ...]:
-    """The same runs, the last of which made weights of that name.
+    """The runs, with the name of the resulting weights in the last one.
 
     Example:
         >>> named([{"epochs": 3}], "last.ckpt")
@@ -87,20 +84,20 @@ def named(runs: Sequence[Run], weights: str) -> tuple[Run, ...]:
 
 
 def same_data(first: Run, second: Run) -> bool:
-    """Whether two runs took the same examples in batches of the same size, as far as is known."""
+    """Whether two runs agree in dataset, training size and batch size."""
     return all(first.get(key) == second.get(key) for key in ("dataset", "train_size", "batch_size"))
 
 
 def totals(runs: Sequence[Run]) -> dict[str, Any]:
-    """What decides whether numbers are comparable, over all runs behind the weights.
+    """Total training over all runs, to decide whether numbers are comparable.
 
     Args:
-        runs: oldest first.
+        runs: the runs, oldest first.
 
     Returns:
-        ``training_data``: the datasets, or ``nothing``; ``batch_size``, where it is known of every
-        run: the number, or the numbers as a text; ``updates``, where they are known of every run;
-        and ``epochs`` likewise, but of one training set only.
+        ``training_data``: the datasets, or ``nothing``; if known for all runs, ``batch_size`` (a
+        number, or different numbers as text) and ``updates``; and ``epochs``, if there is one
+        training set.
 
     Example:
         >>> first = {"dataset": "mnist", "epochs": 15, "steps": 6450, "batch_size": 128}
@@ -125,13 +122,13 @@ def totals(runs: Sequence[Run]) -> dict[str, Any]:
     return found
 
 
-def in_words(run: Run) -> str:
-    """The weights that a run made, and the run.
+def format_run(run: Run) -> str:
+    """Format a run as text.
 
     Example:
-        >>> in_words({"weights": "mlp.none", "dataset": "mnist", "epochs": 15, "steps": 6450})
+        >>> format_run({"weights": "mlp.none", "dataset": "mnist", "epochs": 15, "steps": 6450})
         'mlp.none: 15 epochs, 6,450 updates, on mnist'
-        >>> in_words({})
+        >>> format_run({})
         'unknown weights: a training of which nothing is known'
     """
     parts = []

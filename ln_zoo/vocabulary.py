@@ -1,4 +1,4 @@
-"""Words and their numbers, for models that read text."""
+"""Vocabularies, and files of word vectors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ln_zoo.files import read_regular
+from ln_zoo.files import read_bounded
 
-#: Number of the token that ends a sentence; it also fills rows that are shorter than others.
+#: Index of the token that ends a sentence; also the padding.
 EOS = 0
-#: Number of the token that stands for every unknown word.
+#: Index of unknown words.
 UNK = 1
 
 _NAMES = ("<eos>", "<unk>")
@@ -22,19 +22,17 @@ _MOST_BYTES = 100_000_000
 
 
 class Vocabulary(Sequence[str]):
-    """Words numbered from 2, after the end of a sentence (0) and the unknown word (1).
+    """Words indexed from 2, after the end of a sentence (0) and the unknown word (1).
 
-    The convention is that of the released skip-thoughts and order-embedding code (Kiros et al.
-    2015; Vendrov et al. 2016): words in order of their count, the most frequent first. Here words
-    of the same count are in alphabetical order, so that the numbers depend on the text alone.
+    As in the released skip-thoughts and order-embedding code (Kiros et al. 2015; Vendrov et al.
+    2016), words are sorted by count. Ties are in alphabetical order.
 
     Args:
-        words: the known words, without the two special tokens, in order of their numbers.
+        words: the known words in order of their indices, without the two special tokens.
 
     Raises:
-        TypeError: if ``words`` is a single string, or holds what is not a string.
-        ValueError: for a word that is empty, holds white space, occurs twice or is the name of a
-            special token.
+        TypeError: if ``words`` is a string or has other elements than strings.
+        ValueError: if a word is empty, has white space, occurs twice or names a special token.
 
     Example:
         >>> words = Vocabulary.count([["a", "dog"], ["a", "cat"], ["dog"]], size=4)
@@ -48,13 +46,13 @@ class Vocabulary(Sequence[str]):
 
     def __init__(self, words: Iterable[str]) -> None:
         if isinstance(words, str):
-            raise TypeError(f"words must be several strings, got the one string {words!r}")
+            raise TypeError(f"words must be a sequence of strings, got the string {words!r}")
         self._words = tuple(words)
         for word in self._words:
             if not isinstance(word, str):
                 raise TypeError(f"words must be strings, got {word!r}")
             if word.split() != [word]:
-                raise ValueError(f"a word must have characters and no white space, got {word!r}")
+                raise ValueError(f"a word must be nonempty without white space, got {word!r}")
         self._numbers = {word: i for i, word in enumerate(self._words, len(_NAMES))}
         if len(self._numbers) < len(self._words):
             (word, count), *_ = Counter(self._words).most_common(1)
@@ -64,19 +62,18 @@ class Vocabulary(Sequence[str]):
                 raise ValueError(f"{name!r} is the name of a special token and cannot be a word")
 
     @classmethod
-    def count(  # type: ignore[override]  # a sequence's own counts one value
+    def count(  # type: ignore[override]  # Sequence.count counts a value
         cls, sentences: Iterable[Iterable[str]], size: int | None = None, min_count: int = 1
     ) -> Vocabulary:
-        """The vocabulary of a text, the most frequent words first.
+        """Count the words of sentences, most frequent first.
 
         Args:
             sentences: the words of each sentence.
-            size: numbers V in all, the two special tokens among them; default: as many as there
-                are words.
-            min_count: how often a word must occur.
+            size: size V of the vocabulary, including the two special tokens; default: no limit.
+            min_count: minimum count of a word.
 
         Raises:
-            ValueError: for a size below 3, which leaves room for no word, or a count below 1.
+            ValueError: if ``size`` is below 3 or ``min_count`` below 1.
         """
         counts: Counter[str] = Counter()
         for sentence in sentences:
@@ -87,11 +84,10 @@ class Vocabulary(Sequence[str]):
     def of_counts(
         cls, counts: Counter[str], size: int | None = None, min_count: int = 1
     ) -> Vocabulary:
-        """As `count`, for words that were counted before."""
+        """As `count`, from counts of words."""
         if size is not None and size <= len(_NAMES):
             raise ValueError(
-                f"a vocabulary has the two tokens {_NAMES} and at least one word, so its size must "
-                f"be at least {len(_NAMES) + 1}, got {size}"
+                f"size must be at least {len(_NAMES) + 1} ({', '.join(_NAMES)}, a word), got {size}"
             )
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
@@ -101,16 +97,16 @@ class Vocabulary(Sequence[str]):
 
     @classmethod
     def of(cls, given: Iterable[str] | str | os.PathLike[str]) -> Vocabulary:
-        """The vocabulary of a list of words, or of a file that `write` wrote.
+        """Create a vocabulary from words, or from a file of `write`.
 
         Raises:
             OSError: if the file cannot be read.
-            ValueError: for a file that is not UTF-8 or holds no word, and as for the class.
+            ValueError: if it is not UTF-8 or empty, and as for the class.
         """
         if not isinstance(given, str | os.PathLike):
             return cls(given)
         try:
-            text = read_regular(given, _MOST_BYTES).decode()
+            text = read_bounded(given, _MOST_BYTES).decode()
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"the vocabulary {os.fspath(given)} must be text in UTF-8, but byte {error.start} "
@@ -122,24 +118,24 @@ class Vocabulary(Sequence[str]):
         return cls(words)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes one word per line, in UTF-8, in order of their numbers."""
+        """Write one word per line, in UTF-8, in order of their indices."""
         Path(path).write_text("".join(word + "\n" for word in self._words), encoding="utf-8")
 
     @property
     def size(self) -> int:
-        """Numbers V in all: the words and the two special tokens."""
+        """Size V, including the two special tokens."""
         return len(self._words) + len(_NAMES)
 
     def numbers(self, words: Iterable[str]) -> list[int]:
-        """The number of each word; `UNK` for one that is not known."""
+        """The index of each word; `UNK` for unknown words."""
         get = self._numbers.get
         return [get(word, UNK) for word in words]
 
     def words(self, numbers: Iterable[int]) -> list[str]:
-        """The word of each number, ``"<eos>"`` and ``"<unk>"`` for the special ones.
+        """The word of each index, ``"<eos>"`` and ``"<unk>"`` for special tokens.
 
         Raises:
-            IndexError: for a number that no word has.
+            IndexError: if an index is out of range.
         """
         names = (*_NAMES, *self._words)
         found = []
@@ -174,30 +170,29 @@ class Vocabulary(Sequence[str]):
 def read_word_vectors(
     path: str | os.PathLike[str], known: Container[str] | None = None
 ) -> tuple[list[str], np.ndarray]:
-    """Words and their vectors out of a text file, as word2vec, GloVe and fastText write them.
+    """Read word vectors in the text format of word2vec, GloVe and fastText.
 
-    A line is a word and its E numbers with blanks between. A first line of two whole numbers, the
-    number of words and E, is passed over. Of a word that comes twice the first vector is taken. A
-    few words of GloVe hold blanks, which is told from the second line on.
+    A line is a word and E numbers, separated by blanks. A first line of two integers (number of
+    words and E) is skipped. The first vector of a repeated word is kept. From the second line on,
+    words may contain blanks, as a few in GloVe do.
 
     Args:
-        path: of the file, gzipped if it ends in ``.gz``.
-        known: words to take; default: all.
+        path: the file, gzipped if it ends in ``.gz``.
+        known: words to keep; default: all.
 
     Returns:
-        The W words, and float32 (W, E).
+        The W words, and their vectors, float32 (W, E).
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: for a line that is not UTF-8 or not of this form (with its number), or if there
-            is not a word.
+        ValueError: if a line is invalid (with its number), or no word is found.
     """
     where = os.fspath(path)
     vectors: dict[str, np.ndarray] = {}
     size = 0
     with gzip.open(path) if where.endswith(".gz") else open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            # Words of some files hold blanks of other kinds, such as U+00A0.
+            # Words may contain other blanks, such as U+00A0.
             word, *values = line.rstrip().split(b" ")
             if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
                 continue
@@ -218,7 +213,7 @@ def read_word_vectors(
                 )
             vectors[text] = vector
     if not vectors:
-        raise ValueError(f"{where} holds no {'word' if known is None else 'word that is known'}")
+        raise ValueError(f"{where} has no {'word' if known is None else 'known word'}")
     return list(vectors), np.stack(list(vectors.values()))
 
 

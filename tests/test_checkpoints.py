@@ -1,12 +1,14 @@
-"""Checkpoint files: whole at every moment, damage noticed, what a kill leaves is swept up."""
+"""Checkpoint files: atomic, validated; partial files are removed."""
 
 from __future__ import annotations
 
 import errno
 import os
 import random
+import re
 import signal
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,11 +130,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str)
     save(1, path)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, call, lambda *_: _raise(full))
-    with pytest.raises(OSError, match="No space left on device: it needs") as raised:
+    with pytest.raises(OSError, match=re.escape(str(path))) as raised:
         save(2, path)
     assert raised.value.errno == errno.ENOSPC
-    assert str(raised.value).startswith(f"the checkpoint {path} could not be written")
-    assert "the one before it is whole: make room, or write to another folder" in str(raised.value)
     assert not list(tmp_path.glob("*.partial"))
     assert number(path) == 1
 
@@ -165,21 +165,37 @@ def test_damage_is_noticed_wherever_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "named"),
     [
-        (lambda data: data[: len(data) // 2], "cut short or overwritten"),
-        (lambda data: data.replace(b"\0\0\x80?", b"\0\0\0\0", 1), r"checksum of .*/data/0 differs"),
+        (lambda data: data[: len(data) // 2], ""),
+        (lambda data: data.replace(b"\0\0\x80?", b"\0\0\0\0", 1), "/data/0"),
     ],
     ids=["cut", "zeroed"],
 )
 def test_a_damaged_file_is_named(
-    tmp_path: Path, damage: Callable[[bytes], bytes], message: str
+    tmp_path: Path, damage: Callable[[bytes], bytes], named: str
 ) -> None:
     path = tmp_path / "last.ckpt"
     save(0, path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DamagedCheckpointError, match=f"{path} is damaged: .*{message}"):
+    with pytest.raises(DamagedCheckpointError, match=f"{path}.*{named}"):
         AtomicCheckpointIO().load_checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_a_bomb_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    """A file that unpacks to more than its size, by compression or by members that share bytes."""
+    path = tmp_path / "bomb.ckpt"
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr("bomb/data/0", bytes(10_000))
+        if kind == zipfile.ZIP_STORED:
+            archive.filelist *= 3
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda _: _raise(AssertionError("unpacked")))
+    with pytest.raises(DamagedCheckpointError, match=re.escape(str(path))) as refused:
+        AtomicCheckpointIO().load_checkpoint(path)
+    assert "unpacked" not in str(refused.value)
 
 
 def test_files_without_checksums_are_read(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ BELOW = {
     "layers": {"norms", "ops"},
     "analysis": {"layers", "norms", "ops", "tables"},
     "conversion": {"layers", "norms", "ops"},
-    "testing": {"analysis", "layers", "norms", "ops"},
+    "testing": {"analysis", "layers", "norms", "ops", "testing_cases"},
+    "testing_cases": set(),
     "rl": {"layers"},
     "files": set(),
     "tables": set(),
@@ -63,7 +64,7 @@ BELOW = {
         "ops",
     },
 }
-_ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing", "rl")}
+_ALL_BELOW_ZOO = {room for room in BELOW if not room.startswith(("_version", "testing", "rl"))}
 BELOW["zoo"] = _ALL_BELOW_ZOO
 BELOW["sweeps"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO

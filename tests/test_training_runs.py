@@ -36,10 +36,10 @@ def test_runs_are_read_as_they_were_written() -> None:
     assert training_runs.read_run(MNIST | {"value": 0.1, "hidden_size": 400}) == MNIST
 
 
-@pytest.mark.parametrize("facts", [None, 3, ["dataset"], {"dataset": 3}, {}, lambda self: {}])
-def test_data_modules_that_say_something_else(facts: Any) -> None:
-    data = type("Mine", (LightningDataModule,), {"facts": facts})()
-    assert training_runs.facts_of(data) == {"dataset": "Mine"}
+@pytest.mark.parametrize("metadata", [None, 3, ["dataset"], {"dataset": 3}, {}, lambda self: {}])
+def test_data_modules_that_say_something_else(metadata: Any) -> None:
+    data = type("Mine", (LightningDataModule,), {"metadata": metadata})()
+    assert training_runs.dataset_metadata(data) == {"dataset": "Mine"}
 
 
 def pixels(*runs: Any) -> list[str]:

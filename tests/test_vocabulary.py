@@ -41,7 +41,7 @@ def test_a_written_vocabulary_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        ("cat", TypeError, "one string 'cat'"),
+        ("cat", TypeError, "string 'cat'"),
         ([1], TypeError, "got 1"),
         (["a", "b", "a"], ValueError, "'a' occurs 2 times"),
         (["a b"], ValueError, "'a b'"),
@@ -62,9 +62,9 @@ def test_files_and_sizes_that_cannot_be(tmp_path):
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="is empty"):
         Vocabulary.of(tmp_path / "empty")
-    with pytest.raises(ValueError, match="at least 3, got 2"):
+    with pytest.raises(ValueError, match=r"size .*3.*got 2"):
         Vocabulary.count([["a"]], size=2)
-    with pytest.raises(ValueError, match="min_count must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"min_count .*got 0"):
         Vocabulary.count([["a"]], min_count=0)
     with pytest.raises(IndexError, match="from 0 to 2, got 3"):
         Vocabulary(["a"]).words([3])
@@ -92,7 +92,7 @@ def test_word_vectors_of_a_text_file(tmp_path: Path, header: str, packed: bool) 
         (b"the 1 2\n\xff 1 2\n", "line 2: expected a word in UTF-8"),
         (b"the 1 nan\n", "line 1: expected"),
         (b"\n", "line 1: expected"),
-        (b"", "holds no word"),
+        (b"", "no word"),
     ],
 )
 def test_damaged_word_vectors(tmp_path: Path, content: bytes, message: str) -> None:

@@ -1,14 +1,16 @@
-"""Callbacks: whole-set curves, population statistics, finite losses, pictures, predictions."""
+"""Lightning callbacks: evaluation curves, statistics, checkpoints, pictures, predictions."""
+
+import warnings
 
 from ln_zoo.callbacks.activity import ActivityByPosition
 from ln_zoo.callbacks.attention_pictures import AttentionPictures
 from ln_zoo.callbacks.curves import CurvesPlot
+from ln_zoo.callbacks.curves_in_checkpoint import CurvesInCheckpoint
 from ln_zoo.callbacks.data_dependent_init import DataDependentInit
 from ln_zoo.callbacks.draw_samples import DRAWPictures, DRAWSamples
 from ln_zoo.callbacks.epoch_evaluation import EpochEvaluation
 from ln_zoo.callbacks.finite_loss import FiniteLoss, NonFiniteLossError
 from ln_zoo.callbacks.handwriting_samples import HandwritingSamples
-from ln_zoo.callbacks.kept_curves import KeptCurves
 from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
 from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
@@ -21,6 +23,7 @@ from ln_zoo.callbacks.weight_geometry import WeightGeometry
 __all__ = [
     "ActivityByPosition",
     "AttentionPictures",
+    "CurvesInCheckpoint",
     "CurvesPlot",
     "DRAWPictures",
     "DRAWSamples",
@@ -28,7 +31,6 @@ __all__ = [
     "EpochEvaluation",
     "FiniteLoss",
     "HandwritingSamples",
-    "KeptCurves",
     "LastCheckpoint",
     "NonFiniteLossError",
     "PopulationStatistics",
@@ -39,3 +41,12 @@ __all__ = [
     "VocabularyExpansion",
     "WeightGeometry",
 ]
+
+
+def __getattr__(name: str) -> type:
+    if name == "KeptCurves":
+        warnings.warn(
+            "KeptCurves is deprecated: use CurvesInCheckpoint", DeprecationWarning, stacklevel=2
+        )
+        return CurvesInCheckpoint
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

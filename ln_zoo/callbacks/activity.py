@@ -1,4 +1,4 @@
-"""Where in the picture units are on: the paper's explanation for convolutional networks."""
+"""Activity of convolutional units by position (Ba et al. 2016, section 6.7)."""
 
 from __future__ import annotations
 
@@ -16,39 +16,35 @@ from ln_zoo.plots.activity import RARELY, Activity, plot_activity, write_activit
 
 
 class ActivityByPosition(Callback):
-    """Measures by position how often units are on, while ``test`` or ``validate`` runs.
+    """Measure how often units are on, by position, during ``test`` or ``validate``.
 
-    The paper explains (section 6.7) why layer normalisation gains less in convolutional networks:
-    units whose receptive fields lie near the border of the image are rarely on, so their statistics
-    differ from those of the rest of their layer. For every `ln_zoo.layers.Conv2d`, and each
-    position of its output, this takes over all examples
+    The paper's explanation for convolutional networks: units near the border are rarely on, so
+    their statistics differ from the rest of their layer. Measured over all examples, for each
+    position of each `ln_zoo.layers.Conv2d`:
 
-    - ``active``: the share of outputs above zero, over examples and channels;
-    - ``variance``: the variance over examples of the normalised pre-activations, mean over
-      channels. The bias, which the output includes, does not matter to it;
-    - ``rare``: the share of channels that are rarely on there, in less than 5 % of the examples.
+    - ``active``: share of outputs above zero, over examples and channels;
+    - ``variance``: variance of the normalised pre-activations over examples, mean over channels;
+    - ``rare``: share of channels with an output above zero in less than 5 % of the examples.
 
-    Sums are float64, those of several processes are added up. At the end ``activity.csv`` (layer,
-    row, column, ring, active, variance, rare; ring 0 is the border) and ``activity.png`` are
-    written to the run's log directory; a dry run (``fast_dev_run``) writes nothing. ``ln-zoo
-    compare --activity`` shows those of several runs next to each other.
-
-    Outputs under batch statistics, which validation of batch norm takes as well, are not counted.
+    Sums are float64 and reduced over processes. ``activity.csv`` (layer, row, column, ring, active,
+    variance, rare; ring 0 is the border) and ``activity.png`` are written at the end, except under
+    ``fast_dev_run``. ``ln-zoo compare --activity`` compares runs. Outputs under batch statistics
+    are not counted.
 
     Args:
-        folder: where to write; default: the log directory.
+        folder: folder to write to; default: the log directory.
 
     Raises:
-        ValueError: for a model without such a layer; if the size of a layer's output changes.
+        ValueError: if the model has no such layer, or the size of an output changes.
     """
 
-    #: What the command line calls it.
+    #: Name of the files on the command line.
     written_as = "activity"
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
         self.written: Path | None = None
-        #: Of the last run, by the layer's name in the model.
+        #: Result of the last run, by name of the layer.
         self.activities: dict[str, Activity] = {}
         self._sums: dict[str, _Sums] = {}
         self._hooks: list[Any] = []
@@ -85,7 +81,7 @@ class ActivityByPosition(Callback):
 
     def _end(self, trainer: Trainer) -> None:
         self._remove_hooks()
-        # A layer that no example went through is left out; all processes run the same layers.
+        # Unused layers are omitted; all processes use the same layers.
         self.activities = {
             name: sums.activity(partial(trainer.strategy.reduce, reduce_op="sum"))
             for name, sums in self._sums.items()
@@ -93,7 +89,7 @@ class ActivityByPosition(Callback):
         }
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        folder = Path(self.folder or trainer.log_dir or ".")  # asks every process
+        folder = Path(self.folder or trainer.log_dir or ".")  # collective
         if trainer.is_global_zero and self.activities:
             folder.mkdir(parents=True, exist_ok=True)
             write_activity(self.activities, folder / "activity.csv")
@@ -107,23 +103,22 @@ class ActivityByPosition(Callback):
 
 
 class _Sums:
-    """Sums over the examples that went through one layer."""
+    """Sums over the examples of one layer."""
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
         self.examples = 0
-        #: Of being on, of outputs and of their squares, (3, C, H, W).
+        #: Sums of (output > 0), outputs and their squares, (3, C, H, W).
         self.sums: Tensor | None = None
 
     def add(self, output: Tensor) -> None:
-        """Outputs (N, C, H, W)."""
         output = output.detach().double()
         if self.sums is None:
             self.sums = output.new_zeros(3, *output.shape[1:])
         if output.shape[1:] != self.sums.shape[1:]:
             raise ValueError(
-                f"ActivityByPosition needs outputs of one size, and {self.layer} gave "
-                f"{tuple(self.sums.shape[1:])} and {tuple(output.shape[1:])}"
+                f"ActivityByPosition needs outputs of one size, got {tuple(self.sums.shape[1:])} "
+                f"and {tuple(output.shape[1:])} from {self.layer}"
             )
         self.examples += len(output)
         self.sums[0] += (output > 0).sum(0)
@@ -131,7 +126,7 @@ class _Sums:
         self.sums[2] += output.square().sum(0)
 
     def activity(self, reduce: Callable[[Tensor], Tensor]) -> Activity:
-        """What they come to, those of all processes together."""
+        """The activity over all processes."""
         assert self.sums is not None
         examples = reduce(self.sums.new_tensor(self.examples))
         on, mean, squares = reduce(self.sums) / examples
@@ -141,6 +136,5 @@ class _Sums:
 
 
 def _count(sums: _Sums, layer: Conv2d, args: tuple[Tensor, ...], output: Tensor) -> None:
-    """A forward hook."""
     if not layer.site.training:
         sums.add(output if output.dim() == 4 else output.unsqueeze(0))

@@ -1,4 +1,4 @@
-"""Pictures of what a reader attends to in a passage."""
+"""Pictures of the attention of a reader."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ln_zoo.callbacks.whole_set import data_module, evaluating
-from ln_zoo.files import few_colours
+from ln_zoo.callbacks.evaluation_loop import data_module, evaluating
 from ln_zoo.plots.attention import Attended, plot_attention
-from ln_zoo.plots.pen import save
+from ln_zoo.plots.figures import save_figure
 
 
 class AttentionPictures(Callback):
-    """Draws what a reader attends to in some passages when ``predict`` starts: ``attention.png``.
+    """Draw ``attention.png``, attention over test passages, when ``predict`` starts.
 
-    The questions are evenly spread over the test set. The model must have ``attention(inputs)``,
-    the weights (N, T) of a passage's tokens, and ``vocabulary``; the data module
-    ``evaluation_set("test", examples)``, batches of which begin with passages and their lengths,
-    queries and theirs, and end with the answers (`ln_zoo.data.ClozeData`).
+    The questions are evenly spread over the test set. The model must have ``vocabulary`` and
+    ``attention(inputs)``, weights (N, T) of tokens; the data module ``evaluation_set("test",
+    examples)`` with batches as `ln_zoo.data.ClozeData`.
 
     Args:
-        folder: where to write; default: the log directory.
-        questions: how many.
+        folder: folder to write to; default: the log directory.
+        questions: number of questions.
 
     Raises:
-        ValueError: for ``questions`` below 1; before the prediction, for a model or a data module
-            without these.
+        ValueError: if ``questions`` is below 1, or model or data module lack a method.
 
     Example:
         On the command line::
@@ -41,7 +38,7 @@ class AttentionPictures(Callback):
             raise ValueError(f"questions must be at least 1, got {questions}")
         self.folder = folder
         self.questions = questions
-        #: The pictures of the last prediction.
+        #: Pictures of the last prediction.
         self.written: list[Path] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -55,14 +52,13 @@ class AttentionPictures(Callback):
             )
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = Path(self.folder or trainer.log_dir or ".")  # asks every process
+        folder = Path(self.folder or trainer.log_dir or ".")  # collective
         self.written = []
         with evaluating(pl_module):
             found = self._attended(trainer, pl_module)
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.written = [folder / "attention.png"]
-            save(plot_attention(found), self.written[0])
-            few_colours(self.written[0])
+            save_figure(plot_attention(found), self.written[0], quantize=True)
 
     def _attended(self, trainer: Trainer, module: Any) -> list[Attended]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Starts weight norm's scales and biases from training data."""
+"""Data-dependent initialisation of weight norm."""
 
 from __future__ import annotations
 
@@ -11,32 +11,28 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
-from ln_zoo.callbacks.whole_set import data_module
+from ln_zoo.callbacks.evaluation_loop import data_module
 from ln_zoo.layers import data_dependent_init
-
-# What the room has for this callback alone, and names to no user.
 from ln_zoo.layers.initialization import has_fresh_scale, scaled_layers
 
 
 class DataDependentInit(Callback):
-    """Sets scales and biases from the first training examples before training begins.
+    """Initialise scales and biases from the first training examples, before training.
 
     See `ln_zoo.layers.data_dependent_init` (Salimans and Kingma 2016, section 3). The examples are
-    the first ones of the training set in its own order, whatever order training takes, so that all
-    processes start from the same values. Where a run is resumed, it goes on with the values of its
-    checkpoint.
+    in the order of the training set, so that all processes get the same values. No-op in a resumed
+    run.
 
-    The data module must have ``train_eval_dataloader()`` or ``train_dataloader()``, which gives a
-    ``DataLoader``. Where a batch is a tuple or list, as (images, labels), its first element is what
-    the model is called with; any other batch is passed as it is.
+    The data module must have ``train_eval_dataloader()`` or ``train_dataloader()``, which returns a
+    ``DataLoader``. The model is called with the batch, or its first element if it is a tuple or
+    list.
 
     Args:
-        batch_size: number of training examples; the source takes 500.
+        batch_size: number of training examples; 500 in the paper.
 
     Raises:
-        ValueError: for a batch of fewer than 2. When training begins: if no layer of the model has
-            weight norm; if scales are not their weights' norms any more, as after loading trained
-            weights; without a data module.
+        ValueError: if ``batch_size`` is below 2, no layer has weight norm, weights are trained or
+            loaded, or there is no data module.
     """
 
     def __init__(self, batch_size: int = 500) -> None:
@@ -44,9 +40,8 @@ class DataDependentInit(Callback):
             raise ValueError(f"batch_size must be at least 2, got {batch_size}")
         self.batch_size = batch_size
 
-    # In setup, not later: DDP copies the weights of the first process right after it. A run that is
-    # resumed loses nothing: its checkpoint is read between here and on_fit_start, which is also the
-    # first to know of it.
+    # In setup: DDP broadcasts the weights right after it. A resumed run loads its checkpoint later,
+    # before on_fit_start.
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != TrainerFn.FITTING:
             return
@@ -61,10 +56,9 @@ class DataDependentInit(Callback):
             return
         if self._others:
             raise ValueError(
-                f"the scale of {', '.join(self._others)} is no longer the length of its weight "
-                "vector, so the weights were loaded or trained, and DataDependentInit would "
-                "overwrite what was learnt: leave it out, or, where weights were re-initialised, "
-                "call reset_norm()"
+                f"DataDependentInit would overwrite {', '.join(self._others)}: the scales are "
+                "not the norms of the weights, so these are trained or loaded. Remove the "
+                "callback, or call reset_norm() after re-initialising weights"
             )
         rank_zero_info(f"data-dependent initialisation of {', '.join(self._done)}")
 
@@ -74,10 +68,10 @@ class DataDependentInit(Callback):
         loader = in_order()
         if not isinstance(loader, DataLoader):
             raise ValueError(
-                f"DataDependentInit takes the training set from a DataLoader, and this "
-                f"{type(data).__name__} gives a {type(loader).__name__}"
+                f"DataDependentInit needs a DataLoader, got a {type(loader).__name__} from "
+                f"{type(data).__name__}"
             )
-        # Its own loader, as that one may hold the share of one process, and in another order.
+        # A new loader: that one may be a share of the set, in another order.
         whole = DataLoader(
             loader.dataset,
             self.batch_size,

@@ -1,4 +1,4 @@
-"""What a network draws, as pictures: every few epochs or updates of a training, or by predict."""
+"""Pictures of DRAW: during training, or by ``predict``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ln_zoo.callbacks.updates import UpdateCallback
-from ln_zoo.callbacks.whole_set import data_module, evaluating
+from ln_zoo.callbacks.evaluation_loop import data_module, evaluating
+from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.layers import DRAWTrace
 from ln_zoo.plots.draw import (
     Nearest,
@@ -25,29 +25,29 @@ from ln_zoo.plots.draw import (
     plot_pairs,
     save_animation,
 )
+from ln_zoo.plots.figures import save_figure
 from ln_zoo.plots.logged import log_picture
-from ln_zoo.plots.pen import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What a model must have.
+#: Attributes that a model must have.
 _NEEDED = ("generate_samples", "reconstruct", "kl_by_glimpse", "network")
-#: The most images on a side of an animation.
+#: Maximum images per side of an animation.
 _ANIMATED = 5
 
 
 class _Drawn(NamedTuple):
-    """What there is to show.
+    """Content of the pictures.
 
     Attributes:
-        samples: generated images, (M, B, A), each pixel's probability.
-        writing: how they were drawn.
-        nearest: to the first of them, of all training images.
-        images: of the data, (N, B, A).
-        reconstructions: these images as the model draws them.
-        reading: how they were drawn.
-        divergence: KL at each glimpse of these, nats, (T,).
+        samples: generated images, pixel probabilities (M, B, A).
+        writing: trace of the samples.
+        nearest: nearest training images of the first samples.
+        images: images of the data, (N, B, A).
+        reconstructions: reconstructions of the images.
+        reading: trace of the reconstructions.
+        divergence: mean KL of the images at each glimpse, nats, (T,).
     """
 
     samples: Tensor
@@ -60,17 +60,7 @@ class _Drawn(NamedTuple):
 
 
 class _Pictures(Callback):
-    """What the callbacks below share.
-
-    Args:
-        rows: rows of pictures; of samples there are as many columns.
-        seed: of the random numbers.
-        animate: whether to write the animation.
-        binary: whether pixels of samples in the grid are drawn by their probabilities.
-
-    Raises:
-        ValueError: for ``rows`` below 1.
-    """
+    """Common part of the callbacks below."""
 
     def __init__(self, rows: int, seed: int, animate: bool, binary: bool) -> None:
         if rows < 1:
@@ -82,7 +72,7 @@ class _Pictures(Callback):
         self.written: list[Path] = []
 
     def _check(self, trainer: Trainer, module: LightningModule) -> None:
-        """Raises ValueError unless model and data have what pictures are made from."""
+        """Raise ValueError if model or data module lack an attribute."""
         missing = [name for name in _NEEDED if not hasattr(module, name)]
         if missing:
             raise ValueError(
@@ -92,12 +82,11 @@ class _Pictures(Callback):
         data_module(trainer, self, "evaluation_set", "train_eval_dataloader")
 
     def _images(self, trainer: Trainer, name: str) -> Tensor:
-        """As many images as there is room for, (N, C, B, A), evenly spread over a set.
+        """Images (N, C, B, A) evenly spread over a set, which may be sorted by class.
 
-        Not the first: sets may be in the order of their classes. Not of the loader: of several
-        processes each would have a share of the set.
+        Not from the loader, which is a share of the set under several processes.
         """
-        with evaluating(trainer.lightning_module):  # sets may draw random numbers
+        with evaluating(trainer.lightning_module):  # sets may use the global random state
             images = data_module(trainer, self).evaluation_set(name)
             number = min(self.rows * max(1, self.rows // 2), len(images))
             chosen = images[torch.arange(number) * len(images) // number][0]
@@ -107,7 +96,7 @@ class _Pictures(Callback):
         return moved
 
     def _drawn(self, trainer: Trainer, images: Tensor) -> _Drawn:
-        """Asks the model; all processes do the same, but each searches its share of the set."""
+        """Generate and reconstruct on all processes; each searches its share of the images."""
         module: Any = trainer.lightning_module
         loader = data_module(trainer, self).train_eval_dataloader()
         with evaluating(module):
@@ -133,10 +122,8 @@ class _Pictures(Callback):
     def _figures(
         self, module: Any, drawn: _Drawn, history: dict[float, list[float]], when: str
     ) -> dict[str, Figure]:
-        """By name."""
         samples, rows, network = drawn.samples, self.rows, module.network
         first, number = slice(rows), min(rows, len(drawn.images))
-        # Sets may be in the order of their classes: here too, not the first.
         spread = torch.arange(number) * len(drawn.images) // number
         return {
             "samples": plot_grid(
@@ -150,10 +137,7 @@ class _Pictures(Callback):
                 title=f"samples after t glimpses{when}",
             ),
             "reconstructions": plot_pairs(
-                drawn.images,
-                drawn.reconstructions,
-                rows,
-                title=f"images and reconstructions{when}",
+                drawn.images, drawn.reconstructions, rows, title=f"images and reconstructions{when}"
             ),
             "reading": plot_filmstrip(
                 drawn.reading.canvases[:, spread],
@@ -187,47 +171,40 @@ class _Pictures(Callback):
         self.written.append(picture)
 
 
-class DRAWSamples(UpdateCallback, _Pictures):
-    """Draws what the network draws during training, to see when its images can be recognised.
+class DRAWSamples(EveryUpdate, _Pictures):
+    """Draw pictures during training, with the same random numbers and images each time.
 
-    With the same random numbers and images each time, so that what changes is the model. At the
-    updates asked for these go to ``samples`` in the log directory, named by the number of updates
-    done, as ``step-000500-samples.png``:
+    Pictures are written to ``samples`` in the log directory, such as ``step-000500-samples.png``,
+    and logged by loggers that accept images (`ln_zoo.plots.logged.log_picture`):
 
-    - ``samples``: generated images, the probability of each pixel;
-    - ``filmstrip``: the first after some of the glimpses, with red windows where these wrote;
-    - ``reconstructions``: validation images, and what the network makes of them;
-    - ``reading``: the same after some of the glimpses, with red windows where these read;
-    - ``nearest``: samples beside the nearest training images, in Euclidean distance;
-    - ``kl``: the divergence of these validation images at each glimpse, and its history so far;
-    - with ``animate`` also ``drawing.gif``, samples while they are drawn.
+    - ``samples``: generated images, as pixel probabilities;
+    - ``filmstrip``: the first samples after some glimpses, with red write windows;
+    - ``reconstructions``: validation images and their reconstructions;
+    - ``reading``: reconstructions after some glimpses, with red read windows;
+    - ``nearest``: samples beside their nearest training images in Euclidean distance;
+    - ``kl``: KL of the validation images at each glimpse, and its history;
+    - with ``animate``, ``drawing.gif``: samples while they are drawn (not logged).
 
-    Windows are not drawn of a network without attention. Loggers that take pictures have those that
-    do not move, under these names (`ln_zoo.plots.logged.log_picture`).
-
-    The training is not touched: modes and random numbers are put back. With several processes all
-    draw the same, of the whole validation set; each searches its share of the training images, and
-    the first one keeps the pictures. They are those that one process would draw of the model.
+    Windows need a network with attention. Modes and random generators are restored. Pictures do not
+    depend on the number of processes.
 
     The model must have, as `ln_zoo.models.DRAW`, ``generate_samples(number, seed=..., trace=True)``
-    and ``reconstruct(images, seed=..., trace=True)``, images as in a batch, that give a
-    `ln_zoo.layers.DRAWOutput`; ``kl_by_glimpse`` of such an output, (T, N); and a ``network`` with
-    ``read_size`` and ``write_size``, filters on a side. The data module must have, as
-    `ln_zoo.data.BinarizedMNIST`, ``evaluation_set("val")``, the whole validation set on every
-    process, which has a length and gives a batch for an int64 tensor of N indices; and
-    ``train_eval_dataloader``, each process its share. Batches begin with images (N, 1, B, A).
+    and ``reconstruct(images, seed=..., trace=True)``, which return a `ln_zoo.layers.DRAWOutput`;
+    ``kl_by_glimpse(output)``, (T, N); and ``network.read_size`` and ``network.write_size``. The
+    data module must have, as `ln_zoo.data.BinarizedMNIST`, ``evaluation_set("val")``, indexed by an
+    int64 tensor, and ``train_eval_dataloader``. Batches begin with images (N, 1, B, A).
 
     Args:
-        every_n_epochs: epochs between two pictures; ``None``: none at the end of epochs.
-        every_n_steps: updates between two pictures; ``None``: none within epochs.
-        rows: rows of pictures; of samples there are as many columns.
-        seed: of the random numbers.
-        animate: whether to write the animation, which takes some seconds.
-        binary: whether pixels of samples in the grid are drawn by their probabilities.
+        every_n_epochs: epochs between pictures; None: none at the end of epochs.
+        every_n_steps: updates between pictures; None: none within epochs.
+        rows: rows of pictures, and columns of samples.
+        seed: seed of samples and reconstructions.
+        animate: write the animation, which takes some seconds.
+        binary: sample the pixels of the grid of samples.
 
     Raises:
-        ValueError: for numbers below 1, and if both numbers are ``None``; before training starts,
-            for a model or a data module without these.
+        ValueError: if a number is below 1, both numbers are None, or model or data module lack an
+            attribute.
     """
 
     def __init__(
@@ -243,11 +220,11 @@ class DRAWSamples(UpdateCallback, _Pictures):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, or None; got {number}")
         if every_n_epochs is None and every_n_steps is None:
-            raise ValueError("nothing would be drawn: give every_n_epochs or every_n_steps")
+            raise ValueError("every_n_epochs and every_n_steps are both None: give one of them")
         super().__init__(rows, seed, animate, binary)
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
-        #: KL at each glimpse, by the number of epochs done.
+        #: KL at each glimpse, by epoch.
         self.divergences: dict[float, list[float]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -276,10 +253,10 @@ class DRAWSamples(UpdateCallback, _Pictures):
 
     def _draw(self, trainer: Trainer, epochs: float) -> None:
         step = trainer.global_step
-        if step == self._seen:  # an update that ends an epoch may be asked for twice
+        if step == self._seen:  # both triggers at the end of an epoch
             return
         self._seen = step
-        folder = Path(trainer.log_dir or ".") / "samples"  # asks every process
+        folder = Path(trainer.log_dir or ".") / "samples"  # collective
         drawn = self._drawn(trainer, self._watched)
         self.divergences[epochs] = drawn.divergence.tolist()
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -288,7 +265,7 @@ class DRAWSamples(UpdateCallback, _Pictures):
         module = trainer.lightning_module
         for name, figure in self._figures(module, drawn, self.divergences, when).items():
             picture = folder / f"step-{step:06d}-{name}.png"
-            save(figure, picture)
+            save_figure(figure, picture)
             self.written.append(picture)
             log_picture(trainer, name, picture)
         if self.animate:
@@ -297,23 +274,19 @@ class DRAWSamples(UpdateCallback, _Pictures):
 
 
 class DRAWPictures(_Pictures):
-    """Draws what the network draws when ``predict`` starts.
+    """Draw the pictures of `DRAWSamples` with test images when ``predict`` starts.
 
-    The pictures are those of `DRAWSamples`, ``samples.png``, ``filmstrip.png``, ``nearest.png``,
-    ``drawing.gif``, and of images evenly spread over the test set ``reconstructions.png``,
-    ``reading.png`` and ``kl.png``. Model and data module must have the same as there, but
-    ``evaluation_set("test")`` for ``evaluation_set("val")``.
+    Model and data module must have the same attributes, with ``evaluation_set("test")``.
 
     Args:
-        folder: where to write; default: the log directory.
-        rows: rows of pictures; of samples there are as many columns.
-        seed: of the random numbers.
-        animate: whether to write the animation, which takes some seconds.
-        binary: whether pixels of samples in the grid are drawn by their probabilities.
+        folder: folder to write to; default: the log directory.
+        rows: rows of pictures, and columns of samples.
+        seed: seed of samples and reconstructions.
+        animate: write the animation, which takes some seconds.
+        binary: sample the pixels of the grid of samples.
 
     Raises:
-        ValueError: for ``rows`` below 1; before the prediction, for a model or a data module
-            without these.
+        ValueError: if ``rows`` is below 1, or model or data module lack an attribute.
 
     Example:
         On the command line::
@@ -338,7 +311,7 @@ class DRAWPictures(_Pictures):
             self._check(trainer, pl_module)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = Path(self.folder or trainer.log_dir or ".")  # asks every process
+        folder = Path(self.folder or trainer.log_dir or ".")  # collective
         drawn = self._drawn(trainer, self._images(trainer, "test"))
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -346,18 +319,18 @@ class DRAWPictures(_Pictures):
         history = {0.0: drawn.divergence.tolist()}
         for name, figure in self._figures(pl_module, drawn, history, "").items():
             self.written.append(folder / f"{name}.png")
-            save(figure, self.written[-1])
+            save_figure(figure, self.written[-1])
         if self.animate:
             self._save_animation(pl_module, drawn, folder / "drawing.gif", "")
 
 
 def windows_of(places: Tensor | None, size: int | None, chosen: slice | Tensor) -> Windows | None:
-    """Of some images, if there was attention."""
+    """Windows of some images, or None without attention."""
     return None if places is None or size is None else Windows(places[:, chosen], size)
 
 
 def _nearest_of_all(found: Nearest) -> Nearest:
-    """The nearest of what all processes found in their shares."""
+    """Combine the nearest images of all processes."""
     shares: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(shares, found)
     return closest(shares)

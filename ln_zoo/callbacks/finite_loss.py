@@ -1,4 +1,4 @@
-"""Stops training at the first loss that is not a number."""
+"""Stop training at the first non-finite loss."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ _NEVER = torch.iinfo(torch.int64).max
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The training loss, or a weight, became NaN or infinite."""
+    """The training loss or a weight is NaN or infinite."""
 
 
 class FiniteLoss(Callback):
-    """Raises `NonFiniteLossError` before a NaN or infinite loss reaches the weights.
+    """Raise `NonFiniteLossError` before a non-finite loss changes the weights.
 
-    The message names the step and the newest checkpoint, which was written before the loss went
-    wrong and is left alone: no checkpoint is written after a bad loss, or with weights that are not
-    finite. With several processes all stop at the same step, whichever had the loss.
+    The message names the step and the newest checkpoint, which precedes the loss: no checkpoint is
+    written after it, or with non-finite weights. All processes stop at the same step.
 
     Args:
-        every_n_steps: how often to look. A look waits for the device, and for the other processes:
-            on a GPU a larger number keeps its queue full. The weights may then have taken the loss
-            before training stops, and a checkpoint of the weights alone may be written.
+        every_n_steps: steps between checks. Each check synchronises the device and all processes.
+            With a number above 1 the weights may change before training stops, and a checkpoint
+            with ``save_weights_only`` may contain them.
 
     Raises:
         ValueError: if ``every_n_steps`` is below 1.
-        NonFiniteLossError: in training; before the update, or before a checkpoint is written.
+        NonFiniteLossError: in training, before the update or before a checkpoint is written.
     """
 
     def __init__(self, every_n_steps: int = 1) -> None:
@@ -50,18 +49,18 @@ class FiniteLoss(Callback):
         bad = ~torch.isfinite(loss.detach()).all() & (self._first_bad == _NEVER)
         self._first_bad.masked_fill_(bad, trainer.global_step)
         if trainer.global_step % self.every_n_steps == 0:
-            self._look(trainer)
+            self._check(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._look(trainer)
-        # A finite loss can have an infinite gradient: no loss tells before the next step.
+        self._check(trainer)
+        # A finite loss can have an infinite gradient.
         for name, value in checkpoint["state_dict"].items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 self._stop(trainer, f"{name} is not finite after step {trainer.global_step - 1}")
 
-    def _look(self, trainer: Trainer) -> None:
+    def _check(self, trainer: Trainer) -> None:
         if self._first_bad is None:
             return
         step = int(trainer.strategy.reduce(self._first_bad.clone(), reduce_op="min"))
@@ -77,7 +76,7 @@ class FiniteLoss(Callback):
 
 
 def _kept(trainer: Trainer) -> str:
-    """The newest checkpoint of this run, in words."""
+    """Text about the newest checkpoint of this run."""
     saved = [
         Path(path)
         for callback in trainer.callbacks  # type: ignore[attr-defined]

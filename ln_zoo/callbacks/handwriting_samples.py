@@ -1,4 +1,4 @@
-"""Handwriting on the way: the same texts, written every few epochs or updates of a training."""
+"""Handwriting samples during training."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from ln_zoo.callbacks.updates import UpdateCallback
-from ln_zoo.callbacks.whole_set import evaluating
+from ln_zoo.callbacks.evaluation_loop import evaluating
+from ln_zoo.callbacks.on_update import EveryUpdate
+from ln_zoo.plots.figures import save_figure
 from ln_zoo.plots.logged import log_picture
-from ln_zoo.plots.pen import save, sheet
+from ln_zoo.plots.pen import sheet
 from ln_zoo.plots.pen_maps import plot_window
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: All letters, in lines as long as those of IAM-OnDB.
+#: All letters, in lines of the length of IAM-OnDB's.
 _TEXTS = (
     "The quick brown fox jumps over",
     "the lazy dog. Pack my box with",
@@ -26,32 +27,30 @@ _TEXTS = (
 )
 
 
-class HandwritingSamples(UpdateCallback):
-    """Writes a few texts during training, to see when writing can be read.
+class HandwritingSamples(EveryUpdate):
+    """Write texts during training, with the same random numbers each time.
 
-    With the same random numbers each time, so that what changes is the model. At the updates asked
-    for two pictures go to ``samples`` in the log directory, named by the number of updates done:
-    ``step-000500.png``, the lines, and ``step-000500-window.png``, what the window showed while the
-    first was written. A `TensorBoardLogger` has them as images, ``samples`` and ``window``.
+    Pictures are written to ``samples`` in the log directory: ``step-000500.png``, the lines, and
+    ``step-000500-window.png``, the window weights of the first line. Loggers that accept images log
+    them as ``samples`` and ``window``.
 
-    The training is not touched: modes and random numbers are put back. With several processes all
-    write the same, and the first one keeps it. A first point is written when training starts, so
-    that a model that cannot write, or a text it cannot read, is told then.
+    Modes and random generators are restored. One point is written when training starts, so that
+    invalid texts and models fail early.
 
     The model must have ``write(texts, bias=..., max_points=..., generator=...)``, as
     `ln_zoo.models.Handwriting` with ``text=True``.
 
     Args:
-        texts: what to write, a line each.
-        every_n_epochs: epochs between two pictures; ``None``: none at the end of epochs.
-        every_n_steps: updates between two pictures; ``None``: none within epochs.
-        bias: how far to keep to what is likeliest, at least 0.
-        seed: of the random numbers.
-        max_points: the most points of a line; default: as the model has it, 40 for each character.
+        texts: texts to write, a line each.
+        every_n_epochs: epochs between pictures; None: none at the end of epochs.
+        every_n_steps: updates between pictures; None: none within epochs.
+        bias: sampling bias, at least 0.
+        seed: seed of the samples.
+        max_points: maximum points of a line; default: 40 per character.
 
     Raises:
-        ValueError: without texts, for numbers below 1, and if both numbers are ``None``; when
-            training starts, for a model that cannot write, texts it refuses, a negative bias.
+        ValueError: if there are no texts, a number is below 1, both numbers are None, ``bias`` is
+            negative, or the model cannot write the texts.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class HandwritingSamples(UpdateCallback):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, or None; got {number}")
         if every_n_epochs is None and every_n_steps is None:
-            raise ValueError("nothing would be written: give every_n_epochs or every_n_steps")
+            raise ValueError("every_n_epochs and every_n_steps are both None: give one of them")
         self.texts = list(texts)
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
@@ -85,8 +84,8 @@ class HandwritingSamples(UpdateCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not callable(getattr(pl_module, "write", None)):
             raise ValueError(
-                f"HandwritingSamples needs a model that writes, such as ln_zoo.models.Handwriting; "
-                f"{type(pl_module).__name__} does not"
+                "HandwritingSamples needs a model with write(), such as "
+                f"ln_zoo.models.Handwriting, got {type(pl_module).__name__}"
             )
         self._write(trainer, max_points=1)
 
@@ -113,10 +112,10 @@ class HandwritingSamples(UpdateCallback):
 
     def _draw(self, trainer: Trainer) -> None:
         step = trainer.global_step
-        if step == self._drawn:  # an update that ends an epoch may be asked for twice
+        if step == self._drawn:  # both triggers at the end of an epoch
             return
         self._drawn = step
-        folder = Path(trainer.log_dir or ".") / "samples"  # asks every process
+        folder = Path(trainer.log_dir or ".") / "samples"  # collective
         lines = self._write(trainer, self.max_points)
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -132,6 +131,6 @@ class HandwritingSamples(UpdateCallback):
         self._keep(trainer, "window", window, folder / f"step-{step:06d}-window.png")
 
     def _keep(self, trainer: Trainer, name: str, figure: Figure, picture: Path) -> None:
-        save(figure, picture)
+        save_figure(figure, picture)
         self.written.append(picture)
         log_picture(trainer, name, picture)

@@ -1,4 +1,4 @@
-"""Keeps the newest state of a run, also of one that is told to stop."""
+"""Save ``last.ckpt`` every epoch, and on SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,44 +14,41 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities import rank_zero_info
 
-from ln_zoo.callbacks.updates import UpdateCallback
-from ln_zoo.signals import handling
+from ln_zoo.callbacks.on_update import EveryUpdate
+from ln_zoo.signals import signal_handler
 
 
 class Interrupted(SystemExit):
-    """A signal ended a run. Its exit code is 128 plus the signal's number: 130 or 143.
+    """A signal ended a run. The exit code is 128 plus the signal's number: 130 or 143.
 
     Args:
-        number: of the signal.
-        checkpoint: the state to go on from, if one was written.
-        agreed: whether all processes of the run stop at the same step.
+        number: number of the signal.
+        checkpoint: the checkpoint to resume from, if any.
+        on_all_processes: whether all processes stop at the same step.
     """
 
     def __init__(
-        self, number: int, checkpoint: str | Path | None = None, agreed: bool = False
+        self, number: int, checkpoint: str | Path | None = None, on_all_processes: bool = False
     ) -> None:
         super().__init__(128 + number)
         self.number = number
         self.checkpoint = checkpoint
-        self.agreed = agreed
+        self.on_all_processes = on_all_processes
 
 
-class LastCheckpoint(UpdateCallback, ModelCheckpoint):
-    """Writes ``last.ckpt`` after each epoch, in place of the one before, and when told to stop.
+class LastCheckpoint(EveryUpdate, ModelCheckpoint):
+    """Replace ``last.ckpt`` after each epoch, and save it on SIGINT (Ctrl-C) or SIGTERM.
 
-    At Ctrl-C (SIGINT) or SIGTERM training stops after the update under way: ``last.ckpt`` then
-    holds that step, and a run that goes on from there sees the batches that were left. Gradients
-    that are being accumulated are completed first. Validation, and what else is due at the end of
-    an epoch, is completed too, since none of it can be resumed halfway; a second Ctrl-C does not
-    wait, and leaves the checkpoint before. With several processes all stop at the same step,
-    whichever had the signal.
+    After a signal, training stops at the end of the update, accumulation, validation or epoch end
+    in progress, which cannot be resumed halfway. A resumed run continues with the next batch. A
+    second Ctrl-C exits at once and keeps the previous checkpoint. All processes stop at the same
+    step.
 
-    Apart from a user's own `ModelCheckpoint`: with ``save_last`` that one writes ``last.ckpt`` only
-    when its monitored score improves, and a resumed run would fall back to that epoch. It keeps no
-    state in checkpoints: a resumed run writes to a folder of its own.
+    Independent of a user's `ModelCheckpoint`, which under ``save_last`` writes only when its score
+    improves. It keeps no state in checkpoints.
 
     Raises:
-        Interrupted: in training, after a signal. It ends the process without a traceback.
+        Interrupted: in training, after a signal; ends the process without a traceback.
     """
 
     def __init__(self) -> None:
@@ -66,38 +63,38 @@ class LastCheckpoint(UpdateCallback, ModelCheckpoint):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes nothing: checkpoints written before hold what another run had."""
+        """No-op: the state of older checkpoints belongs to another run."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._signal, self._resumed = 0, trainer.ckpt_path
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
-            # That epoch is over. With max_steps Lightning would go back into it, train one batch
-            # more, and begin the next epoch but one; without, it goes on as here.
+            # With max_steps, Lightning would train one more batch of the completed epoch and skip
+            # an epoch.
             _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]
             loop.update_restart_stage()
             loop.epoch_progress.increment_completed()
-        # In place of Lightning's own, which waits for the other processes within the handler.
-        self._handlers.enter_context(handling(self._receive))
+        # Replaces Lightning's handler, which waits for other processes.
+        self._handlers.enter_context(signal_handler(self._receive))
 
     def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
         assert fetcher is not None
-        # A run that goes on from here would leave out what is due between this batch and the next.
+        # A run resumed here would skip the validation or epoch end that is due.
         due = loop.batch_progress.is_last_batch or loop._should_check_val_fx(fetcher)
-        if not due and (number := self._told(trainer)):
+        if not due and (number := self._received(trainer)):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
             self._stop(number)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
-        if number := self._told(trainer):
+        if number := self._received(trainer):
             self._stop(number)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
-        if number := self._told(trainer):
+        if number := self._received(trainer):
             self._stop(number)
         self._restore()
 
@@ -108,7 +105,7 @@ class LastCheckpoint(UpdateCallback, ModelCheckpoint):
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        """Takes a signal. Some programs send SIGTERM twice; Ctrl-C twice is a person who waits."""
+        """Record a signal; a second SIGINT exits. Some programs send SIGTERM twice."""
         if self._signal and number == signal.SIGINT:
             self._restore()
             raise Interrupted(number, self.newest())
@@ -116,19 +113,19 @@ class LastCheckpoint(UpdateCallback, ModelCheckpoint):
             rank_zero_info("\nstopping after this update; Ctrl-C again stops at once")
         self._signal = self._signal or number
 
-    def _told(self, trainer: Trainer) -> int:
-        """The signal that one of the processes had, else 0."""
+    def _received(self, trainer: Trainer) -> int:
+        """The signal that any process received, or 0."""
         if trainer.world_size == 1:
             return self._signal
-        told = torch.tensor(self._signal, device=trainer.strategy.root_device)
-        return int(trainer.strategy.reduce(told, reduce_op="max"))
+        received = torch.tensor(self._signal, device=trainer.strategy.root_device)
+        return int(trainer.strategy.reduce(received, reduce_op="max"))
 
     def _stop(self, number: int) -> None:
         self._restore()
-        raise Interrupted(number, self.newest(), agreed=True)
+        raise Interrupted(number, self.newest(), on_all_processes=True)
 
     def newest(self) -> str | Path | None:
-        """Where the newest state lies: in ``last.ckpt``, or where the run was resumed from."""
+        """Path of ``last.ckpt``, or of the checkpoint that the run was resumed from."""
         written = Path(self.best_model_path)
         return written if written.is_file() else self._resumed
 

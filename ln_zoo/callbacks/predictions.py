@@ -1,4 +1,4 @@
-"""Writes what ``predict`` returns."""
+"""Files of predictions."""
 
 from __future__ import annotations
 
@@ -14,38 +14,31 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
-from ln_zoo.files import replacing
+from ln_zoo.files import atomic_write
 
 _FORMATS = (".jsonl", ".npy")
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes predictions beside the logs: as JSON lines, one example a line, or as rows of an
-    array.
+    """Write predictions beside the logs, as JSON lines or as rows of an array.
 
-    A model's ``predict_step`` returns a dict of tensors (N, \\*) or lists of N words. In JSON the
-    key ``index`` says which example of the dataset a line is about, wherever Lightning knows it:
-    for a plain ``DataLoader``. With several processes each writes its own share, as
-    ``predictions-0.jsonl``, ``predictions-1.jsonl``, ...; put together they hold every example
-    once.
+    ``predict_step`` must return a dict of tensors (N, \\*) or lists of N strings. JSON lines have a
+    key ``index``, the example's index in the dataset, if Lightning provides it (for a plain
+    ``DataLoader``). Each process writes its share: ``predictions-0.jsonl``,
+    ``predictions-1.jsonl``, ... An array needs one value per example, a number or a vector, and
+    one process; rows are in the order of the dataset.
 
-    An array holds the only value of each example, a number or a vector, in the order of the
-    dataset.
-
-    A file appears when all is predicted, whole: what was there before stays until then, and after
-    an error too. A dry run (``fast_dev_run``) writes nothing.
+    Files are replaced atomically at the end. Nothing is written under ``fast_dev_run``.
 
     Args:
-        path: file to write, which ends in ``.jsonl`` or ``.npy``; default ``predictions`` in the
-            log directory, in the format that the data module asks for, else JSON lines.
-        beside: an array with as many rows, which go before those of this model, as for combine-skip
-            vectors (Kiros et al. 2015).
+        path: file to write, ``.jsonl`` or ``.npy``; default: ``predictions`` in the log directory,
+            in the data module's ``prediction_format`` or as JSON lines.
+        beside: ``.npy`` file with as many rows, prepended to those of this model, as for
+            combine-skip vectors (Kiros et al. 2015).
 
     Raises:
-        TypeError: if ``predict_step`` returns anything but a dict of tensors or words.
-        ValueError: for another ending, for values that are not finite; for an array with
-            several values per example, or with several processes; for ``beside`` with JSON lines,
-            or with another number of rows.
+        TypeError: if ``predict_step`` returns another type.
+        ValueError: if values are not finite, or ``path`` or ``beside`` does not fit.
     """
 
     def __init__(self, path: str | None = None, beside: str | None = None) -> None:
@@ -55,9 +48,9 @@ class PredictionWriter(BasePredictionWriter):
         self.path = path
         self.beside = beside
         self.written: Path | None = None
-        #: Where to write; ``None`` in a dry run.
+        #: File to write; None under ``fast_dev_run``.
         self._path: Path | None = None
-        #: The JSON lines so far, and what puts them in place.
+        #: The open file of JSON lines, and the context that replaces the old file.
         self._lines: IO[bytes] | None = None
         self._draft = contextlib.ExitStack()
         self._rows: dict[int, np.ndarray] = {}
@@ -74,12 +67,14 @@ class PredictionWriter(BasePredictionWriter):
         path = Path(self.path or Path(trainer.log_dir or ".") / f"predictions{ending}")
         is_array = path.suffix == ".npy"
         if self.beside and not is_array:
-            raise ValueError(f"beside={self.beside!r} is for arrays: give a path that ends in .npy")
+            raise ValueError(
+                f"beside={self.beside!r} needs an array: give a path that ends in .npy"
+            )
         if trainer.world_size > 1:
             if is_array:
                 raise ValueError(
-                    f"{path} is written by one process, and there are {trainer.world_size}: choose "
-                    "--trainer.devices 1, or a path that ends in .jsonl"
+                    f"{path} needs one process, got {trainer.world_size}: use --trainer.devices 1 "
+                    "or a path that ends in .jsonl"
                 )
             path = path.with_stem(f"{path.stem}-{trainer.global_rank}")
         self._path = path
@@ -89,7 +84,7 @@ class PredictionWriter(BasePredictionWriter):
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.suffix != ".npy":
-            self._lines = self._draft.enter_context(replacing(self._path))
+            self._lines = self._draft.enter_context(atomic_write(self._path))
 
     def write_on_batch_end(
         self,
@@ -103,8 +98,8 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         if not isinstance(prediction, dict):
             raise TypeError(
-                f"predict_step of {type(pl_module).__name__} must return a dict of tensors (N, *) "
-                f"to be written, got {type(prediction).__name__}"
+                f"predict_step of {type(pl_module).__name__} must return a dict of tensors (N, *), "
+                f"got {type(prediction).__name__}"
             )
         columns: dict[str, list[Any]] = {}
         for name, values in prediction.items():
@@ -149,7 +144,7 @@ class PredictionWriter(BasePredictionWriter):
         rows = np.stack([self._rows[i] for i in sorted(self._rows)])
         if self.beside is not None:
             rows = np.hstack([_read_beside(self.beside, len(rows)), rows.reshape(len(rows), -1)])
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             np.save(file, rows)
         self._rows = {}
 
@@ -158,8 +153,8 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         if len(prediction) != 1:
             raise ValueError(
-                "an array has one value per example, and predict_step gives "
-                f"{', '.join(prediction)}: choose a path that ends in .jsonl"
+                f"an array needs one value per example, got {', '.join(prediction)}: give a path "
+                "that ends in .jsonl"
             )
         (values,) = prediction.values()
         array = torch.as_tensor(values).cpu().numpy()
@@ -174,5 +169,5 @@ def _read_beside(path: str, count: int) -> np.ndarray:
         raise ValueError(f"{path} cannot be read as an array: {error}") from error
     if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != count:
         shape = found.shape if isinstance(found, np.ndarray) else "several arrays"
-        raise ValueError(f"{path} must hold {count:,} rows, as many as were predicted, got {shape}")
+        raise ValueError(f"{path} must have {count:,} rows, one per prediction, got {shape}")
     return found

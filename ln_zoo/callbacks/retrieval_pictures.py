@@ -1,4 +1,4 @@
-"""What captions and images find, as a picture: the nearest images of some captions, and back."""
+"""Pictures of retrieval."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ln_zoo.callbacks.whole_set import batches, data_module, evaluating
-from ln_zoo.files import few_colours
-from ln_zoo.plots.pen import save
+from ln_zoo.callbacks.evaluation_loop import batches, data_module, evaluating
+from ln_zoo.plots.figures import save_figure
 from ln_zoo.plots.retrieval import Found, plot_retrieval
 
 
 class RetrievalPictures(Callback):
-    """Draws what a model finds, when ``predict`` starts: ``retrieval.png``.
+    """Draw ``retrieval.png`` when ``predict`` starts.
 
-    Of some captions of the test set the images nearest to them, and of some images the nearest
-    captions; their own are green. The queries are drawn at random, none is selected.
+    It shows the nearest images of random test captions, and the nearest captions of random test
+    images; correct answers are green.
 
-    The model must give embeddings of a batch, captions and images, and ``penalties`` of these, as
-    `ln_zoo.models.OrderEmbedding`; the data module must have, as `ln_zoo.data.CaptionedImages`,
-    ``captioned(name)`` and ``thumbnail(name)``. Thumbnails may be shown under the terms of their
-    dataset only.
+    The model must return embeddings of captions and images of a batch and have ``penalties``, as
+    `ln_zoo.models.OrderEmbedding`; the data module ``captioned(name)`` and ``thumbnail(name)``, as
+    `ln_zoo.data.CaptionedImages`. The terms of the dataset apply to thumbnails.
 
     Args:
-        folder: where to write; default: the log directory.
-        queries: captions, and images, whose answers are shown.
-        answers: of each.
-        seed: draws the queries.
+        folder: folder to write to; default: the log directory.
+        queries: number of captions, and of images.
+        answers: answers per query.
+        seed: seed of the queries.
 
     Raises:
-        ValueError: for numbers below 1; before the prediction, for a model or a data module without
-            these.
+        ValueError: if a number is below 1, or model or data module lack a method.
 
     Example:
         On the command line::
@@ -61,13 +58,13 @@ class RetrievalPictures(Callback):
             return
         if not callable(getattr(pl_module, "penalties", None)):
             raise ValueError(
-                "RetrievalPictures needs a model that ranks, such as ln_zoo.models.OrderEmbedding; "
-                f"{type(pl_module).__name__} has no penalties"
+                "RetrievalPictures needs a model with penalties(), such as "
+                f"ln_zoo.models.OrderEmbedding, got {type(pl_module).__name__}"
             )
         data_module(trainer, self, "captioned", "thumbnail", "test_dataloader")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = Path(self.folder or trainer.log_dir or ".")  # asks every process
+        folder = Path(self.folder or trainer.log_dir or ".")  # collective
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         data = data_module(trainer, self)
@@ -75,8 +72,7 @@ class RetrievalPictures(Callback):
         count = len(data.captioned("test").names)
         title = f"nearest of {count:,} images, and of their captions; own in green"
         path = folder / "retrieval.png"
-        save(plot_retrieval(images, captions, data.thumbnail, title), path)
-        few_colours(path)
+        save_figure(plot_retrieval(images, captions, data.thumbnail, title), path, quantize=True)
         self.written = [path]
 
     def _found(self, trainer: Trainer, module: Any) -> tuple[list[Found], list[Found]]:
@@ -84,7 +80,7 @@ class RetrievalPictures(Callback):
         words = [" ".join(caption) for caption in read.captions]
         parts = []
         with evaluating(module):
-            # Not the loader of the test: of several processes each would have a share of the set.
+            # Not the test loader, which is a share of the set under several processes.
             loader = data_module(trainer, self).predict_dataloader()
             for batch in batches(trainer, loader):
                 with trainer.precision_plugin.predict_step_context():

@@ -1,4 +1,4 @@
-"""How good the sentence vectors of a model are while it trains."""
+"""Evaluation of sentence vectors during training."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 
-from ln_zoo.callbacks.updates import UpdateCallback
-from ln_zoo.callbacks.whole_set import evaluating
+from ln_zoo.callbacks.evaluation_loop import evaluating
+from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
 from ln_zoo.metrics.sentence_tasks import KnownVectors, ProtocolName, evaluate
 
 
 class _Begun(NamedTuple):
-    """Scores that other processes are working on.
+    """Scores in progress in other processes.
 
     Attributes:
-        step: updates done when the sentences were encoded.
-        epoch: the epoch then.
-        begin: when that was.
-        scores: of each task, futures.
+        step: updates when the sentences were encoded.
+        epoch: epoch at that time.
+        begin: clock at that time.
+        scores: futures of the tasks.
     """
 
     step: int
@@ -34,44 +34,39 @@ class _Begun(NamedTuple):
     scores: list[Any]
 
 
-class SentenceEvaluation(UpdateCallback):
-    """Scores a model's sentence vectors on MR, CR, SUBJ, MPQA and SICK every so many updates.
+class SentenceEvaluation(EveryUpdate):
+    """Evaluate sentence vectors on MR, CR, SUBJ, MPQA and SICK every n updates.
 
-    Before the first update and after every n, ``step_mr``, ``step_cr``, ``step_subj`` and
-    ``step_mpqa`` (accuracy, per cent), ``step_sick_pearson``, ``step_sick_spearman`` and
-    ``step_sick_mse`` go straight to the run's loggers, at the number of updates done so far, with
-    ``sentence_seconds``, the time that they took. The training is not touched: modes and random
-    numbers are put back. With several processes the first one scores and the others wait. A resumed
-    run goes on at the next multiple of n.
+    Logs ``step_mr``, ``step_cr``, ``step_subj`` and ``step_mpqa`` (accuracy, per cent),
+    ``step_sick_pearson``, ``step_sick_spearman``, ``step_sick_mse`` and ``sentence_seconds``, the
+    wall time of the evaluation, at the number of updates. Modes and random generators are restored.
+    The first process evaluates and others wait.
 
-    Scores take seconds to minutes, encoding apart. With ``background`` training does not wait for
-    them: ``n_jobs`` other processes score the vectors, a task each. The scores are logged when
-    they are ready, at the update at which the sentences were encoded. The end of training waits for
-    the last scores; a run that is stopped loses those still in progress.
+    Evaluation takes seconds to minutes. With ``background``, ``n_jobs`` processes evaluate the
+    vectors, a task each, while training continues; scores are logged when ready, at the update of
+    encoding. The end of training waits for them; an interrupted run loses them.
 
-    In a test the scores stand among its metrics: ``mr``, ``cr``, ... under the original protocol,
-    ``mr_fast``, ``cr_fast``, ... under the fast one, and those of SICK, for which both are one.
+    In a test, metrics are ``mr``, ``cr``, ... under the original protocol and ``mr_fast``,
+    ``cr_fast``, ... under the fast one; those of SICK are equal under both.
 
-    The model must have ``encode(sentences) -> (n, d)``. If that takes ``eos``, it is told whether
-    the released skip-thoughts code reads the end of a sentence in the task. Sentences are
-    lowercased if the model's vocabulary has no capital letters.
+    The model must have ``encode(sentences) -> (n, d)``. Its argument ``eos``, if present, says
+    whether the released skip-thoughts code appends the end of a sentence in the task. Sentences are
+    lowercased if the model's vocabulary is.
 
     Args:
-        every_n_steps: updates between two scores in training.
-        tasks: which of the tasks; default: all five.
-        protocol: ``fast`` or ``original``, as `ln_zoo.metrics.sentence_tasks.accuracy`.
-        root: folder of the tasks, as `ln_zoo.data.sentence_tasks.read_task`.
-        split_words: divide the sentences of tasks into words as the released code does, which needs
-            nltk; else words are what white space separates.
-        at_start: whether to score before the first update.
-        n_jobs: processes among which the folds of a task are divided, or the tasks, with
-            ``background``.
-        background: whether training goes on while the vectors are scored.
+        every_n_steps: updates between evaluations.
+        tasks: names of tasks; default: all five.
+        protocol: ``fast`` or ``original``; see `ln_zoo.metrics.sentence_tasks.accuracy`.
+        root: folder of the tasks; see `ln_zoo.data.sentence_tasks.read_task`.
+        split_words: tokenise as the released code, which needs nltk; otherwise split at white
+            space.
+        at_start: evaluate before the first update.
+        n_jobs: processes for the folds of a task, or for the tasks with ``background``.
+        background: continue training meanwhile.
 
     Raises:
-        ValueError: for an unknown task or protocol, or numbers below 1; when training begins, for a
-            model that does not encode sentences.
-        FileNotFoundError: when training begins, without the files of a task.
+        ValueError: if an argument is invalid, or the model has no ``encode``.
+        FileNotFoundError: if the files of a task are missing.
     """
 
     def __init__(
@@ -128,7 +123,7 @@ class SentenceEvaluation(UpdateCallback):
         for name, value in self._scores(trainer).items():
             of_both = name.startswith("sick_")
             name = f"test_{name}_fast" if fast and not of_both else f"test_{name}"
-            if not math.isnan(value):  # a correlation of vectors that are all the same
+            if not math.isnan(value):  # correlation of constant predictions
                 pl_module.log(name, value, rank_zero_only=True)
         self._close()
 
@@ -146,7 +141,7 @@ class SentenceEvaluation(UpdateCallback):
         self._log(trainer, *place, begin, self._scores(trainer))
 
     def _log_finished(self, trainer: Trainer, wait: bool = False) -> None:
-        """Logs the scores that are there by now."""
+        """Log completed scores."""
         while self._begun and (wait or all(future.done() for future in self._begun[0].scores)):
             begun = self._begun.pop(0)
             scores: dict[str, float] = {}
@@ -163,7 +158,7 @@ class SentenceEvaluation(UpdateCallback):
             logger.log_metrics(logged, step)
 
     def _scores(self, trainer: Trainer) -> dict[str, float]:
-        """On the first process; the others have none."""
+        """Scores on the first process; empty on others."""
         model = trainer.lightning_module
         scores: dict[str, float] = {}
         if self.background:
@@ -177,7 +172,7 @@ class SentenceEvaluation(UpdateCallback):
         return scores
 
     def _begin(self, trainer: Trainer) -> list[Any]:
-        """Encodes the sentences of all tasks, and has other processes score the vectors."""
+        """Encode the sentences of all tasks and submit their evaluation."""
         model = trainer.lightning_module
         with evaluating(model):
             known = [(known_vectors(model, task), in_case_of(model, task)) for task in self._read]
@@ -197,7 +192,7 @@ class SentenceEvaluation(UpdateCallback):
 
 
 def _stand_back() -> None:
-    """Lets training have the processors first, and leaves signals to its process."""
+    """Lower the priority of a worker, and leave signals to the main process."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     if hasattr(os, "nice"):
@@ -205,24 +200,21 @@ def _stand_back() -> None:
 
 
 def model_scores(
-    model: Any,
-    task: ClassificationTask | RelatednessTask,
-    protocol: ProtocolName,
-    n_jobs: int = 1,
+    model: Any, task: ClassificationTask | RelatednessTask, protocol: ProtocolName, n_jobs: int = 1
 ) -> dict[str, float]:
-    """Scores of a model's sentence vectors on a task, as `ln_zoo.metrics.sentence_tasks.evaluate`.
+    """Scores of a model on a task; see `ln_zoo.metrics.sentence_tasks.evaluate`.
 
     Args:
-        model: with ``encode(sentences) -> (n, d)``, as `SentenceEvaluation` describes.
-        task: as `ln_zoo.data.sentence_tasks.read_task` reads it.
+        model: a model with ``encode``; see `SentenceEvaluation`.
+        task: result of `ln_zoo.data.sentence_tasks.read_task`.
         protocol: ``fast`` or ``original``.
-        n_jobs: processes among which folds are divided.
+        n_jobs: processes for the folds.
     """
     return evaluate(known_vectors(model, task), in_case_of(model, task), protocol, n_jobs)
 
 
 def known_vectors(model: Any, task: ClassificationTask | RelatednessTask) -> KnownVectors:
-    """A model's vectors of the sentences of a task; arguments as of `model_scores`."""
+    """Vectors of the sentences of a task; arguments as `model_scores`."""
     encode = model.encode
     if "eos" in inspect.signature(encode).parameters:
         encode = partial(encode, eos=task.eos)
@@ -230,14 +222,14 @@ def known_vectors(model: Any, task: ClassificationTask | RelatednessTask) -> Kno
 
 
 def in_case_of(model: Any, task: Any) -> Any:
-    """The task in lower case, if the model's vocabulary has no others."""
+    """The task, lowercased if the model's vocabulary is."""
     vocabulary = getattr(model, "vocabulary", None)
     cased = vocabulary is None or any(word != word.lower() for word in vocabulary)
     return task if cased else task.map(str.lower)
 
 
 def unknown_share(model: Any, task: Any) -> float | None:
-    """Share of the words of a task that are not in the model's vocabulary; ``None`` without one."""
+    """Share of unknown words of a task; None without a vocabulary."""
     vocabulary = getattr(model, "vocabulary", None)
     if vocabulary is None:
         return None
@@ -246,10 +238,10 @@ def unknown_share(model: Any, task: Any) -> float | None:
 
 
 def check_tasks(names: list[str]) -> list[str]:
-    """The names of tasks in capital letters.
+    """Names of tasks in upper case.
 
     Raises:
-        ValueError: for a name that no task has, or none.
+        ValueError: if a name is unknown, or there are none.
     """
     upper = [name.strip().upper() for name in names]
     unknown = [name for name in upper if name not in TASKS]
@@ -261,9 +253,9 @@ def check_tasks(names: list[str]) -> list[str]:
 
 
 def check_encodes(model: Any) -> None:
-    """Raises ValueError for a model without ``encode``."""
+    """Raise ValueError for a model without ``encode``."""
     if not callable(getattr(model, "encode", None)):
         raise ValueError(
-            f"sentence tasks need a model with encode(sentences), which {type(model).__name__} "
-            "lacks: use SkipThought, or give your model that method"
+            f"sentence tasks need a model with encode(sentences), such as SkipThought, got "
+            f"{type(model).__name__}"
         )

@@ -1,4 +1,4 @@
-"""Training curves between epochs: how many updates a loss takes."""
+"""Evaluation between epochs, for learning curves by update."""
 
 from __future__ import annotations
 
@@ -7,38 +7,32 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from ln_zoo.callbacks.updates import UpdateCallback
-from ln_zoo.callbacks.whole_set import data_module, now, score, seconds_aside
+from ln_zoo.callbacks.evaluation_loop import data_module, now, score, seconds_aside
+from ln_zoo.callbacks.on_update import EveryUpdate
 
 
-class StepEvaluation(UpdateCallback):
-    """Scores the model on part of the training set every few updates, and logs the curve.
+class StepEvaluation(EveryUpdate):
+    """Evaluate the model on training examples before the first and after every n-th update.
 
-    Before the first update and after every n, the means of the model's metrics over some examples
-    of the training set, in evaluation mode: ``step_train_nll``, ``step_train_error``, at the number
-    of updates done so far; with ``validation`` over as many of the validation set too,
-    ``step_val_nll``. Beside them stands ``step_seconds``, the wall time of training so far, apart
-    from validation and from what callbacks score, as here. They go straight to the run's loggers,
-    as what is logged in a training step would be thinned out by ``log_every_n_steps``. The training
-    is not touched: modes, running averages and random numbers are put back.
+    Logs the means of the model's metrics in evaluation mode, ``step_train_nll``,
+    ``step_train_error``, and ``step_seconds``, the wall time of training without validation and
+    evaluation by callbacks. They are logged at the number of updates, independently of
+    ``log_every_n_steps``. Modes, running averages and random generators are restored.
 
-    With several processes each scores its share, and the sums are added up: the numbers are those
-    of one process. A resumed run goes on at the next multiple of n.
+    Sums are reduced over processes, so the values are those of one process.
 
     The model must have ``per_example(batch) -> {name: (N,)}``; the data module
-    ``train_eval_dataloader(examples=...)``, whose loader repeats no example, and for ``validation``
+    ``train_eval_dataloader(examples=...)``, which repeats no example, and for ``validation``
     ``val_eval_dataloader(examples=...)``.
 
     Args:
-        every_n_steps: updates between two scores.
-        examples: how many of the training examples are scored, those that the data module chooses
-            (the first of classified images); all where there are fewer.
-        validation: whether as many validation examples are scored.
-        early: whether to score after 1, 2, 5, 10, 20, 50, ... updates below n as well, for curves
-            over the logarithm of updates.
+        every_n_steps: updates between evaluations.
+        examples: maximum training examples, chosen by the data module.
+        validation: evaluate as many validation examples too, as ``step_val_*``.
+        early: evaluate after 1, 2, 5, 10, 20, 50, ... updates below n too, for a logarithmic axis.
 
     Raises:
-        ValueError: for numbers below 1; when training begins, without a data module of that kind.
+        ValueError: if a number is below 1, or the data module lacks a loader.
     """
 
     def __init__(
@@ -55,13 +49,13 @@ class StepEvaluation(UpdateCallback):
         self.examples = examples
         self.validation = validation
         self.early = early
-        self._module: LightningModule | None = None  # while it trains
-        self._began = 0.0  # the clock then, moved on by what is not training
-        self._before = 0.0  # seconds of training before the run was resumed
+        self._module: LightningModule | None = None  # None outside training
+        self._began = 0.0  # clock at the start, advanced by pauses
+        self._before = 0.0  # seconds of training in earlier processes
 
     @property
     def state_key(self) -> str:
-        """Names its state in checkpoints: several may score different sets."""
+        """Distinguishes the states of several instances in a checkpoint."""
         chosen = (self.every_n_steps, self.examples, self.validation, self.early)
         return f"{type(self).__name__}{chosen}"
 
@@ -73,7 +67,7 @@ class StepEvaluation(UpdateCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._loaders(trainer)  # if there is none, now
+        self._loaders(trainer)  # fails early
         self._module = pl_module
         self._began = now(pl_module) - seconds_aside(pl_module)
         if trainer.global_step == 0:
@@ -95,7 +89,7 @@ class StepEvaluation(UpdateCallback):
         self._before, self._module = self._seconds(), None
 
     def _seconds(self) -> float:
-        """Wall time of training, in all processes that have worked on it."""
+        """Wall time of training, including time before the run was resumed."""
         if self._module is None:
             return self._before
         return self._before + now(self._module) - seconds_aside(self._module) - self._began
@@ -107,7 +101,7 @@ class StepEvaluation(UpdateCallback):
         return self.early and early
 
     def _loaders(self, trainer: Trainer) -> dict[str, Callable[..., Iterable[Any]]]:
-        """What gives the sets to score, by name."""
+        """Loaders of the sets, by name."""
         sets = ("train", "val") if self.validation else ("train",)
         names = {name: f"{name}_eval_dataloader" for name in sets}
         data = data_module(trainer, self, *names.values())

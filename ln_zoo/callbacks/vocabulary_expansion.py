@@ -1,4 +1,4 @@
-"""Words that a model has not seen in training, by vectors from elsewhere."""
+"""Vocabulary expansion by pretrained word vectors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from lightning.pytorch.utilities import rank_zero_info
 
 
 class VocabularyExpansion(Callback):
-    """Lets a model read words beyond its vocabulary before it predicts, validates or is tested.
+    """Expand a model's vocabulary before ``predict``, ``validate`` and ``test``.
 
-    The model must have ``expand_vocabulary(path)``, as `ln_zoo.models.SkipThought`. Training leaves
-    it alone.
+    The model must have ``expand_vocabulary(path)``, as `ln_zoo.models.SkipThought`.
 
     Args:
-        path: vectors of words, as text in the form of word2vec or GloVe.
+        path: word vectors in the text format of word2vec or GloVe.
 
     Raises:
-        ValueError: for a model without that method; as that method does.
+        ValueError: if the model lacks that method, or the method raises it.
     """
 
     def __init__(self, path: str) -> None:
@@ -28,12 +27,11 @@ class VocabularyExpansion(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" and not hasattr(pl_module, "expand_vocabulary"):
             raise ValueError(
-                f"VocabularyExpansion needs a model with expand_vocabulary(path), and "
-                f"{type(pl_module).__name__} has none: leave the callback out"
+                f"VocabularyExpansion needs a model with expand_vocabulary(path), got "
+                f"{type(pl_module).__name__}: remove the callback"
             )
 
-    # Not in `setup`: only after it does Lightning restore the weights of a checkpoint, and the map
-    # of the vectors is fitted to the model's own.
+    # Not in `setup`: checkpoints are loaded later, and the map of vectors is fitted to the weights.
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._expand(pl_module)
@@ -47,4 +45,4 @@ class VocabularyExpansion(Callback):
 
     def _expand(self, module: Any) -> None:
         added = module.expand_vocabulary(self.path)
-        rank_zero_info(f"{self.path}: {added:,} words beyond the model's vocabulary")
+        rank_zero_info(f"{self.path}: {added:,} words added to the vocabulary")

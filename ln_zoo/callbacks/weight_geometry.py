@@ -1,8 +1,8 @@
-"""Implicit decay of the learning rate: lengths of weight vectors, and how far updates turn them.
+"""Implicit decay of the learning rate: norms of weight vectors, and how far updates turn them.
 
-What normalised units compute does not change with the length of their weight vectors, so gradients
-have no part along them: updates make vectors longer, and the longer they are, the less the next
-update of the same size turns them (paper, section 5.2.2).
+Normalised units are invariant to the norm of their weight vectors, so gradients are orthogonal to
+them: updates increase the norm, and the larger it is, the less an update turns the vector (paper,
+section 5.2.2).
 """
 
 from __future__ import annotations
@@ -14,40 +14,36 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ln_zoo.callbacks.run_picture import RunPicture
-from ln_zoo.callbacks.updates import UpdateCallback
+from ln_zoo.callbacks.on_update import EveryUpdate
+from ln_zoo.callbacks.picture_after_training import PictureAfterTraining
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.plots.weight_geometry import PREFIX, STATISTICS, plot_weight_geometry, read_geometry
 
 
-class WeightGeometry(UpdateCallback, RunPicture):
-    """Logs how long the weight vectors of each layer are, and how far updates turn them.
+class WeightGeometry(EveryUpdate, PictureAfterTraining):
+    """Log norms of weight vectors and the angles of updates, every n updates.
 
-    The vector of a unit is its row of the weight: of ``weight`` in dense layers, of a channel's
-    kernel in convolutions, of ``weight_ih_l0`` and ``weight_hh_l0`` in recurrent ones. Every n
-    updates, for each weight with such rows, mean and quantiles over them of
+    The vector of a unit is its row of ``weight`` (dense layers), ``weight_ih_l0`` or
+    ``weight_hh_l0`` (recurrent layers), or its kernel (convolutions). For each weight, mean and
+    quantiles over units of
 
-    - ``norm``: the Euclidean length after the update, of the parameter itself: under weight norm
-      that of v, which the layer's scale does not depend on;
-    - ``turn``: the angle by which this one update turned the vector, in degrees;
-    - ``effective_lr``: learning rate / length^2 for SGD, learning rate / length for optimizers that
-      divide by the size of the gradient (Adam and all others): what a turn is proportional to for
-      units whose output does not depend on the length, since their gradients go with 1 / length.
-      The length is that before the update.
+    - ``norm``: Euclidean norm of the parameter after the update (of v under weight norm);
+    - ``turn``: angle between the vectors before and after the update, degrees;
+    - ``effective_lr``: learning rate / norm^2 for SGD, learning rate / norm for optimizers that
+      divide by the size of the gradient. Turns of normalised units are proportional to it, since
+      their gradients are proportional to 1 / norm. The norm is that before the update.
 
     They are logged as ``weights/NAME/norm_mean``, ``norm_q10``, ``norm_q50``, ``norm_q90``,
-    ``turn_mean`` and so on, straight to the run's loggers, at the number of updates done. When
-    training ends, also by an error or an interruption, ``weight_geometry.png`` is drawn beside the
-    file of the `CSVLogger`, if there is one; ``ln-zoo compare --weight_geometry`` shows those of
-    several runs beside each other. Between these updates it costs nothing; at one of them a copy of
-    the weights.
+    ``turn_mean``, ... at the number of updates. ``weight_geometry.png`` is drawn when training ends
+    (`PictureAfterTraining`); ``ln-zoo compare --weight_geometry`` compares runs. A measurement
+    copies the weights.
 
     Args:
-        every_n_steps: updates between two looks; the first is at the n-th.
-        power: of the length in ``effective_lr``; default: 2 for `torch.optim.SGD`, else 1.
+        every_n_steps: updates between measurements; the first is after update n.
+        power: exponent of the norm in ``effective_lr``; default: 2 for `torch.optim.SGD`, else 1.
 
     Raises:
-        ValueError: for an n below 1; when training begins, for a model without such weights.
+        ValueError: if ``every_n_steps`` is below 1, or the model has no such weights.
     """
 
     file_name = "weight_geometry.png"
@@ -59,7 +55,7 @@ class WeightGeometry(UpdateCallback, RunPicture):
             raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
         self.power = power
-        #: Of the update under way, by name: the weight before it, and what divides its lengths.
+        #: Weight, learning rate and power before the current update, by name.
         self._before: dict[str, tuple[Tensor, float, float]] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -67,8 +63,8 @@ class WeightGeometry(UpdateCallback, RunPicture):
         self._before = {}
         if not weight_vectors(pl_module):
             raise ValueError(
-                "WeightGeometry needs trained weights with a row for each unit, and "
-                f"{type(pl_module).__name__} has none"
+                "WeightGeometry needs trainable weights with a row per unit, got "
+                f"{type(pl_module).__name__}"
             )
 
     def on_before_optimizer_step(
@@ -114,14 +110,14 @@ class WeightGeometry(UpdateCallback, RunPicture):
 
 
 def weight_vectors(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained weights of a module that have a row for each unit, by name.
+    """Trainable weights of a module with a row per unit, by name.
 
     Example:
         >>> from ln_zoo.layers import GRU
         >>> list(weight_vectors(GRU(3, 4)))
         ['weight_ih_l0', 'weight_hh_l0']
     """
-    # A recurrent cell's further weights, such as peepholes, have a number for each unit.
+    # Further weights of a recurrent cell, such as peepholes, have one number per unit.
     others = {
         f"{prefix}.{name}".removeprefix(".")
         for prefix, layer in module.named_modules()
@@ -140,32 +136,27 @@ def weight_vectors(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def lengths(weight: Tensor) -> Tensor:
-    """Euclidean lengths of the rows of a weight (F, \\*), (F,) float64."""
+    """Euclidean norms of the rows of a weight (F, \\*), (F,) float64."""
     return torch.linalg.vector_norm(_rows(weight), dim=1)
 
 
 def turns(before: Tensor, after: Tensor) -> Tensor:
-    """Angles between the rows of two weights (F, \\*), in radians, (F,) float64; small ones too.
-
-    Args:
-        before: a weight.
-        after: another of its shape.
+    """Angles between the rows of two weights (F, \\*), radians, (F,) float64; exact if small.
 
     Example:
         >>> turns(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 3e-9]]))
         tensor([1.0000e-09], dtype=torch.float64)
     """
     a, b = (nn.functional.normalize(_rows(weight), dim=1) for weight in (before, after))
-    # The cosine of a small angle is 1 to all digits.
+    # The cosine of a small angle rounds to 1.
     return 2 * torch.atan2((a - b).norm(dim=1), (a + b).norm(dim=1))
 
 
 def _rows(weight: Tensor) -> Tensor:
-    # On the CPU: not every device has float64.
+    # Some devices lack float64.
     return weight.detach().flatten(1).cpu().double()
 
 
 def _statistics(numbers: Tensor) -> list[float]:
-    """Those of `STATISTICS`."""
     quantiles = torch.quantile(numbers, numbers.new_tensor([0.1, 0.5, 0.9]))
     return [float(numbers.mean()), *quantiles.tolist()]

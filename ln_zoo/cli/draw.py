@@ -46,7 +46,7 @@ def draw(
     from ln_zoo.callbacks.draw_samples import windows_of
     from ln_zoo.models import DRAW
     from ln_zoo.plots.draw import bernoulli, plot_filmstrip, plot_grid
-    from ln_zoo.plots.pen import save
+    from ln_zoo.plots.figures import save_figure
     from ln_zoo.zoo import source
 
     network = source.load_model_of(DRAW, model, "generates no images")
@@ -54,13 +54,13 @@ def draw(
     images = drawn.logits.sigmoid()
     if binary:
         images = bernoulli(images, seed)
-    save(plot_grid(images, columns), out)
+    save_figure(plot_grid(images, columns), out)
     print(f"picture: {relative(out)} ({len(images)} images)")
     if filmstrip is not None:
         assert drawn.trace is not None
         first = slice(_STRIPS)
         windows = windows_of(drawn.trace.write, network.network.write_size, first)
-        save(plot_filmstrip(drawn.trace.canvases[:, first], windows), filmstrip)
+        save_figure(plot_filmstrip(drawn.trace.canvases[:, first], windows), filmstrip)
         print(f"filmstrip: {relative(filmstrip)}")
     if numbers is not None:
         np.save(numbers, images.numpy())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ln_zoo.packages import missing
+from ln_zoo.packages import missing_package
 
 #: The two marks of place in jsonargparse's nested messages: an option, and the class it belongs to.
 _PLACE = re.compile(r'(?:Parser key|Key) "([\w.]+)":?|Problem with given class_path \'([\w.]+)\':')
@@ -91,7 +91,7 @@ def report(error: Exception, command: str, code: int = 1) -> int:
         _leave_output()
         return 141
     if isinstance(error, ModuleNotFoundError):
-        error = missing(error) or error
+        error = missing_package(error) or error
     text = _text(error)
     if not _of_input(error):
         code, text = 1, f"{type(error).__name__}: {text}{_place(error)}: this is a bug"

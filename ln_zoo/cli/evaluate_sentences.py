@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from ln_zoo.cli.commands import Count, OwnModules, at_least, suffix
-from ln_zoo.files import relative, write_whole
+from ln_zoo.files import atomic_write_text, relative
 from ln_zoo.zoo.names import nearest
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def evaluate_sentences(
             scores += found
             if out is not None:
                 facts = {"protocol": protocol, "seed": seed}
-                write_whole(out, as_text(scores, out.suffix, _reported(), **facts))
+                atomic_write_text(out, as_text(scores, out.suffix, _reported(), **facts))
             if curve is not None:
-                write_whole(curve, curve_csv(scores, updates))
+                atomic_write_text(curve, curve_csv(scores, updates))
     Console(highlight=False, markup=False).print(table(scores, _reported()))
     if out is not None:
         print(f"scores: {relative(out)}")

@@ -21,9 +21,9 @@ import ln_zoo.data
 import ln_zoo.models
 import ln_zoo.norms  # noqa: F401
 from ln_zoo.callbacks import (
+    CurvesInCheckpoint,
     CurvesPlot,
     FiniteLoss,
-    KeptCurves,
     LastCheckpoint,
     PredictionWriter,
 )
@@ -75,7 +75,7 @@ def run_trainer(argv: list[str], given: Arguments | None = None) -> int:
             code = 1
             cli.run()
     except Interrupted as end:
-        if cli is not None and not end.agreed:
+        if cli is not None and not end.on_all_processes:
             signals.end_others(cli.trainer)
         return signals.report_stop(argv[0], end)
     except Exception as error:
@@ -349,8 +349,8 @@ class ZooCLI(LightningCLI):
         if not settings.fast_dev_run:
             if not _holds(callbacks, CurvesPlot):
                 added.append(CurvesPlot())
-            if not _holds(callbacks, KeptCurves):
-                added.append(KeptCurves())
+            if not _holds(callbacks, CurvesInCheckpoint):
+                added.append(CurvesInCheckpoint())
             if settings.enable_checkpointing is not False and not _holds(callbacks, LastCheckpoint):
                 added.append(LastCheckpoint())
         return added

@@ -16,12 +16,12 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.files import relative
-from ln_zoo.signals import handling
+from ln_zoo.signals import signal_handler
 
 
 def raised() -> AbstractContextManager[None]:
     """Raises `Interrupted` at a signal; in training `LastCheckpoint` waits for the update's end."""
-    return handling(_raise)
+    return signal_handler(_raise)
 
 
 def prepare(trainer: Trainer) -> None:
@@ -51,7 +51,7 @@ def report_stop(command: str, end: Interrupted) -> int:
     Where all processes stop together, the first one speaks for all: Lightning would kill it if
     another ended with an error before.
     """
-    if end.agreed and _rank():
+    if end.on_all_processes and _rank():
         return 0
     name = signal.Signals(end.number).name
     process = f" (process {_rank()})" if _rank() else ""

@@ -72,7 +72,8 @@ def write(
         raise ValueError(f"--attention and --out both name {out}: give two files")
 
     from ln_zoo.models import Handwriting
-    from ln_zoo.plots.pen import page, save
+    from ln_zoo.plots.figures import save_figure
+    from ln_zoo.plots.pen import page
     from ln_zoo.plots.pen_maps import plot_window
     from ln_zoo.zoo import source
 
@@ -93,7 +94,7 @@ def write(
     print(f"writing: {relative(out)} ({count}, {points:,} points)")
     if attention:
         first = lines[0]
-        save(plot_window(first.offsets, first.phi, first.text, given=given), attention)
+        save_figure(plot_window(first.offsets, first.phi, first.text, given=given), attention)
         print(f"attention: {relative(attention)}")
     if strokes:
         _save_strokes(lines, strokes)

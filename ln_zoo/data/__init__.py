@@ -1,14 +1,18 @@
-"""Datasets as Lightning data modules, and the loading they share."""
+"""Datasets as Lightning data modules, and their loaders.
+
+Invalid options raise ValueError, missing files FileNotFoundError. A damaged file, or one of another
+format, raises ValueError with its name.
+"""
 
 from ln_zoo.data.base import ZooDataModule
+from ln_zoo.data.base_captions import CaptionBatch, CaptionedData, CaptionedSet, CaptionSet
+from ln_zoo.data.base_cloze import ClozeData, ClozeInputs, ClozeSet
 from ln_zoo.data.binarized import BinarizedImageData, ImageSet
 from ln_zoo.data.binarized_digits import BinarizedDigits
 from ln_zoo.data.binarized_mnist import BinarizedMNIST
 from ln_zoo.data.books import Books
-from ln_zoo.data.captioned_images import CaptionedImages
-from ln_zoo.data.captions import CaptionBatch, CaptionedData, CaptionedSet, CaptionSet
-from ln_zoo.data.cloze import ClozeData, ClozeInputs, ClozeSet
-from ln_zoo.data.cloze_qa import ClozeQA
+from ln_zoo.data.captioned_folder import CaptionedImages
+from ln_zoo.data.cloze_folder import ClozeQA
 from ln_zoo.data.corpus import Book, Corpus
 from ln_zoo.data.digits import Digits
 from ln_zoo.data.handwriting import HandwritingBatch, HandwritingData, LineSet

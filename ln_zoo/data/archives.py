@@ -1,7 +1,7 @@
 """Compressed files and archives, read to their end and checked.
 
-One reader for all datasets: every file is read with a bound, members are read in the archive's
-order without unpacking it, and an error names the file.
+One reader for all datasets: files are read with a bound, members in the archive's order without
+unpacking. OSError: a file cannot be opened. ValueError with its name: it is damaged or not regular.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EXTENDED_HEADERS = (
 
 @contextmanager
 def damage_named(path: str | Path) -> Iterator[None]:
-    """Raise ValueError with the path in place of a library's error about a damaged file."""
+    """Convert a library's errors about a damaged file to ValueError with the path."""
     try:
         yield
     except _DAMAGE as error:
@@ -64,12 +64,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def open_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a regular file, decompressed if it begins as gzip, bzip2 or xz files do.
-
-    Raises:
-        OSError: if it cannot be opened.
-        ValueError: if it is damaged or is not a regular file, also while it is read.
-    """
+    """Open a regular file, decompressed if it begins as gzip, bzip2 or xz files do."""
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))
         yield _decompressed(file, stack)
@@ -81,26 +76,13 @@ def gunzip(stream: IO[bytes], where: str) -> IO[bytes]:
 
 
 def read_file(path: str | Path, most: int) -> bytes:
-    """The content of a file, decompressed as by `open_file`.
-
-    Args:
-        path: the file.
-        most: bytes that it may have, decompressed.
-
-    Raises:
-        OSError: if it cannot be opened.
-        ValueError: if it is longer or damaged.
-    """
+    """The content of a file of at most ``most`` bytes, decompressed as by `open_file`."""
     with open_file(path) as file:
-        return read_bounded(file, most, path)
+        return read_rest(file, most, path)
 
 
-def read_bounded(stream: IO[bytes], most: int, where: str | Path) -> bytes:
-    """The rest of a stream of at most ``most`` bytes; sizes stated in an archive are not trusted.
-
-    Raises:
-        ValueError: if it is longer.
-    """
+def read_rest(stream: IO[bytes], most: int, where: str | Path) -> bytes:
+    """The rest of a stream of at most ``most`` bytes; stated sizes are not trusted."""
     content = stream.read(most + 1)
     if len(content) > most:
         raise ValueError(f"{where} is longer than {most:,} bytes, the most that such a file has")
@@ -110,16 +92,11 @@ def read_bounded(stream: IO[bytes], most: int, where: str | Path) -> bytes:
 def read_archive(path: str | Path) -> Iterator[tuple[str, IO[bytes]]]:
     """Iterate over the regular files of a tar (also compressed) or zip archive.
 
-    When the iteration ends, the archive has been read to its end: a tar must end with two zero
-    blocks, and checksums of compression hold. A flipped bit in a header is an error, where
-    ``tarfile`` ends silently.
+    The archive is read to its end: a tar must end with two zero blocks, and checksums must match. A
+    damaged header is an error; ``tarfile`` would end silently.
 
     Yields:
-        Name and content of each member. A content can be read until the next is taken.
-
-    Raises:
-        OSError: if the archive cannot be opened.
-        ValueError: if it is damaged, truncated or not an archive.
+        Name and content of each member, valid until the next.
     """
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))
@@ -189,7 +166,7 @@ def _named(stream: Any, where: str) -> IO[bytes]:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A header; `tarfile` takes an invalid one behind the first for the end of the archive."""
+    """A header; `tarfile` would take an invalid one for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:

@@ -7,19 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ln_zoo.data.archives import damage_named, read_archive, read_bounded
+from ln_zoo.data.archives import damage_named, read_archive, read_rest
 from ln_zoo.files import open_regular
 
 _MAX_BYTES = 4_000_000_000
 
 
 def map_array(path: Path) -> np.ndarray:
-    """Map an ``.npy`` file into memory.
-
-    Raises:
-        OSError: if the file cannot be opened.
-        ValueError: if it is damaged or is not a regular file.
-    """
+    """Map an ``.npy`` file into memory."""
     with damage_named(path):
         open_regular(path).close()
     try:
@@ -29,16 +24,11 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz`` file into memory.
-
-    Raises:
-        OSError: if the file cannot be opened.
-        ValueError: if it is damaged, of another format or too large.
-    """
+    """Read the arrays of an ``.npz`` file into memory."""
     arrays = {}
     for name, content in read_archive(path):
         where = f"{path}, {name}"
-        file = io.BytesIO(read_bounded(content, _MAX_BYTES, where))
+        file = io.BytesIO(read_rest(content, _MAX_BYTES, where))
         try:
             arrays[name.removesuffix(".npy")] = np.load(file, allow_pickle=False)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -17,12 +18,9 @@ class ZooDataModule(LightningDataModule, ABC):
     """A data module with sets ``"train"``, ``"val"`` and ``"test"`` and loaders of whole batches.
 
     Training resumes within an epoch. Evaluation scores each example once on any number of
-    processes. A dataset fills ``_sets`` in `setup` and implements `training_set` and
-    `evaluation_set`.
-
-    A dataset's constructor states its own options, and those of its base class whose default
-    differs; ``**options`` passes the others on. The command line and ``inspect.signature`` show all
-    of them, with the defaults and descriptions of the class that states them.
+    processes. A subclass fills ``_sets`` in `setup` and implements `training_set` and
+    `evaluation_set`. Its constructor states its own options and changed defaults, and passes
+    ``**options`` on; the command line and ``inspect.signature`` show all of them.
 
     Args:
         batch_size: training examples per step and process.
@@ -40,12 +38,15 @@ class ZooDataModule(LightningDataModule, ABC):
 
     name: str
     #: The kind of batch, which models check.
-    gives: ClassVar[str]
+    batch_kind: ClassVar[str]
     #: Name of the test set in tables.
     test_split: str = "test"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "gives" in vars(cls):
+            _warn_renamed("gives", "batch_kind")
+            cls.batch_kind = cls.gives  # type: ignore[misc, assignment]
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(
@@ -74,7 +75,7 @@ class ZooDataModule(LightningDataModule, ABC):
         return {}
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The dataset, its splits and its batches as plain data, for tables and model cards."""
         return {
             "dataset": self.name,
@@ -83,18 +84,25 @@ class ZooDataModule(LightningDataModule, ABC):
             "seed": self.seed,
         }
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Deprecated name of `metadata`."""
+        _warn_renamed("facts", "metadata")
+        return self.metadata
+
+    @property
+    def gives(self) -> str:
+        """Deprecated name of `batch_kind`."""
+        _warn_renamed("gives", "batch_kind")
+        return self.batch_kind
+
     @abstractmethod
     def training_set(self) -> Dataset:
         """The training set in the form used for training."""
 
     @abstractmethod
     def evaluation_set(self, name: str, examples: int | None = None) -> Dataset:
-        """A set in the form used for evaluation, in its own order.
-
-        Args:
-            name: ``"train"``, ``"val"`` or ``"test"``.
-            examples: number of examples; default: all.
-        """
+        """A set, or ``examples`` of it, in the form and order of evaluation."""
 
     def train_dataloader(self) -> ResumableLoader:
         return ResumableLoader(
@@ -111,12 +119,7 @@ class ZooDataModule(LightningDataModule, ABC):
     def train_eval_dataloader(
         self, batch_size: int | None = None, examples: int | None = None
     ) -> BatchLoader:
-        """The training set in the form used for evaluation.
-
-        Args:
-            batch_size: examples per batch; default: ``eval_batch_size``.
-            examples: number of examples, chosen by `evaluation_set`; default: all.
-        """
+        """The training set, or ``examples`` of it, in the form used for evaluation."""
         return self._evaluation_loader("train", batch_size, examples)
 
     def val_eval_dataloader(
@@ -132,10 +135,7 @@ class ZooDataModule(LightningDataModule, ABC):
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set in its own order, by a plain ``DataLoader``.
-
-        Lightning passes the indices of its batches to prediction writers.
-        """
+        """The test set by a plain ``DataLoader``, whose indices Lightning passes to writers."""
         return DataLoader(
             self.evaluation_set("test"),
             batch_size=self.eval_batch_size,
@@ -161,8 +161,14 @@ class ZooDataModule(LightningDataModule, ABC):
         return self._sets[name]
 
 
+def _warn_renamed(old: str, new: str) -> None:
+    warnings.warn(
+        f"{old} of data modules is deprecated: use {new}", DeprecationWarning, stacklevel=3
+    )
+
+
 def _signature(cls: type) -> inspect.Signature:
-    """The constructor's signature, with the options of base classes in place of ``**options``."""
+    """The constructor's signature with ``**options`` resolved."""
     found: dict[str, inspect.Parameter] = {}
     for base in (base for base in cls.__mro__ if "__init__" in vars(base)):
         _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()

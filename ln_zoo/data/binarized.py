@@ -26,18 +26,11 @@ Binarization = Literal["fixed", "dynamic", "threshold", "grey"]
 Images = tuple[Tensor]
 
 SETS = ("train", "val", "test")
-_STRETCH = 1 << 32
-"""Stride in the random stream between images; larger than any image needs."""
+_STRETCH = 1 << 32  # stride in the random stream between images; larger than any image needs
 
 
 class ImageSet(BatchSet, ABC):
-    """N images without labels, indexed by a tensor of indices.
-
-    A batch is a tuple of one tensor, float32 (B, C, H, W) in [0, 1].
-
-    Args:
-        rows: the stored images, one a row.
-    """
+    """N images in rows, as batches ``(images,)``: float32 (B, C, H, W) in [0, 1]."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
@@ -48,7 +41,7 @@ class ImageSet(BatchSet, ABC):
         return ImageBatches
 
     def pick(self, indices: Sequence[int] | np.ndarray) -> ImageSet:
-        """The images with these indices; storage is shared."""
+        """The images with these indices."""
         part = copy(self)
         part.numbers = self.numbers[np.asarray(indices, np.int64)]
         return part
@@ -65,18 +58,7 @@ class ImageSet(BatchSet, ABC):
 
 
 class PackedImages(ImageSet):
-    """Binary images, eight pixels to a byte.
-
-    Args:
-        rows: uint8 (N, ceil(C H W / 8)), by ``numpy.packbits`` of an image's pixels.
-        shape: (C, H, W) of an image.
-
-    Example:
-        >>> data = PackedImages.pack(np.eye(4).reshape(2, 1, 2, 4) > 0)
-        >>> data.rows.tolist(), data[torch.tensor([1])]
-        ([[132], [33]], (tensor([[[[0., 0., 1., 0.],
-                                   [0., 0., 0., 1.]]]]),))
-    """
+    """Binary images of a shape (C, H, W), rows packed by ``numpy.packbits``."""
 
     def __init__(self, rows: np.ndarray, shape: tuple[int, int, int]) -> None:
         super().__init__(rows)
@@ -95,12 +77,7 @@ class PackedImages(ImageSet):
 
 
 class GreyImages(ImageSet):
-    """Grey levels as probabilities.
-
-    Args:
-        rows: uint8 (N, C, H, W).
-        scale: the level that becomes 1.0.
-    """
+    """Grey levels, uint8 (N, C, H, W), as probabilities level / ``scale``."""
 
     def __init__(self, rows: np.ndarray, scale: int) -> None:
         super().__init__(rows)
@@ -111,23 +88,10 @@ class GreyImages(ImageSet):
 
 
 class ResampledImages(ImageSet):
-    """Binary images, sampled from Bernoulli variables with the grey levels as probabilities.
+    """Bernoulli samples of grey levels, uint8 (N, C, H, W), with probabilities level / ``scale``.
 
-    Training samples each image again in each epoch, evaluation always uses the same sample. A
-    sample depends only on the seed, the set, the epoch and the row of the image.
-
-    Args:
-        rows: uint8 (N, C, H, W).
-        scale: the level of probability 1.
-        binarization_seed: seed of the samples.
-        stream: number of the set, which has its own samples.
-
-    Example:
-        >>> grey = np.full((2, 1, 2, 2), 8, np.uint8)
-        >>> data = ResampledImages(grey, scale=16, binarization_seed=0, stream=0)
-        >>> (first,), (again,), (epoch_1,) = data[[0]], data[[0]], data[[0], 2]
-        >>> torch.equal(first, again), torch.equal(first, epoch_1), first.unique().tolist()
-        (True, False, [0.0, 1.0])
+    Training samples each image again in each epoch, evaluation uses one sample. A sample depends
+    only on the seed, the set (``stream``), the epoch and the row of the image.
     """
 
     def __init__(self, rows: np.ndarray, scale: int, binarization_seed: int, stream: int) -> None:
@@ -159,13 +123,12 @@ class ResampledImages(ImageSet):
 
 
 class ImageBatches(DistributedBatches):
-    """Batches of images; in evaluation each batch is spread over the set.
-
-    Files are often sorted, by digit or by writer; so the first batches represent the set.
-    """
+    """Batches of images; in evaluation each is spread over the set, which may be sorted."""
 
     def permutation(self, n: int, *stream: int) -> Tensor:
-        return super().permutation(n, *stream) if self.shuffle else torch.from_numpy(spread(n))
+        return (
+            super().permutation(n, *stream) if self.shuffle else torch.from_numpy(golden_order(n))
+        )
 
 
 class DrawnBatches(ImageBatches):
@@ -181,14 +144,10 @@ class DrawnBatches(ImageBatches):
         return super().settings() | {"binarization_seed": self.dataset.binarization_seed}
 
 
-def spread(n: int) -> np.ndarray:
+def golden_order(n: int) -> np.ndarray:
     """A permutation of 0 to n - 1 whose prefixes are spread evenly over them, int64.
 
     Numbers are sorted by the fractional part of their multiple of the golden ratio (Slater 1967).
-
-    Example:
-        >>> spread(10).tolist()
-        [0, 5, 2, 7, 4, 9, 1, 6, 3, 8]
     """
     return np.argsort(np.arange(n) * ((sqrt(5) - 1) / 2) % 1)
 
@@ -218,7 +177,7 @@ class BinarizedImageData(ZooDataModule, ABC):
         val_size: number of validation images.
     """
 
-    gives = "images"
+    batch_kind = "images"
     image_shape: tuple[int, int, int]
     scale: int
     """The grey level that becomes 1.0."""
@@ -268,15 +227,15 @@ class BinarizedImageData(ZooDataModule, ABC):
         }
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = super().facts | {
+    def metadata(self) -> dict[str, Any]:
+        metadata = super().metadata | {
             "binarization": self.binarization,
             "train_size": self.train_size,
             "val_size": self.val_size,
             "test_size": len(self._sets["test"]) if self._sets else self.test_size,
             "eval_batch_size": self.eval_batch_size,
         }
-        return facts | ({"binarization_seed": self.binarization_seed} if self.resampled else {})
+        return metadata | ({"binarization_seed": self.binarization_seed} if self.resampled else {})
 
     def setup(self, stage: str | None = None) -> None:
         if not self._sets:

@@ -12,22 +12,11 @@ from ln_zoo.data.loading import check_at_least
 class BinarizedDigits(BinarizedImageData):
     """scikit-learn's 1,797 handwritten digits as binary images, for tests and first steps.
 
-    As MNIST's 20 x 20 digits in 28 x 28 pixels, the 8 x 8 images are enlarged (bilinear) to 5/7 of
-    the side and centred, then binarized. With ``image_size=8`` they keep their size. The splits are
-    those of `Digits`.
+    As MNIST's digits, the 8 x 8 images are enlarged (bilinear) to 5/7 of the side and centred, then
+    binarized. With ``image_size=8`` they keep their size. The splits are those of `Digits`.
 
     Args:
         image_size: side of an image, pixels, at least 8.
-
-    Raises:
-        ValueError: if an option is invalid or the splits overlap.
-
-    Example:
-        >>> data = BinarizedDigits(batch_size=32)
-        >>> data.setup()
-        >>> (images,) = next(iter(data.train_dataloader()))
-        >>> images.shape, images.unique()
-        (torch.Size([32, 1, 28, 28]), tensor([0., 1.]))
     """
 
     name = "binarized_digits"

@@ -16,19 +16,16 @@ from ln_zoo.data.binarized import Binarization, BinarizedImageData, ImageSet, Pa
 from ln_zoo.data.folders import check_folder, listing, local_folder
 from ln_zoo.data.mnist import MNIST, UNPUBLISHED
 
-_MAX_BYTES = 1_000_000_000
-"""Bytes of a text file; the training set has 78 MB."""
+_MAX_BYTES = 1_000_000_000  # bytes of a text file; the training set has 78 MB
 
 
 class _Published(NamedTuple):
-    """A file as it was published."""
+    """The published ``binarized_mnist_{word}.amat``, and the SHA-256 of its packed bits."""
 
     word: str
-    """The file is ``binarized_mnist_{word}.amat``."""
     rows: int
     ones: int
     digest: str
-    """SHA-256 of its packed bits, which does not depend on white space."""
 
 
 _DIGESTS = (
@@ -53,15 +50,11 @@ class BinarizedMNIST(BinarizedImageData):
 
     ``fixed``, the default, is the binarization in which likelihoods are reported (Salakhutdinov and
     Murray 2008; Larochelle and Murray, AISTATS 2011): every pixel of MNIST sampled once, with its
-    grey level as probability; 50,000 training, 10,000 validation and 10,000 test images. Training
-    and validation images are a random split of MNIST's training images, in random order; the test
-    images are sorted by digit. ``root`` has the files ``binarized_mnist_train.amat``,
-    ``binarized_mnist_valid.amat`` and ``binarized_mnist_test.amat``, gzipped (``.gz``) or not.
+    grey level as probability; 50,000 training, 10,000 validation and 10,000 test images. ``root``
+    has ``binarized_mnist_train.amat``, ``..._valid.amat`` and ``..._test.amat``, gzipped or not.
 
     The other binarizations use MNIST's grey levels; ``root`` and ``repo_id`` are those of `MNIST`.
     Training takes the first ``train_size`` of its 60,000 images, validation the last ``val_size``.
-    Likelihoods differ by several nats from those of the fixed binarization: a sample alone has an
-    entropy of 45.5 nats per test image.
 
     Args:
         root: folder of a local copy; default: the folder ``binarized_mnist`` (``mnist`` for other
@@ -69,11 +62,6 @@ class BinarizedMNIST(BinarizedImageData):
         published: accept the published images only. Otherwise, under ``fixed``, accept other files
             of this form, of any length; tables list them under another name.
         repo_id: MNIST on the hub, used by other binarizations without a local copy.
-
-    Raises:
-        ValueError: if an option is invalid, a set is too small, or the files are damaged or not the
-            published ones.
-        FileNotFoundError: if there are no files when they are read.
     """
 
     name = "binarized_mnist"
@@ -128,9 +116,9 @@ class BinarizedMNIST(BinarizedImageData):
         return found
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         fixed = self.binarization == "fixed"
-        return super().facts | ({"published": self.published} if fixed else {})
+        return super().metadata | ({"published": self.published} if fixed else {})
 
     def prepare_data(self) -> None:
         if self.binarization == "fixed":
@@ -173,19 +161,7 @@ class BinarizedMNIST(BinarizedImageData):
 
 
 def read_bits(path: Path, columns: int) -> np.ndarray:
-    """Read a text matrix of zeros and ones, gzipped or not.
-
-    Args:
-        path: the file: one image per line, values separated by blanks.
-        columns: values P of a line.
-
-    Returns:
-        uint8 (N, ceil(P / 8)), by ``numpy.packbits``.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is damaged or has other values.
-    """
+    """Read a text matrix of 0 and 1 with P columns, packed to uint8 (N, ceil(P / 8))."""
     text = read_file(path, _MAX_BYTES)
     try:
         with warnings.catch_warnings():
@@ -232,7 +208,6 @@ def _check(bits: np.ndarray, published: _Published, pixels: int, path: Path) -> 
         f"{path} has {len(bits):,} images and {ones:,} ones (a fraction of "
         f"{ones / (len(bits) * pixels):.5f}), the published file {published.rows:,} images and "
         f"{published.ones:,} ones ({published.ones / (published.rows * pixels):.5f}) in a certain "
-        "order: it is truncated, damaged or another binarization. Copy it again, or, if these "
-        "images are intended, give --data.published false (published=False in Python), which "
+        "order: copy it again, or give --data.published false (published=False in Python), which "
         "gives the dataset another name in tables"
     )

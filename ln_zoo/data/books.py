@@ -33,12 +33,6 @@ class Books(BookData):
             many books without marking where one ends, as BookCorpus. Default: a text is a book.
         leave_out: names of books to skip.
         num_proc: processes that tokenise the text.
-
-    Raises:
-        FileNotFoundError: if the folder does not exist or has no text.
-        ValueError: if an option is invalid, a text is not UTF-8 or damaged, a named book does not
-            exist, or a set has no triple.
-        ModuleNotFoundError: if ``lines="paragraphs"`` and nltk is not installed.
     """
 
     name = "books"
@@ -68,11 +62,7 @@ class Books(BookData):
 
     @property
     def root(self) -> Path:
-        """The folder of the books, or their file.
-
-        Raises:
-            FileNotFoundError: if there is none.
-        """
+        """The folder of the books, or their file."""
         if self._folder is None:
             raise FileNotFoundError(
                 "no books: give a folder of texts by --data.root (root= in Python), or a folder "
@@ -86,13 +76,13 @@ class Books(BookData):
         return {"words": words, "lowercase": self.lowercase} | super().preprocessing
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = super().facts | {"lines": self.lines, "lowercase": self.lowercase}
+    def metadata(self) -> dict[str, Any]:
+        metadata = super().metadata | {"lines": self.lines, "lowercase": self.lowercase}
         if self.section_sentences is not None:
-            facts["section_sentences"] = self.section_sentences
+            metadata["section_sentences"] = self.section_sentences
         if self.leave_out:
-            facts["left_out"] = self.leave_out
-        return facts
+            metadata["left_out"] = self.leave_out
+        return metadata
 
     def read(self) -> Corpus:
         texts = find_texts(self.root)

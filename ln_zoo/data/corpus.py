@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from ln_zoo.data import treebank
+from ln_zoo.data import english_tokens
 from ln_zoo.data.array_files import map_array
 from ln_zoo.data.folders import cache_folders
 from ln_zoo.data.loading import check_at_least, check_choice
@@ -31,15 +31,11 @@ from ln_zoo.data.text_files import TextFile, read_texts
 
 Lines = Literal["sentences", "paragraphs"]
 
-_VERSION = 2
-"""Version of the cache and of tokenisation."""
-_FACTS, _WORDS, _VALUES, _STARTS = "corpus.json", "words.txt", "values.npy", "starts.npy"
-_PARAGRAPH = 60
-"""Mean words of a line that suggest paragraphs."""
-_BATCH = 1000
-"""Lines that a process tokenises at a time."""
-_CHUNK = 10_000_000
-"""Word indices in memory at a time."""
+_VERSION = 2  # version of the cache and of tokenisation
+_METADATA, _WORDS, _VALUES, _STARTS = "corpus.json", "words.txt", "values.npy", "starts.npy"
+_PARAGRAPH = 60  # mean words of a line that suggest paragraphs
+_BATCH = 1000  # lines that a process tokenises at a time
+_CHUNK = 10_000_000  # word indices in memory at a time
 
 
 class Book(NamedTuple):
@@ -53,22 +49,12 @@ class Book(NamedTuple):
 class Corpus:
     """N sentences of books, in order, each an array of word indices.
 
-    Words are sorted by their count in the whole corpus, which does not depend on a vocabulary: a
-    vocabulary maps these indices to its own.
-
-    Args:
-        sentences: the word indices of each sentence; may be mapped from files.
-        words: the W words.
-        books: the books, in order.
-        empty_lines: number of empty lines in the text.
+    The W words are sorted by their count in the corpus; a vocabulary maps these indices to its own.
+    Sentences may be mapped from files.
     """
 
     def __init__(
-        self,
-        sentences: Ragged,
-        words: Sequence[str],
-        books: Sequence[Book],
-        empty_lines: int = 0,
+        self, sentences: Ragged, words: Sequence[str], books: Sequence[Book], empty_lines: int = 0
     ) -> None:
         self._sentences = sentences
         self.words = tuple(words)
@@ -103,32 +89,19 @@ class Corpus:
         """Tokenise texts once, and map the cached result into memory from then on.
 
         The cache is in one of `cache_folders`, named by a hash of the names, sizes and times of the
-        files and of the options. It is written atomically; if several processes ask for it, one
-        works and the others wait.
-
-        Args:
-            texts: the texts, a book each.
-            folder: folder of the texts.
-            lines: content of a line: a sentence with words separated by white space, or a
-                paragraph for `ln_zoo.data.treebank`.
-            lowercase: convert to lower case.
-            num_proc: processes that tokenise the text.
-
-        Raises:
-            OSError: if a text cannot be read or no cache folder can be written.
-            ValueError: if a text is not UTF-8 (with the byte) or damaged, or has no sentence.
-            ModuleNotFoundError: for paragraphs without nltk.
+        files and of the options. It is written atomically, by one process while others wait.
+        Options as `Books`.
         """
         check_choice("lines", lines, get_args(Lines))
         check_at_least(1, num_proc=num_proc)
         how: dict[str, Any] = {"version": _VERSION, "lines": lines, "lowercase": lowercase}
         if lines == "paragraphs":
-            how["nltk"] = treebank.version()
+            how["nltk"] = english_tokens.version()
         name = f"books-{_digest(texts, how)}"
         failed: OSError | None = None
         folders = list(cache_folders(folder))
         for kept in (parent / name for parent in folders):
-            if (kept / _FACTS).is_file():
+            if (kept / _METADATA).is_file():
                 return cls._load(kept)
         for parent in folders:
             try:
@@ -139,7 +112,7 @@ class Corpus:
                 failed = error
                 continue
             try:
-                if not (parent / name / _FACTS).is_file():
+                if not (parent / name / _METADATA).is_file():
                     _make(parent / name, texts, lines, lowercase, num_proc)
             finally:
                 lock.release()
@@ -151,11 +124,11 @@ class Corpus:
 
     @classmethod
     def _load(cls, folder: Path) -> Corpus:
-        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        metadata = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
         words = (folder / _WORDS).read_text(encoding="utf-8").split("\n")[:-1]
         sentences = Ragged(map_array(folder / _VALUES), map_array(folder / _STARTS))
-        books = [Book(*book) for book in facts["books"]]
-        return cls(sentences, words, books, facts["empty_lines"])
+        books = [Book(*book) for book in metadata["books"]]
+        return cls(sentences, words, books, metadata["empty_lines"])
 
     @property
     def lengths(self) -> np.ndarray:
@@ -177,9 +150,6 @@ class Corpus:
         """The same sentences in books of this many, for texts that hold many books.
 
         The last section of a book has the remainder.
-
-        Raises:
-            ValueError: if ``sentences`` is below 3, which makes no triple.
         """
         check_at_least(3, section_sentences=sentences)
         books = [
@@ -207,7 +177,6 @@ def _count(spans: Iterable[np.ndarray], size: int) -> np.ndarray:
 
 
 def _digest(texts: Sequence[TextFile], how: Mapping[str, Any]) -> str:
-    """Hash of the options and of the names, sizes and times of the texts."""
     states = {text.path: os.stat(text.path) for text in texts}
     files = [(path, state.st_size, state.st_mtime_ns) for path, state in states.items()]
     content = json.dumps([files, [*map(str, texts)], dict(how)])
@@ -262,18 +231,17 @@ def _make(
         ends = np.cumsum([0, *np.bincount(books, minlength=len(texts))]).tolist()
         names = Counter(text.name for text in texts)
         named = [text.name if names[text.name] == 1 else str(text) for text in texts]
-        facts = {
+        metadata = {
             "books": [(name, *ends[i : i + 2]) for i, name in enumerate(named)],
             "empty_lines": empty_lines,
         }
-        (made / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+        (made / _METADATA).write_text(json.dumps(metadata), encoding="utf-8")
         made.replace(target)
 
 
 def _tokenise(
     texts: Sequence[TextFile], lines: Lines, lowercase: bool, num_proc: int
 ) -> Iterator[tuple[int, list[list[str]]]]:
-    """The book and the sentences of each line."""
     source = read_texts(texts)
     split = partial(_split, lines=lines, lowercase=lowercase)
     with multiprocessing.Pool(num_proc) if num_proc > 1 else nullcontext() as pool:
@@ -290,7 +258,7 @@ def _split(line: str, lines: Lines, lowercase: bool) -> list[list[str]]:
     if lines == "sentences":
         sentences = [line.split()]
     else:
-        sentences = [*map(treebank.split_words, treebank.split_sentences(line))]
+        sentences = [*map(english_tokens.split_words, english_tokens.split_sentences(line))]
     if lowercase:
         sentences = [[word.lower() for word in words] for words in sentences]
     return [words for words in sentences if words]

@@ -13,8 +13,7 @@ from ln_zoo.data.loading import check_at_least
 
 #: Side of an original image, pixels.
 DIGIT_SIDE = 8
-#: Side of an enlarged digit relative to the image, 20 / 28 as in MNIST.
-_BOX = 5 / 7
+_BOX = 5 / 7  # side of an enlarged digit relative to the image, 20 / 28 as in MNIST
 #: Grey levels of enlarged digits: 15 times the original 16, for interpolation.
 ENLARGED_SCALE = 240
 
@@ -30,10 +29,6 @@ class Digits(ImageClassificationData):
 
     Args:
         image_size: side of an image, pixels: 8 for the original, or more; a digit fills 5/7 of it.
-
-    Raises:
-        ValueError: if an option is invalid, the splits overlap, or a split has fewer images than
-            classes.
 
     Example:
         >>> data = Digits(batch_size=32)

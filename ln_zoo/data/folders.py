@@ -11,11 +11,7 @@ _SHOWN = 8
 
 
 def local_folder(root: str | None, name: str) -> Path | None:
-    """The given folder, else the dataset's folder in ``$LN_ZOO_DATA``, else None.
-
-    Raises:
-        NotADirectoryError: if ``LN_ZOO_DATA`` is not a folder.
-    """
+    """The given folder, else the dataset's folder in ``$LN_ZOO_DATA``, else None."""
     if root is not None:
         return Path(root).expanduser()
     shared = os.environ.get("LN_ZOO_DATA")
@@ -49,9 +45,8 @@ def listing(folder: Path) -> str:
 def cache_folders(data: Path) -> Iterator[Path]:
     """Candidate cache folders for what was computed from a data folder, the preferred one first.
 
-    If ``LN_ZOO_CACHE`` is set, the only one is a subfolder of it. Otherwise they are ``.cache`` in
-    the data folder, if the user owns it and can write to it, and a subfolder of
-    ``~/.cache/ln_zoo``. They need not exist.
+    A subfolder of ``LN_ZOO_CACHE`` if set; otherwise ``.cache`` in the data folder, if the user
+    owns it and can write to it, and a subfolder of ``~/.cache/ln_zoo``. They need not exist.
     """
     if not os.environ.get("LN_ZOO_CACHE") and _is_own(data):
         yield data / ".cache"

@@ -28,10 +28,8 @@ Scale = Literal["std", "median", "const"]
 
 CONSTANT_SCALE = 20.0
 """Divisor of offsets under ``scale="const"``, whiteboard units."""
-_POOL = 100
-"""Training batches whose lines are sorted by length together."""
-_NAMED = 5
-"""Lines named in a message."""
+_POOL = 100  # training batches whose lines are sorted by length together
+_NAMED = 5  # lines named in a message
 _NO_TEXT = "no text"
 
 
@@ -39,13 +37,12 @@ class HandwritingBatch(NamedTuple):
     """N lines of handwriting, or the same part of each.
 
     Attributes:
-        offsets: float32 (N, T + 1, 3): (dx, dy, 1 at the end of a stroke), not standardised, y
-            upwards. Row t is the input of target t + 1; rows 1 to T are the targets. Row 0 is zero
-            at the start of a line, and the previous point otherwise. Padded with zeros.
-        lengths: int64 (N,): targets of each example; 0 if a line ends before others of its batch.
+        offsets: float32 (N, T + 1, 3): dx, dy (upwards), 1 at the end of a stroke, not
+            standardised, padded with zeros. Rows 1 to T are the targets, row t the input of target
+            t + 1. Row 0 is zero at the start of a line, else the previous point.
+        lengths: targets of each example, int64 (N,); 0 after the end of a line.
         text: the transcription of each whole line.
-        first: whether these are the starts of their lines; otherwise they continue the lines of the
-            previous batch, in the same order.
+        first: whether lines start here, or continue those of the previous batch.
     """
 
     offsets: Tensor
@@ -58,24 +55,10 @@ class HandwritingBatch(NamedTuple):
 class LineSet(BatchSet):
     """Lines of one set, indexed by a tensor of indices.
 
-    A line of P points has P - 1 targets, the offsets between points. The first point has no offset
-    and is the zero vector of row 0 (Graves 2013, section 2), without a flag: as a target it would
-    let a density grow without bound.
-
-    Args:
-        lines: the lines.
-        per_line: divide the offsets of each line by the median length of its own steps.
-        max_points: maximum targets of a line or part; None: whole lines.
-        parts: divide lines into consecutive parts of ``max_points``; otherwise take the first part.
-
-    Example:
-        >>> steps = np.array([[90, 70, 0], [3, 4, 0], [1, -2, 1]])
-        >>> data = LineSet(PenLines.from_steps([steps], ["a01-001-01"], ["hi"]))
-        >>> data[torch.tensor([0])]
-        HandwritingBatch(offsets=tensor([[[ 0.,  0.,  0.],
-                                          [ 3., -4.,  0.],
-                                          [ 1.,  2.,  1.]]]),
-                         lengths=tensor([2]), text=('hi',), first=True)
+    A line of P points has P - 1 targets, the offsets between points. The first point is the zero
+    vector of row 0 (Graves 2013, section 2); as a target its density would be unbounded.
+    ``per_line`` divides offsets by the median step of the line. ``max_points`` limits targets: to
+    the first ones, or with ``parts`` to consecutive parts.
     """
 
     lines: PenLines
@@ -148,9 +131,8 @@ class LineBatches(DistributedBatches):
     the next lines.
 
     *Training*: lines are shuffled, sorted by length within pools of 100 batches and divided into
-    batches, which are shuffled. All epochs and processes have the same number of steps; to this
-    end, lines, batches or steps in excess are dropped, others in each epoch. *Evaluation*: batches
-    from the longest lines to the shortest.
+    batches, which are shuffled. Epochs and processes have equally many steps; excess lines, batches
+    or steps are dropped, others in each epoch. *Evaluation*: longest lines first.
     """
 
     dataset: LineSet
@@ -167,7 +149,6 @@ class LineBatches(DistributedBatches):
             yield (lines, part) if self.dataset.parts else lines
 
     def __len__(self) -> int:
-        """This process's steps in a full epoch, also if iteration starts within it."""
         return self._steps
 
     def settings(self) -> dict[str, Any]:
@@ -230,7 +211,7 @@ class HandwritingData(ZooDataModule, ABC):
         require_text: drop lines without transcription.
     """
 
-    gives = "handwriting"
+    batch_kind = "handwriting"
     _sets: dict[str, PenLines]
 
     def __init__(
@@ -278,16 +259,16 @@ class HandwritingData(ZooDataModule, ABC):
         return steps | self._points_taken()
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = super().facts | {"test_split": self.test_split}
-        facts |= {f"{name}_size": len(lines) for name, lines in self._sets.items()}
+    def metadata(self) -> dict[str, Any]:
+        metadata: dict[str, Any] = super().metadata | {"test_split": self.test_split}
+        metadata |= {f"{name}_size": len(lines) for name, lines in self._sets.items()}
         left_out = {
             name: {reason: len(lines) for reason, lines in reasons.items()}
             for name, reasons in self._left_out.items()
         }
         if left_out:
-            facts["left_out"] = left_out
-        return facts | {"scale": self.scale, **self._points_taken()}
+            metadata["left_out"] = left_out
+        return metadata | {"scale": self.scale, **self._points_taken()}
 
     @property
     def offset_statistics(self) -> tuple[Tensor, Tensor]:
@@ -295,10 +276,6 @@ class HandwritingData(ZooDataModule, ABC):
 
         Under ``scale="std"`` taken over all targets of the training set, including moves between
         strokes; under ``"const"`` 0 and 20; under ``"median"`` 0 and 1.
-
-        Raises:
-            RuntimeError: before `setup`, under ``"std"``.
-            ValueError: if the offsets do not vary.
         """
         if self.scale != "std":
             value = CONSTANT_SCALE if self.scale == "const" else 1.0
@@ -357,7 +334,6 @@ class HandwritingData(ZooDataModule, ABC):
         return lines
 
     def _leave_out(self, name: str, lines: PenLines, reasons: Mapping[str, list[int]]) -> PenLines:
-        """Drop lines by number, with a message."""
         named = {
             reason: [lines.line_id[i] for i in numbers]
             for reason, numbers in reasons.items()
@@ -386,18 +362,12 @@ def median_step(steps: np.ndarray) -> float:
 
 
 def name_some(reason: str, names: Sequence[str]) -> str:
-    """The number of lines of a kind, and the first names.
-
-    Example:
-        >>> name_some("no text", ["a01-1", "a01-2"])
-        '2 with no text (a01-1, a01-2)'
-    """
+    """Text: the number of lines of a kind, and their first names."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{len(names):,} with {reason} ({', '.join(names[:_NAMED])}{more})"
 
 
 def _mean_and_std(lines: LineSet) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of dx and dy over all targets, float32 (2,) each."""
     count, total, squares = 0, np.zeros(2), np.zeros(2)
     for i in range(len(lines)):
         offsets = lines.offsets(i)[1:, :2].numpy().astype(np.float64)

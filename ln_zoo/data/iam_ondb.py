@@ -42,10 +42,10 @@ class IAMOnDB(HandwritingData):
     The splits:
 
     * ``graves`` (Graves 2013, section 4): training on ``trainset``, ``testset_t`` and
-      ``testset_f``, 10,741 lines; validation on ``testset_v``. He reports the likelihood of the
-      validation set, so it is the test set too.
-    * ``official``: training on ``trainset``, validation on ``testset_v``, test on ``testset_f``;
-      ``testset_t``, the benchmark's second validation set, is unused. Writers do not overlap.
+      ``testset_f``, 10,741 lines; validation on ``testset_v``, which he reports, so it is the test
+      set too.
+    * ``official``: training on ``trainset``, validation on ``testset_v``, test on ``testset_f``.
+      Writers do not overlap.
     * ``random``: all lines, shuffled by ``split_seed``; writers overlap.
 
     Nine lines of ``trainset`` (form a08-551z) have no transcription and are dropped.
@@ -57,10 +57,6 @@ class IAMOnDB(HandwritingData):
         test_fraction: fraction of test lines in the random split.
         split_seed: seed of the random split.
         y_axis: direction in which y grows in ``strokes.npy``: ``up`` in the copies in circulation.
-
-    Raises:
-        FileNotFoundError: if the folder or one of its files does not exist.
-        ValueError: if the folder has other content, or an option is invalid.
     """
 
     name = "iam_ondb"
@@ -99,11 +95,7 @@ class IAMOnDB(HandwritingData):
 
     @property
     def root(self) -> Path:
-        """The folder of the lines.
-
-        Raises:
-            FileNotFoundError: if there is none.
-        """
+        """The folder of the lines."""
         if self._folder is None:
             raise FileNotFoundError(f"no IAM-OnDB: {_HELP}")
         return self._folder
@@ -112,15 +104,15 @@ class IAMOnDB(HandwritingData):
         _ = self.root  # there is no download
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = super().facts | {"split": self.split}
+    def metadata(self) -> dict[str, Any]:
+        metadata = super().metadata | {"split": self.split}
         if self.split == "random":
-            facts |= {
+            metadata |= {
                 "val_fraction": self.val_fraction,
                 "test_fraction": self.test_fraction,
                 "split_seed": self.split_seed,
             }
-        return facts
+        return metadata
 
     def read(self) -> dict[str, PenLines]:
         if self.split == "random":
@@ -172,15 +164,13 @@ def _check(folder: Path, split: str) -> None:
                 f"iam_ondb {folder} DST` and give DST"
             )
         raise ValueError(
-            f"{folder} does not hold IAM-OnDB: expected strokes_train and its three siblings "
-            f"(folders or .npz), or {STROKES} and {SENTENCES}; "
-            f"found {listing(folder)}"
+            f"{folder} has no IAM-OnDB: expected strokes_train and its three siblings (folders or "
+            f".npz), or {STROKES} and {SENTENCES}; found {listing(folder)}"
         )
     if missing:
         raise FileNotFoundError(
-            f"{folder} lacks {', '.join(f'strokes_{name}' for name in missing)} (or .npz): the "
-            "conversion was interrupted or the copy is incomplete; `ln-zoo data iam_ondb SRC DST` "
-            "goes on where it was"
+            f"{folder} lacks {', '.join(f'strokes_{name}' for name in missing)} (or .npz): run "
+            "`ln-zoo data iam_ondb SRC DST` again, or complete the copy"
         )
 
 

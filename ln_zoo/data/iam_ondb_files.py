@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.archives import ARCHIVES, read_archive, read_bounded, read_file
+from ln_zoo.data.archives import ARCHIVES, read_archive, read_file, read_rest
 from ln_zoo.data.pen_lines import PenLines
-from ln_zoo.files import write_whole
+from ln_zoo.files import atomic_write_text
 
 LISTS = {
     "trainset.txt": "train",
@@ -52,8 +52,7 @@ class Conversion:
     """Result of a conversion.
 
     Attributes:
-        lines: number of lines of each set.
-        points: number of pen points of each set.
+        lines, points: number of lines and of pen points of each set.
         left_out: damaged stroke files, with reasons.
         without_text: lines whose transcription is missing or does not match the form's lines.
         unlisted: number of stroke files of forms in no list.
@@ -76,17 +75,9 @@ def convert(
     Sets are written to ``.conversion`` in the target folder and renamed, and ``conversion.json``
     is written last. If it exists, nothing is done. An interrupted conversion can be run again.
 
-    Args:
-        source: a folder with ``lineStrokes``, ``ascii`` and the four lists, at any depth, as files
-            or in archives (tar or zip); or such an archive. A file of more than 10 MB, a pipe or a
-            device counts as damaged.
-        target: folder to write. Each set becomes a folder of arrays; ``lines.tsv`` lists the lines.
-        progress: called with the numbers of stroke files read and in all.
-
-    Raises:
-        OSError: if files cannot be read or written, or a kind of files is missing.
-        ValueError: if an archive is damaged, files contradict each other, a set has no line, or
-            more than 1 % of the stroke files are damaged.
+    ``source`` has ``lineStrokes``, ``ascii`` and the four lists, at any depth, as files or in
+    archives (tar or zip), or is such an archive. Each set becomes a folder of arrays in ``target``;
+    ``lines.tsv`` lists the lines. ``progress`` gets the numbers of stroke files read and in total.
     """
     done = target / _DONE
     if done.exists():
@@ -116,14 +107,14 @@ def convert(
         for i, (name, words) in enumerate(zip(part.line_id, part.text, strict=True)):
             strokes = int(part.steps(i)[:, 2].sum())
             table.append(f"{name}\t{split}\t{part.points[i]}\t{strokes}\t{words}")
-    write_whole(target / "lines.tsv", "\n".join([*table, ""]))
-    write_whole(done, json.dumps(asdict(found), indent=1))
+    atomic_write_text(target / "lines.tsv", "\n".join([*table, ""]))
+    atomic_write_text(done, json.dumps(asdict(found), indent=1))
     shutil.rmtree(target / _WORK)
     return found
 
 
 def holds_official_files(folder: Path) -> bool:
-    """Whether a folder looks like the official distribution, by its names."""
+    """Whether a folder looks like the official distribution."""
     names = {path.name for path in folder.iterdir()}
     return bool(names & {"lineStrokes", "ascii", *LISTS}) or any(
         name.startswith(("lineStrokes", "ascii")) for name in names
@@ -131,23 +122,10 @@ def holds_official_files(folder: Path) -> bool:
 
 
 def read_strokes(content: bytes) -> np.ndarray:
-    """Parse the pen points of a ``lineStrokes`` file.
+    """Parse a ``lineStrokes`` file: one ``StrokeSet`` of ``Stroke`` elements with ``Point x= y=``.
 
-    Args:
-        content: the file: one ``StrokeSet`` of ``Stroke`` elements with ``Point x= y=``. Strokes
-            without points are skipped.
-
-    Returns:
-        Steps (P, 3), float64: dx, dy (downwards), 1 on the last point of a stroke; the first step
-        is the position.
-
-    Raises:
-        ValueError: if it is malformed, has no strokes, or has coordinates that are not finite.
-
-    Example:
-        >>> points = b'<Point x="5" y="9"/><Point x="7" y="8"/>'
-        >>> read_strokes(b"<W><StrokeSet><Stroke>" + points + b"</Stroke></StrokeSet></W>").tolist()
-        [[5.0, 9.0, 0.0], [2.0, -1.0, 1.0]]
+    Returns steps (P, 3), float64: dx, dy (downwards), 1 on the last point of a stroke. The first
+    step is the position. Strokes without points are skipped.
     """
     try:
         strokes = ET.fromstring(content).find("StrokeSet")
@@ -174,18 +152,9 @@ def read_strokes(content: bytes) -> np.ndarray:
 
 
 def transcription(content: bytes) -> list[str]:
-    """Parse the lines of a form from its ``ascii`` file.
+    """Parse the lines of a form from its ``ascii`` file, in ISO-8859-1.
 
-    Args:
-        content: the file, in ISO-8859-1. The block after ``CSR:`` has a line of text for each line
-            of the form; two or more ``%`` end a line too.
-
-    Returns:
-        The lines that are not blank; empty without ``CSR:``.
-
-    Example:
-        >>> transcription(b"OCR:\\n\\nA MOVE\\n\\nCSR:\\n\\nA MOVE to \\r\\nstop%%%%%Mr.\\n")
-        ['A MOVE to', 'stop', 'Mr.']
+    The block after ``CSR:`` has a line per line of the form; two or more ``%`` end a line too.
     """
     text = content.decode("latin-1").replace("\t", " ")
     _, *block = _CSR.split(text, maxsplit=1)
@@ -259,7 +228,7 @@ def _contents(places: Mapping[str, _Place]) -> Iterator[tuple[str, Callable[[], 
     for archive in dict.fromkeys(place.path for place in names):
         for member, content in read_archive(archive):
             if (name := names.get(_Place(archive, member), "")) != "":
-                yield name, partial(read_bounded, content, MAX_BYTES, f"{archive}/{member}")
+                yield name, partial(read_rest, content, MAX_BYTES, f"{archive}/{member}")
 
 
 def _read_conversion(path: Path) -> Conversion:
@@ -334,7 +303,6 @@ def _match(names: Sequence[str], texts: Mapping[str, list[str]]) -> dict[str, st
 
 
 def _lines_of(split: str, lines: PenLines, sets: Mapping[str, str]) -> PenLines:
-    """The lines of a set, sorted by name."""
     mine = [i for i, name in enumerate(lines.line_id) if sets[_form(name)] == split]
     return lines.pick(sorted(mine, key=lines.line_id.__getitem__))
 

@@ -30,19 +30,9 @@ _MAX_BYTES = 1_000_000_000
 class LocalImages:
     """A folder with labelled images in one of three forms.
 
-    * The four IDX files, gzipped or not, named ``train-images-idx3-ubyte`` or
-      ``train-images.idx3-ubyte``, likewise ``train-labels-idx1-ubyte`` and ``t10k-...``.
+    * The four IDX files, gzipped or not; see `MNIST`.
     * A ``DatasetDict`` written by ``save_to_disk``.
-    * Parquet files whose names begin with ``train`` and ``test``, in the folder or in one
-      subfolder, as on the hub.
-
-    Args:
-        root: the folder.
-
-    Raises:
-        FileNotFoundError: if the folder or one of the files does not exist.
-        NotADirectoryError: if it is a file.
-        ValueError: if the folder has another form.
+    * Parquet files ``train*`` and ``test*``, in the folder or in one subfolder, as on the hub.
     """
 
     def __init__(self, root: Path) -> None:
@@ -58,11 +48,7 @@ class LocalImages:
             )
 
     def load(self) -> dict[str, Arrays]:
-        """Images uint8 (N, H, W) and labels int64 (N,) of each split.
-
-        Raises:
-            ValueError: if a file is damaged, of another format, or does not match its labels.
-        """
+        """Images uint8 (N, H, W) and labels int64 (N,) of each split."""
         if self.idx:
             return {split: _read_idx_pair(*paths) for split, paths in self.idx.items()}
         from datasets import Dataset, DatasetDict, load_from_disk
@@ -81,12 +67,7 @@ class LocalImages:
 
 
 def load_from_hub(repo_id: str) -> DatasetDict:
-    """Load a dataset from the Hugging Face hub, or from its cache if there is no network.
-
-    Raises:
-        ConnectionError: if the hub is unreachable and the dataset is not cached.
-        FileNotFoundError: if the hub has no such dataset.
-    """
+    """Load a dataset from the Hugging Face hub, or from its cache if there is no network."""
     from datasets import load_dataset
 
     hint = "give a local copy by --data.root (root= in Python)"
@@ -106,11 +87,7 @@ def load_from_hub(repo_id: str) -> DatasetDict:
 
 
 def to_arrays(dataset: DatasetDict, where: str) -> dict[str, Arrays]:
-    """Read the columns ``image`` (grey, to uint8 (N, H, W)) and ``label`` (to int64 (N,)).
-
-    Raises:
-        ValueError: if a split or column is missing or has another type.
-    """
+    """Read the columns ``image`` (grey, to uint8 (N, H, W)) and ``label`` (to int64 (N,))."""
     missing = set(SPLITS) - set(dataset)
     if missing:
         raise ValueError(f"{where} has the splits {sorted(dataset)}, expected {[*SPLITS]}")
@@ -141,17 +118,10 @@ def _split_arrays(split: Dataset, where: str) -> Arrays:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Read an IDX file of unsigned bytes, gzipped or not.
+    """Read an IDX file of unsigned bytes, gzipped or not, with 3 dimensions (images) or 1 (labels).
 
     The format: two zero bytes, the element type (8), the number of dimensions, each dimension as a
     big-endian 32-bit integer, then the values.
-
-    Args:
-        path: the file.
-        dimensions: expected number of dimensions: 3 for images, 1 for labels.
-
-    Raises:
-        ValueError: if the file is truncated, longer than its header says, or of another format.
     """
     content = read_file(path, _MAX_BYTES)
     expected = bytes((0, 0, _UNSIGNED_BYTE, dimensions))

@@ -24,12 +24,9 @@ class ImageClassificationData(ZooDataModule, ABC):
         eval_batch_size: images per batch in evaluation; changes results only under norms that use
             batch statistics: ``val_batch_*``, ``epoch_train_batch_*`` and the estimates of
             `ln_zoo.callbacks.PopulationStatistics`.
-
-    Raises:
-        ValueError: if an option is invalid or the splits overlap.
     """
 
-    gives = "labelled images"
+    batch_kind = "labelled images"
     num_classes: ClassVar[int]
     image_shape: tuple[int, int, int]
     scale: int
@@ -63,9 +60,9 @@ class ImageClassificationData(ZooDataModule, ABC):
         return {"scale": self.scale, "image_shape": list(self.image_shape)}
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         test_size = len(self._sets["test"]) if self._sets else self.test_size
-        return super().facts | {
+        return super().metadata | {
             "train_size": self.train_size,
             "val_size": self.val_size,
             "test_size": test_size,

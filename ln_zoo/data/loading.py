@@ -34,15 +34,7 @@ class BatchSet(Dataset[Any]):
 
 
 class Tensors(BatchSet):
-    """N inputs with labels, in memory.
-
-    Args:
-        inputs: (N, \\*), any dtype; batches are float32, divided by ``scale``.
-        labels: (N,) int64.
-        scale: the input value that becomes 1.0.
-
-    Raises:
-        ValueError: if inputs and labels differ in number.
+    """N inputs (N, \\*), in batches float32 divided by ``scale``, with labels (N,) int64.
 
     Example:
         >>> pixels = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
@@ -80,19 +72,9 @@ class DistributedBatches(DistributedSampler[Tensor]):
     *Evaluation*: no example is dropped or repeated, so that scores do not depend on W. Processes
     may differ by one batch. Batches are smaller if a process would get none.
 
-    Args:
-        dataset: the N examples; only its length is used.
-        batch_size: examples per batch, B.
-        training: see above.
-        shuffle: permute the examples in each epoch.
-        seed: seed of the permutations.
-        drop_last: drop a last batch of fewer than B examples.
-        num_replicas: number of processes W; default: that of the process group, or 1.
-        rank: number r of this process; default: that in the process group, or 0.
-
-    Raises:
-        ValueError: if ``batch_size`` or ``seed`` is invalid, or there are fewer batches than
-            processes.
+    ``shuffle`` permutes the examples in each epoch, by ``seed``; ``drop_last`` drops a last batch
+    of fewer than ``batch_size``. ``num_replicas`` (W) and ``rank`` (r) default to the process
+    group's.
 
     Example:
         >>> data = Tensors(torch.zeros(7, 2), torch.zeros(7, dtype=torch.int64))
@@ -155,7 +137,7 @@ class DistributedBatches(DistributedSampler[Tensor]):
         yield from batches[self.rank :: self.num_replicas][self.first :]
 
     def __len__(self) -> int:
-        """This process's batches in a full epoch, also if iteration starts within it."""
+        """Batches of this process in a full epoch."""
         return len(range(self.rank, self.total, self.num_replicas))
 
     def permutation(self, n: int, *stream: int) -> Tensor:
@@ -171,7 +153,7 @@ class DistributedBatches(DistributedSampler[Tensor]):
         return torch.Generator().manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
 
     def settings(self) -> dict[str, Any]:
-        """The settings on which an epoch's batches depend."""
+        """Settings that determine the batches of an epoch."""
         return {
             "examples": len(self.dataset),  # type: ignore[arg-type]
             "batch_size": self.batch_size,
@@ -186,19 +168,13 @@ class BatchLoader(DataLoader):
     """A ``DataLoader`` over `DistributedBatches`.
 
     Creating an iterator does not use torch's global random state and loads nothing: Lightning
-    creates it before it sets the epoch.
+    creates it before it sets the epoch. Options as `DistributedBatches` and ``DataLoader``.
 
     Args:
         dataset: N examples; indexing it with a (B,) tensor returns a batch. Its attribute
             ``batches``, if present, is the sampler class.
-        batch_size, training, shuffle, seed, drop_last: as `DistributedBatches`.
-        num_workers, pin_memory: as ``DataLoader``.
-        sampler: replacement set by Lightning. A ``SequentialSampler``, as from
-            ``Trainer(overfit_batches=...)``, turns shuffling off.
-        batch_sampler: None; Lightning passes it with ``sampler``.
-
-    Raises:
-        TypeError: if ``sampler`` is of another class.
+        sampler: set by Lightning; a ``SequentialSampler`` (``overfit_batches``) turns shuffling
+            off.
     """
 
     def __init__(
@@ -249,11 +225,8 @@ class ResumableLoader(BatchLoader):
     """A `BatchLoader` for training that resumes within an epoch.
 
     Lightning saves its state with each checkpoint. After loading, the first pass over the epoch of
-    the checkpoint skips the batches already used; other epochs are complete.
-
-    Raises:
-        ValueError: if iteration resumes within an epoch with another batch size, order or number of
-            processes.
+    the checkpoint skips the batches already used; it raises ValueError if the batch size, the order
+    or the number of processes differs.
 
     Example:
         >>> data = Tensors(torch.zeros(6, 1), torch.arange(6))
@@ -288,11 +261,7 @@ class ResumableLoader(BatchLoader):
         """The epoch, its batches used so far, and the settings of their order."""
         if self._loaded is not None:
             return dict(self._loaded)
-        return {
-            "epoch": self._epoch,
-            "handed_out": self._handed_out,
-            **self.sampler.settings(),
-        }
+        return {"epoch": self._epoch, "handed_out": self._handed_out, **self.sampler.settings()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = dict(state_dict)
@@ -312,7 +281,7 @@ class ResumableLoader(BatchLoader):
 
 
 def whole_batch(batch: Any) -> Any:
-    """Return a batch unchanged, in place of collating examples."""
+    """Collate function for batches that are complete."""
     return batch
 
 
@@ -343,12 +312,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def evenly_spaced(n: int, count: int) -> list[int]:
-    """``count`` evenly spaced numbers from 0 to n - 1.
-
-    Example:
-        >>> evenly_spaced(10, 4)
-        [0, 2, 5, 7]
-    """
+    """``count`` evenly spaced numbers from 0 to n - 1."""
     return [i * n // count for i in range(count)]
 
 

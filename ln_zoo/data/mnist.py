@@ -30,20 +30,12 @@ class MNIST(ImageClassificationData):
 
     ``root`` has the four IDX files (gzipped or not; ``train-images-idx3-ubyte`` or
     ``train-images.idx3-ubyte``), a ``DatasetDict`` written by ``save_to_disk``, or parquet files
-    whose names begin with ``train`` and ``test``, with columns ``image`` and ``label``. Without a
-    local copy ``repo_id`` is loaded from the hub or its cache.
-
-    Other images of this form can be used, such as Fashion-MNIST. If the labels are not MNIST's,
-    tables list them as ``mnist-unpublished``, without reported numbers.
+    ``train*`` and ``test*`` with columns ``image`` and ``label``. Tables list data with other
+    labels, such as Fashion-MNIST, as ``mnist-unpublished``.
 
     Args:
         root: folder of a local copy; default: the folder ``mnist`` in ``$LN_ZOO_DATA``.
         repo_id: the dataset on the hub, used without a local copy.
-
-    Raises:
-        FileNotFoundError: if ``root`` or one of its files does not exist.
-        ValueError: if an option is invalid, the splits overlap, or the data are not MNIST.
-        ConnectionError: if there is no local copy and the hub is unreachable.
     """
 
     name = "mnist"

@@ -29,16 +29,9 @@ class Points(NamedTuple):
 class PenLines:
     """L lines: pen points as steps from the previous point, names and texts.
 
-    As on a whiteboard, x grows to the right and y **downwards**. The first step of a line is its
-    absolute position. Subsets and unions share the points of the original lines.
-
-    Args:
-        sources: the points.
-        source: index of the source of each line, (L,).
-        start: first point of each line in its source, (L,).
-        stop: end of each line in its source, exclusive, (L,).
-        line_id: L names.
-        text: L transcriptions; empty if there is none.
+    As on a whiteboard, y grows **downwards**. The first step of a line is its absolute position.
+    Line i is ``start[i]`` to ``stop[i]`` of ``sources[source[i]]``, so subsets and unions share
+    points. A text may be empty.
     """
 
     sources: list[Points]
@@ -50,21 +43,11 @@ class PenLines:
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], where: str = "these lines") -> PenLines:
-        """Create lines from the six arrays of the compact form.
+        """Create lines from the six arrays of the compact form; errors name them ``where``.
 
-        Args:
-            arrays: ``dx``, ``dy``: (N,) steps, whiteboard units; ``pen_up``: (N,) 1 on the last
-                point of a stroke, else 0; ``offsets``: (L + 1,) line i is
-                ``[offsets[i]:offsets[i + 1]]``; ``line_id``, ``text``: (L,) strings.
-            where: name of the lines in error messages.
-
-        Raises:
-            ValueError: if an array is missing, empty or of another type, or they are inconsistent.
-
-        Example:
-            >>> lines = PenLines.from_steps([np.array([[5, 9, 0], [2, 1, 1]])], ["a-1"], ["I"])
-            >>> len(lines), lines.text, lines.steps(0).tolist()
-            (1, ('I',), [[5.0, 9.0, 0.0], [2.0, 1.0, 1.0]])
+        ``dx``, ``dy``: (N,) steps, whiteboard units; ``pen_up``: (N,) 1 on the last point of a
+        stroke, else 0; ``offsets``: (L + 1,) line i is ``[offsets[i]:offsets[i + 1]]``;
+        ``line_id``, ``text``: (L,) strings.
         """
         missing = [name for name in ARRAYS if name not in arrays]
         if missing:
@@ -114,12 +97,7 @@ class PenLines:
 
     @classmethod
     def load(cls, path: Path) -> PenLines:
-        """Read the compact form: an ``.npz``, or a folder of six ``.npy`` mapped into memory.
-
-        Raises:
-            OSError: if the file or folder cannot be read.
-            ValueError: if it is damaged, of another format or has no line.
-        """
+        """Read the compact form: an ``.npz``, or a folder of six ``.npy`` mapped into memory."""
         if path.is_dir():
             arrays = {file.stem: map_array(file) for file in sorted(path.glob("*.npy"))}
         else:
@@ -191,9 +169,8 @@ class PenLines:
     def without_long_steps(self, longest: float, how: LongSteps) -> PenLines:
         """The lines without steps of more than ``longest`` units within a stroke.
 
-        Such steps are errors of the pen sensor. Steps between strokes are kept. ``"drop"`` removes
-        a step (as Graves 2013, section 4), so that the following points move; a stroke that ended
-        with it ends one point earlier. ``"clip"`` shortens it.
+        ``"drop"`` removes such a step (as Graves 2013, section 4), so that the following points
+        move; ``"clip"`` shortens it. Steps between strokes are kept.
         """
         index = np.arange(len(self))
         shortened: list[np.ndarray] = []

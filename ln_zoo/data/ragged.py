@@ -13,17 +13,7 @@ from ln_zoo.vocabulary import EOS
 
 
 class Ragged:
-    """N sequences of integers.
-
-    Args:
-        values: all values, concatenated, int32 (M,).
-        starts: the start of each sequence and the end of the last, int64 (N + 1,).
-
-    Example:
-        >>> rows = Ragged.of([[3, 4], [], [5]])
-        >>> rows[0].tolist(), rows.lengths.tolist(), rows.pick([2, 0])[1].tolist()
-        ([3, 4], [2, 0, 1], [3, 4])
-    """
+    """N sequences of integers: values, int32 (M,), and starts with the end, int64 (N + 1,)."""
 
     def __init__(self, values: np.ndarray, starts: np.ndarray) -> None:
         self.values = values
@@ -52,14 +42,9 @@ class Ragged:
 
 
 def pad(rows: Sequence[np.ndarray], ends: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad sequences by `EOS`.
+    """Pad N sequences by `EOS`, of which ``ends`` belong to each sequence.
 
-    Args:
-        rows: N sequences.
-        ends: number of `EOS` that belong to each sequence.
-
-    Returns:
-        int64 (N, T), and lengths including ``ends``, int64 (N,).
+    Returns int64 (N, T), and lengths including ``ends``, int64 (N,).
     """
     lengths = np.array([len(row) for row in rows], np.int64)
     padded = np.full((len(rows), int(lengths.max(initial=0)) + ends), EOS, np.int64)

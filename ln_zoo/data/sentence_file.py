@@ -23,15 +23,10 @@ class SentenceFile(LightningDataModule):
         path: text in UTF-8, also compressed (``.gz``).
         batch_size: sentences per batch; changes vectors by rounding only.
         eos: append the end of a sentence as in training; see `SkipThought.encode`.
-
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        ValueError: if an option is invalid, the file is damaged, not UTF-8 (with the byte) or
-            empty, or a line is empty (with its number).
     """
 
     #: The kind of batch, which models check.
-    gives: ClassVar[str] = "sentences"
+    batch_kind: ClassVar[str] = "sentences"
     #: Predictions are rows of one array.
     prediction_format: ClassVar[str] = ".npy"
 
@@ -47,7 +42,7 @@ class SentenceFile(LightningDataModule):
         self.sentences: list[str] = []
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The file as plain data."""
         return {"dataset": Path(self.path).name, "eos": self.eos}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
-from ln_zoo.data import treebank
+from ln_zoo.data import english_tokens
 from ln_zoo.data.archives import read_file
 from ln_zoo.data.folders import local_folder
 from ln_zoo.data.loading import check_choice
@@ -20,10 +20,7 @@ _FOLDER = "sentence_tasks"
 _FILES = {
     "MR": [("rt-polarity.pos", "rt-polarity.neg")],
     "CR": [("custrev.pos", "custrev.neg")],
-    "SUBJ": [
-        ("subj.objective", "subj.subjective"),
-        ("plot.tok.gt9.5000", "quote.tok.gt9.5000"),
-    ],
+    "SUBJ": [("subj.objective", "subj.subjective"), ("plot.tok.gt9.5000", "quote.tok.gt9.5000")],
     "MPQA": [("mpqa.pos", "mpqa.neg")],
 }
 _MAX_BYTES = 100_000_000
@@ -45,13 +42,10 @@ _OFFICIAL = {
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """Sentences of two classes, divided into folds.
+    """N sentences, words separated by blanks, with labels, int64 (N,), positive class first.
 
-    Attributes:
-        name: ``"MR"``, ``"CR"``, ``"SUBJ"`` or ``"MPQA"``.
-        sentences: N sentences, positive class first: words separated by blanks.
-        labels: int64 (N,): 1 for positive opinions and objective sentences, else 0.
-        eos: whether the released code appends the end of a sentence in this task.
+    The positive class is positive opinions and objective sentences. ``eos`` says whether the
+    released code appends the end of a sentence in this task.
     """
 
     name: str
@@ -66,13 +60,7 @@ class ClassificationTask:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """N pairs of sentences with relatedness scores.
-
-    Attributes:
-        first: words separated by blanks.
-        second: likewise.
-        scores: float64 (N,), from 1 to 5.
-    """
+    """N pairs of sentences, words separated by blanks, with scores from 1 to 5, float64 (N,)."""
 
     first: list[str]
     second: list[str]
@@ -81,15 +69,7 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class RelatednessTask:
-    """Pairs of sentences in a fixed split.
-
-    Attributes:
-        name: ``"SICK"``.
-        train: training pairs.
-        trial: pairs for early stopping.
-        test: test pairs.
-        eos: whether the released code appends the end of a sentence in this task.
-    """
+    """Pairs of sentences in a fixed split; ``trial`` is for early stopping, ``eos`` as above."""
 
     name: str
     train: SentencePairs
@@ -120,25 +100,13 @@ def read_task(
 ) -> ClassificationTask | RelatednessTask:
     """Read a task from its files.
 
-    They are in ``root`` or in a subfolder with the task's name: ``rt-polarity.pos`` and ``.neg``
-    (MR), ``custrev.pos`` and ``.neg`` (CR), ``subj.objective`` and ``subj.subjective``, or
-    ``plot.tok.gt9.5000`` and ``quote.tok.gt9.5000`` (SUBJ), ``mpqa.pos`` and ``.neg`` (MPQA),
-    ``SICK_train.txt``, ``SICK_trial.txt`` and ``SICK_test_annotated.txt`` (SICK), in UTF-8, or
-    Latin-1 for MR and SUBJ. Blank lines are skipped, as in the released code.
-
-    Args:
-        name: ``"MR"``, ``"CR"``, ``"SUBJ"``, ``"MPQA"`` or ``"SICK"``.
-        root: the folder; default: the folder ``sentence_tasks`` in ``$LN_ZOO_DATA``.
-        split_words: tokenise by `ln_zoo.data.treebank` as the released code: ``it's`` becomes
-            ``it 's``. Otherwise words are separated by white space.
-
-    Raises:
-        FileNotFoundError: if the folder or a file of the task does not exist.
-        ValueError: if the name is unknown, or a file has another encoding or form.
-        ModuleNotFoundError: for ``split_words`` without nltk.
-
-    Warns:
-        UserWarning: if the number of items is not the official one.
+    They are in ``root`` (default: ``sentence_tasks`` in ``$LN_ZOO_DATA``) or in a subfolder with
+    the task's name: ``rt-polarity.pos`` and ``.neg`` (MR), ``custrev.pos`` and ``.neg`` (CR),
+    ``subj.objective`` and ``subj.subjective``, or ``plot.tok.gt9.5000`` and
+    ``quote.tok.gt9.5000`` (SUBJ), ``mpqa.pos`` and ``.neg`` (MPQA), ``SICK_train.txt``,
+    ``SICK_trial.txt`` and ``SICK_test_annotated.txt`` (SICK). Blank lines are skipped, as in the
+    released code, and ``split_words`` tokenises as it does: ``it's`` becomes ``it 's``. It warns if
+    the number of items is not the official one.
     """
     check_choice("task", name, TASKS)
     folder = local_folder(root, _FOLDER)
@@ -154,7 +122,9 @@ def read_task(
 
 def _words(sentence: str) -> str:
     return " ".join(
-        word for part in treebank.split_sentences(sentence) for word in treebank.split_words(part)
+        word
+        for part in english_tokens.split_sentences(sentence)
+        for word in english_tokens.split_words(part)
     )
 
 

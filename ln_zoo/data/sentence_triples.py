@@ -31,17 +31,11 @@ from ln_zoo.vocabulary import UNK, Vocabulary
 
 SamplerName = Literal["round_robin", "proportional"]
 
-_NAMED = 5
-"""Names in an error message."""
+_NAMED = 5  # names in an error message
 
 
 class Sentences(NamedTuple):
-    """B sentences as word indices.
-
-    Attributes:
-        tokens: int64 (B, T), each sentence ended and padded by `ln_zoo.vocabulary.EOS`.
-        lengths: int64 (B,): words of each sentence, including the end.
-    """
+    """B sentences as word indices (B, T), ended and padded by `EOS`, with their lengths (B,)."""
 
     tokens: Tensor
     lengths: Tensor
@@ -56,24 +50,7 @@ class SentenceTriples(NamedTuple):
 
 
 class TripleSet(BatchSet):
-    """Triples of one set, indexed by a tensor of indices.
-
-    Args:
-        corpus: all books.
-        books: the books of the set.
-        vocabulary: the known words; others become `ln_zoo.vocabulary.UNK`.
-        max_length: triples with a sentence of this many words or more are dropped.
-        across_books: make triples across the end of a book.
-        sampler: order of lengths in training; see `TripleBatches`.
-
-    Example:
-        >>> corpus = Corpus.of({"a tale": [["it", "rained"], ["it", "stopped", "soon"], ["ah"]]})
-        >>> data = TripleSet(corpus, corpus.books, Vocabulary(["it", "rained", "ah"]))
-        >>> data[torch.tensor([0])]
-        SentenceTriples(source=Sentences(tokens=tensor([[2, 1, 1, 0]]), lengths=tensor([4])),
-                        next=Sentences(tokens=tensor([[4, 0]]), lengths=tensor([2])),
-                        previous=Sentences(tokens=tensor([[2, 3, 0]]), lengths=tensor([3])))
-    """
+    """Triples of some books, indexed by a tensor of indices; options as `BookData`."""
 
     def __init__(
         self,
@@ -120,7 +97,6 @@ class TripleSet(BatchSet):
         return self.corpus.lengths[self.sources]
 
     def pick(self, indices: Sequence[int]) -> TripleSet:
-        """The triples with these indices."""
         picked = copy(self)
         picked.sources = self.sources[list(indices)]
         return picked
@@ -143,15 +119,10 @@ class TripleSet(BatchSet):
 class TripleBatches(DistributedBatches):
     """Batches of triples with sources of one length, distributed over W processes.
 
-    *Training*: triples are shuffled and divided into batches of one source length. A remainder of
-    one triple is dropped. Then, by the set's ``sampler``:
-
-    * ``round_robin``: one batch of each length in turn, in an order drawn for the epoch, as in the
-      released skip-thoughts code. Rare lengths are over-represented early in an epoch, and its last
-      batches have common lengths only.
-    * ``proportional``: batches in random order.
-
-    *Evaluation*: batches from the longest sources to the shortest; lengths may be mixed.
+    *Training*: triples are shuffled and divided into batches of one source length; a remainder of
+    one triple is dropped. ``round_robin`` takes one batch of each length in turn, in a random order
+    of lengths, as the released skip-thoughts code: rare lengths come early in an epoch.
+    ``proportional`` takes batches in random order. *Evaluation*: longest sources first.
     """
 
     dataset: TripleSet
@@ -236,7 +207,7 @@ class BookData(ZooDataModule, ABC):
             length has one. Batches of one triple are always dropped.
     """
 
-    gives = "sentence triples"
+    batch_kind = "sentence triples"
 
     def __init__(
         self,
@@ -292,14 +263,14 @@ class BookData(ZooDataModule, ABC):
         return {"vocabulary_size": self._words.size, "max_length": self.max_length}
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = super().facts | {"test_split": "test"}
+    def metadata(self) -> dict[str, Any]:
+        metadata = super().metadata | {"test_split": "test"}
         for name, books in self.books.items():
             sentences = sum(book.stop - book.start for book in books)
-            facts |= {f"{name}_books": len(books), f"{name}_sentences": sentences}
-            facts[f"{name}_size"] = len(self._set(name))
-            facts[f"{name}_unknown"] = round(self.unknown_share(name), 5)
-        return facts | {
+            metadata |= {f"{name}_books": len(books), f"{name}_sentences": sentences}
+            metadata[f"{name}_size"] = len(self._set(name))
+            metadata[f"{name}_unknown"] = round(self.unknown_share(name), 5)
+        return metadata | {
             "vocabulary_size": self._words.size,
             "max_length": self.max_length,
             "sampler": self.sampler,
@@ -309,11 +280,7 @@ class BookData(ZooDataModule, ABC):
 
     @cached_property
     def books(self) -> dict[str, list[Book]]:
-        """The books of the sets ``"train"``, ``"val"`` and ``"test"``.
-
-        Raises:
-            ValueError: if a name is unknown, or no book is left for training.
-        """
+        """The books of the sets ``"train"``, ``"val"`` and ``"test"``."""
         books = self.corpus.books
         names = [book.name for book in books]
         chosen: dict[str, list[str]] = {}
@@ -364,12 +331,7 @@ class BookData(ZooDataModule, ABC):
             return
         sets = {
             name: TripleSet(
-                self.corpus,
-                books,
-                self._words,
-                self.max_length,
-                self.across_books,
-                self.sampler,
+                self.corpus, books, self._words, self.max_length, self.across_books, self.sampler
             )
             for name, books in self.books.items()
         }

@@ -30,19 +30,8 @@ _ADMITTED = {
 def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
     """Read ``strokes.npy``, an object array of L arrays (P, 3), and ``sentences.txt``, L texts.
 
-    The column that ends strokes is detected; the others are dx and dy.
-
-    Args:
-        root: the folder with both files.
-        y_axis: direction in which the offsets' y grows.
-
-    Returns:
-        Lines named by their numbers, from ``strokes-00000``.
-
-    Raises:
-        OSError: if a file cannot be opened.
-        ValueError: if a file has another format, the column is ambiguous, or the numbers of texts
-            and lines differ.
+    The column that ends strokes is detected; the others are dx and dy, y growing as ``y_axis``
+    says. Lines are named ``strokes-00000``, ...
     """
     path = root / STROKES
     strokes = load_objects(path)
@@ -82,13 +71,6 @@ def end_of_stroke_column(lines: list[np.ndarray], where: str) -> int:
     """The one column of arrays (P, 3) that has both 0 and 1 and nothing else.
 
     Values that are not finite are ignored. Errors name the lines ``where``.
-
-    Raises:
-        ValueError: if there is no such column, or more than one.
-
-    Example:
-        >>> end_of_stroke_column([np.array([[0.0, 3.5, 1.0], [1.0, 2.0, -4.0]])], "these")
-        0
     """
     table = np.concatenate(lines) if lines else np.empty((0, 3))
     found = []
@@ -111,10 +93,6 @@ def load_objects(path: Path) -> np.ndarray:
 
     Such files are pickles, which ``np.load(..., allow_pickle=True)`` executes. Here only the
     globals of arrays are allowed.
-
-    Raises:
-        OSError: if the file cannot be opened.
-        ValueError: if it needs other globals or is damaged.
     """
     with damage_named(path), open_regular(path) as file:
         try:
@@ -163,14 +141,9 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def read_offsets(path: Path) -> torch.Tensor:
-    """Reads the offsets (T, 3) of one line from a .npy or .npz file.
+    """Read the offsets (T, 3) of one line from a ``.npy`` or ``.npz`` file.
 
-    Returns:
-        The offsets, the end of strokes in the last column, without a null vector at the start.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it holds something else.
+    The end of strokes becomes the last column, and a null vector at the start is dropped.
     """
     try:
         with open_regular(path) as file:

@@ -32,13 +32,6 @@ class SyntheticBooks(BookData):
         books: number of books, including the held-out ones.
         paragraphs: paragraphs of each book, of four to eight sentences.
         data_seed: seed of the text.
-
-    Example:
-        >>> data = SyntheticBooks(batch_size=4)
-        >>> data.setup()
-        >>> batch = next(iter(data.train_dataloader()))
-        >>> batch.source.tokens.shape[0], len(batch.source.lengths.unique())
-        (4, 1)
     """
 
     name = "synthetic_books"
@@ -69,8 +62,8 @@ class SyntheticBooks(BookData):
         self.data_seed = data_seed
 
     @property
-    def facts(self) -> dict[str, Any]:
-        return super().facts | {"paragraphs": self.paragraphs, "data_seed": self.data_seed}
+    def metadata(self) -> dict[str, Any]:
+        return super().metadata | {"paragraphs": self.paragraphs, "data_seed": self.data_seed}
 
     def read(self) -> Corpus:
         books = {}

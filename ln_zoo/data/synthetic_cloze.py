@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ln_zoo.data.cloze import ClozeData
-from ln_zoo.data.cloze_files import PLACEHOLDER, Question
+from ln_zoo.data.base_cloze import ClozeData
+from ln_zoo.data.cloze_formats import PLACEHOLDER, Question
 from ln_zoo.data.loading import check_at_least
 
 _VERB_WORDS = "met called saw thanked paid hired warned praised followed helped sued beat"
@@ -20,9 +20,8 @@ _VERBS, _PLACES, _MONTHS = (words.split() for words in (_VERB_WORDS, _PLACE_WORD
 class SyntheticClozeQA(ClozeData):
     """Passages of sentences such as ``@entity3 met @entity7 in rome last june .``
 
-    For tests and first steps. The query is one of the sentences with one entity blanked. Sentences
-    of a passage have different verbs, so that the query's verb determines the answer; entities
-    occur several times, so that counting them does not.
+    For tests and first steps. The query is one of the sentences with one entity blanked. Its verb
+    determines the answer: sentences of a passage have different verbs.
 
     Args:
         train_size: number of training questions; a smaller set is the start of a larger one.
@@ -31,13 +30,6 @@ class SyntheticClozeQA(ClozeData):
         passage_sentences: maximum sentences of a passage; the minimum is half of it.
         num_entities: entities E in all; a passage has at most half of them, at least 2.
         data_seed: seed of the passages.
-
-    Example:
-        >>> data = SyntheticClozeQA(batch_size=4, train_size=20, val_size=5, test_size=5)
-        >>> data.setup()
-        >>> inputs, answers = next(iter(data.train_dataloader()))
-        >>> inputs.passage.shape[0], inputs.query_lengths.tolist(), answers.shape
-        (4, [8, 8, 8, 8], torch.Size([4]))
     """
 
     name = "synthetic_cloze"

@@ -36,12 +36,9 @@ V 09 23 49 | W 09 13 26 33 49 | X 09 43/49 03 | Y 09 26 49/26 23 | Z 09 49 03 43
 _GLYPHS = {
     entry[0]: entry[2:] for line in _TABLE.split("\n") for entry in line.split(" | ") if entry
 }
-_UNIT = 40.0
-"""Whiteboard units per grid unit: letters are as large as in IAM-OnDB."""
-_STEP = 0.5
-"""Step length, grid units: about 20 points per character."""
-_GAP, _SPACE = 1.3, 3.0
-"""Widths between characters and of a blank, grid units."""
+_UNIT = 40.0  # whiteboard units per grid unit: letters are as large as in IAM-OnDB
+_STEP = 0.5  # step length, grid units: about 20 points per character
+_GAP, _SPACE = 1.3, 3.0  # widths between characters and of a blank, grid units
 
 _VOCABULARY = (
     "a I at be by do go he if in is it me my no of on or so to up us we all and any are ask "
@@ -78,13 +75,6 @@ class SyntheticHandwriting(HandwritingData):
         test_size: number of test lines.
         characters: maximum characters of a line.
         data_seed: seed of texts and hands.
-
-    Example:
-        >>> data = SyntheticHandwriting(batch_size=4, train_size=20, val_size=5, test_size=5)
-        >>> data.setup()
-        >>> batch = next(iter(data.train_dataloader()))
-        >>> batch.offsets.shape[0], batch.offsets.shape[2], len(batch.text), batch.first
-        (4, 3, 4, True)
     """
 
     name = "synthetic_handwriting"
@@ -124,17 +114,7 @@ class SyntheticHandwriting(HandwritingData):
 
 
 def random_text(rng: np.random.Generator, characters: int) -> str:
-    """Random words, sometimes with numbers, a capital and a punctuation mark.
-
-    Args:
-        rng: the random generator.
-        characters: maximum characters, at least 1.
-
-    Example:
-        >>> text = random_text(np.random.default_rng(0), 20)
-        >>> 8 < len(text) <= 20
-        True
-    """
+    """Random words of at most ``characters``, with some numbers, capitals and punctuation marks."""
     wanted = int(rng.integers(max(1, characters // 2), characters + 1))
     text = ""
     while True:
@@ -155,19 +135,7 @@ def random_text(rng: np.random.Generator, characters: int) -> str:
 def write(text: str, rng: np.random.Generator) -> np.ndarray:
     """Write a text in a random hand.
 
-    Args:
-        text: characters of the font and blanks.
-        rng: the random generator.
-
-    Returns:
-        Steps (P, 3): dx, dy (downwards), 1 on the last point of a stroke; integers.
-
-    Raises:
-        ValueError: if a character is not in the font, or the text is blank.
-
-    Example:
-        >>> int(write("hi", np.random.default_rng(0))[:, 2].sum())
-        3
+    Returns integer steps (P, 3): dx, dy (downwards), 1 on the last point of a stroke.
     """
     unknown = sorted(set(text) - set(_GLYPHS) - {" "})
     if unknown or not text.strip():
@@ -197,10 +165,10 @@ def write(text: str, rng: np.random.Generator) -> np.ndarray:
 
 
 class _Glyph(NamedTuple):
+    """Points (P, 2) from the baseline, ends of strokes (P,), and width, grid units."""
+
     points: np.ndarray
-    """(P, 2), grid units from the baseline."""
     pen_up: np.ndarray
-    """(P,) 1 on the last point of a stroke."""
     width: float
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.captions import CaptionedData, CaptionedSet
+from ln_zoo.data.base_captions import CaptionedData, CaptionedSet
 from ln_zoo.data.loading import check_at_least
 
 _WORDS = {
@@ -20,14 +20,8 @@ _OBJECTS, _COLOURS, _ACTIONS, _PLACES = (words.split() for words in _WORDS.value
 
 _MOST_THINGS = 4
 #: Sizes of the parts of the code: things, their colours, their actions, and places.
-_PARTS = (
-    len(_OBJECTS),
-    len(_OBJECTS) * len(_COLOURS),
-    len(_OBJECTS) * len(_ACTIONS),
-    len(_PLACES),
-)
-#: Probability that a caption mentions a detail of a thing, or the place.
-_NAMED = 0.6
+_PARTS = (len(_OBJECTS), len(_OBJECTS) * len(_COLOURS), len(_OBJECTS) * len(_ACTIONS), len(_PLACES))
+_NAMED = 0.6  # probability that a caption mentions a detail of a thing, or the place
 
 
 class _Thing(NamedTuple):
@@ -44,10 +38,9 @@ class _Scene(NamedTuple):
 class SyntheticScenes(CaptionedData):
     """Two to four things with a colour and an action in a place; captions name a part of a scene.
 
-    For tests and first steps. A scene's code is a 0/1 vector of its things, their colours and
-    actions, and its place; its features are a noisy random projection of the code, rectified. Each
-    of the five captions mentions some things, some of their details and sometimes the place, so
-    that it describes all scenes with these parts.
+    For tests and first steps. Features are a rectified, noisy random projection of a 0/1 code of
+    things, their colours and actions, and the place. Each of the five captions mentions some of
+    these parts, so that it describes all scenes that have them.
 
     Args:
         train_size: number of training scenes; a smaller set is the start of a larger one.
@@ -56,13 +49,6 @@ class SyntheticScenes(CaptionedData):
         image_features: features I of a scene.
         noise: standard deviation of the noise; that of the projection is about 1.
         data_seed: seed of scenes, captions and projection.
-
-    Example:
-        >>> data = SyntheticScenes(batch_size=4, train_size=20, val_size=5, test_size=5)
-        >>> data.setup()
-        >>> batch = next(iter(data.train_dataloader()))
-        >>> batch.images.shape, len(batch.captions), len(next(iter(data.val_dataloader())).captions)
-        (torch.Size([4, 256]), 4, 25)
     """
 
     name = "synthetic_scenes"

@@ -14,12 +14,7 @@ _TEXTS = (".txt", ".txt.gz")
 
 
 class TextFile(NamedTuple):
-    """A text file, or a member of an archive.
-
-    Args:
-        path: the file or archive.
-        member: its name in the archive; empty for a file.
-    """
+    """A text file, or a named member of an archive."""
 
     path: str
     member: str = ""
@@ -39,13 +34,6 @@ def find_texts(root: Path) -> list[TextFile]:
 
     Texts end in ``.txt`` or ``.txt.gz`` and are files or members of archives. Files are sorted by
     name, members keep the archive's order. Hidden files are skipped.
-
-    Args:
-        root: the folder, or one text or archive.
-
-    Raises:
-        FileNotFoundError: if the folder or file does not exist or has no text.
-        ValueError: if an archive is damaged.
     """
     if not root.exists():
         raise FileNotFoundError(f"no folder or file {root}: give the one with the texts")
@@ -72,10 +60,6 @@ def read_texts(texts: Sequence[TextFile]) -> Iterator[tuple[int, str]]:
 
     Lines are stripped, and may be empty. Each archive is read once, in its order, which is that of
     `find_texts`.
-
-    Raises:
-        OSError: if a file cannot be read.
-        ValueError: if a text is not UTF-8 (with the byte), has a line of 10 MB or is damaged.
     """
     numbers = {text: number for number, text in enumerate(texts)}
     for path in dict.fromkeys(text.path for text in texts):
@@ -92,16 +76,7 @@ def read_texts(texts: Sequence[TextFile]) -> Iterator[tuple[int, str]]:
 
 
 def read_lines(stream: IO[bytes], where: str | Path, most: int = MAX_LINE) -> Iterator[str]:
-    """Iterate over the lines of a stream in UTF-8, with or without a byte order mark.
-
-    Args:
-        stream: the stream; lines end with ``\\n``.
-        where: its name in error messages.
-        most: a line has fewer bytes.
-
-    Raises:
-        ValueError: if a line is not UTF-8 (with the byte) or too long.
-    """
+    """Iterate over lines of fewer than ``most`` bytes in UTF-8, with or without BOM."""
     start = 0
     while raw := stream.readline(most):
         if len(raw) == most:

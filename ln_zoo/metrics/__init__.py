@@ -1,4 +1,4 @@
-"""What models are measured by: pure functions, and metric objects that several processes share."""
+"""Metrics: pure functions, and `torchmetrics` objects that reduce over processes."""
 
 from ln_zoo.metrics.pen import PenMixture
 from ln_zoo.metrics.ratio import Ratio

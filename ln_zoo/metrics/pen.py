@@ -1,4 +1,4 @@
-"""Where a pen goes next: mixtures of bivariate Gaussians (Graves 2013, section 4.1)."""
+"""Mixture densities of pen offsets (Graves 2013, section 4.1)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 
 class PenMixture(NamedTuple):
-    """The density of the next offset (dx, dy), a mixture of M Gaussians, and of the pen's lift.
+    """Density of the next offset (dx, dy), a mixture of M Gaussians, and of the end of a stroke.
 
     Attributes:
-        end: log odds that the point is the last of its stroke, (\\*,). The source's e^ has the
-            opposite sign (eq. 18).
+        end: log odds that the point ends its stroke, (\\*,). The paper's e^ has the opposite sign
+            (eq. 18).
         log_weights: log pi, (\\*, M), eq. 19.
         mean: mu, (\\*, M, 2), eq. 20.
         log_std: log sigma, (\\*, M, 2), eq. 21.
@@ -39,16 +39,16 @@ class PenMixture(NamedTuple):
     def of(
         cls, outputs: Tensor, min_log_std: float = -7.0, max_correlation: float = 0.999
     ) -> PenMixture:
-        """The mixture that a network's outputs y^ stand for (eq. 17-22).
+        """Create a mixture from network outputs y^ (eq. 17-22).
 
-        Offsets repeat to the last digit, so that without bounds a Gaussian could shrink on such a
-        value and the density grow without end.
+        Offsets are discrete, so the density would grow without bound as a Gaussian shrinks onto a
+        repeated value.
 
         Args:
-            outputs: (\\*, 1 + 6 M): the log odds, then M each of weights, dx means, dy means,
-                log sigmas of dx and of dy, and rho^.
-            min_log_std: below it log sigma is held.
-            max_correlation: beyond it rho is held.
+            outputs: (\\*, 1 + 6 M): log odds, then M each of weights, dx means, dy means, log
+                sigmas of dx and of dy, and rho^.
+            min_log_std: lower bound of log sigma.
+            max_correlation: bound of abs(rho).
 
         Raises:
             ValueError: if the last size is not 1 + 6 M.
@@ -56,7 +56,7 @@ class PenMixture(NamedTuple):
         count, rest = divmod(outputs.shape[-1] - 1, 6)
         if rest or not count:
             raise ValueError(
-                f"outputs must have 1 + 6 M numbers for M components, got {outputs.shape[-1]}"
+                f"outputs must have 1 + 6 M features for M components, got {outputs.shape[-1]}"
             )
         end, weights, dx, dy, sx, sy, correlation = outputs.split([1] + [count] * 6, dim=-1)
         bound = math.atanh(max_correlation)
@@ -69,19 +69,11 @@ class PenMixture(NamedTuple):
         )
 
     def offset_nll(self, offsets: Tensor) -> Tensor:
-        """Minus the log density of offsets (eq. 23-25), in nats.
-
-        Args:
-            offsets: (\\*, 2) of the mixture's shape.
-        """
+        """Negative log density of offsets (\\*, 2), nats (eq. 23-25)."""
         return -torch.logsumexp(self.log_weights + self._component_log_density(offsets), -1)
 
     def nll(self, points: Tensor) -> Tensor:
-        """Minus the log density of points and their lifts (eq. 26), in nats.
-
-        Args:
-            points: (dx, dy, 1 where the pen is lifted after it, else 0), (\\*, 3).
-        """
+        """Negative log density of points (dx, dy, end of a stroke), (\\*, 3), nats (eq. 26)."""
         lift = F.binary_cross_entropy_with_logits(self.end, points[..., 2], reduction="none")
         return self.offset_nll(points[..., :2]) + lift
 
@@ -90,15 +82,12 @@ class PenMixture(NamedTuple):
         return (self.log_weights.exp().unsqueeze(-1) * self.mean).sum(-2)
 
     def sample(self, bias: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
-        """Draws a point for each mixture (Graves 2013, section 5.4 for the bias).
+        """Sample points (dx, dy, end), (\\*, 3), one of each mixture.
 
         Args:
-            bias: b, at least 0: sigma is divided by e^b, and pi taken to the power 1 + b. Lifts are
-                drawn as they are.
-            generator: of random numbers; default torch's own.
-
-        Returns:
-            (dx, dy, lift), (\\*, 3).
+            bias: b of section 5.4, at least 0: divides sigma by e^b and raises pi to 1 + b. It does
+                not apply to the end of strokes.
+            generator: random generator; default: torch's.
         """
         mixture = self.biased(bias)
         flat = mixture.log_weights.exp().view(-1, self.log_weights.shape[-1])
@@ -113,10 +102,10 @@ class PenMixture(NamedTuple):
         return torch.cat([mean + std * both, lift.unsqueeze(-1)], -1)
 
     def biased(self, bias: float) -> PenMixture:
-        """The mixture drawn towards its likeliest points; see `sample`.
+        """The mixture under a bias; see `sample`.
 
         Raises:
-            ValueError: unless the bias is 0 or more.
+            ValueError: if ``bias`` is negative.
         """
         if not bias >= 0:
             raise ValueError(f"bias must be at least 0, got {bias!r}")
@@ -126,11 +115,11 @@ class PenMixture(NamedTuple):
     def _component_log_density(self, offsets: Tensor) -> Tensor:
         d = (offsets.unsqueeze(-2) - self.mean) * (-self.log_std).exp()
         dx, dy = d.unbind(-1)
-        # Z / (1 - rho^2) along the axes of the Gaussian: 2 / (1 +- tanh r) is 1 + exp(-+2 r). In
-        # the source's form all digits go where rho is near 1.
+        # Z / (1 - rho^2) along the principal axes, as 2 / (1 +- tanh r) = 1 + exp(-+2 r). The
+        # paper's form cancels if rho is near 1.
         twice = 2 * self.correlation
         along, across = (dx + dy).square(), (dx - dy).square()
         z = (along * (1 + (-twice).exp()) + across * (1 + twice.exp())) / 4
-        # log(1 - tanh^2) without the difference of two numbers near 1.
+        # log(1 - tanh^2) without cancellation.
         log_rest = 2 * math.log(2) + F.logsigmoid(twice) + F.logsigmoid(-twice)
         return -0.5 * (z + log_rest) - self.log_std.sum(-1) - math.log(2 * math.pi)

@@ -1,4 +1,4 @@
-"""A sum over a sum."""
+"""Ratios of sums."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torchmetrics import Metric
 
 
 class Ratio(Metric):
-    """The sum of all numerators divided by the sum of all denominators, over all processes.
+    """Sum of numerators divided by sum of denominators, over batches and processes.
 
-    Nats per point are such a ratio: a mean over batches would weigh short lines as long ones.
+    For metrics such as nats per point, where batches have different numbers of points.
 
     Example:
         >>> ratio = Ratio()
@@ -34,7 +34,7 @@ class Ratio(Metric):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Ratio:
         def move(a: Tensor) -> Tensor:
-            # To other devices, but not with a module to half precision, which cannot count.
+            # Keeps float64 under Module.half(): half precision cannot count.
             moved = fn(a)
             return moved if moved.dtype == a.dtype else a.to(moved.device)
 
@@ -42,16 +42,11 @@ class Ratio(Metric):
         return self
 
     def update(self, numerators: Tensor, denominators: Tensor) -> None:
-        """Adds to both sums.
-
-        Args:
-            numerators: any shape.
-            denominators: any shape.
-        """
-        # Not in place: states that the inference mode of a validation made refuse that in training.
+        """Add to both sums; any shapes."""
+        # Not in place: states may be inference tensors of a validation.
         self.numerator = self.numerator + numerators.double().sum()
         self.denominator = self.denominator + denominators.double().sum()
 
     def compute(self) -> Tensor:
-        """The ratio so far, float64; NaN before the first update."""
+        """The ratio, float64; NaN before the first update."""
         return self.numerator / self.denominator

@@ -1,4 +1,4 @@
-"""How well images and captions find each other (Vendrov et al. 2016, section 4.2)."""
+"""Retrieval of images and captions (Vendrov et al. 2016, section 4.2)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-#: What ranks: penalties (M, N) of captions (M, D) and images (N, D), the smaller the better.
+#: Function from captions (M, D) and images (N, D) to penalties (M, N); smaller is better.
 Penalty = Callable[[Tensor, Tensor], Tensor]
 
 _K = (1, 5, 10)
 #: Captions ranked at a time.
 _ROWS = 1024
-#: Penalties that are kept rather than computed a second time: a quarter of a gigabyte.
+#: Maximum penalties to store (256 MB); above, they are computed twice.
 _KEPT = 2**26
 
 
 class Ranks(NamedTuple):
-    """Where the right answer to each of Q queries stands.
+    """Ranks of the best correct answers to Q queries.
 
     Attributes:
-        better: wrong answers ahead of the best of the right ones, int64 (Q,).
-        tied: answers that share the penalty of that one, itself among them, int64 (Q,).
-        own: how many of the tied are right answers, int64 (Q,).
+        better: answers with a smaller penalty than the best correct one, int64 (Q,).
+        tied: answers with its penalty, including itself, int64 (Q,).
+        own: correct answers among the tied, int64 (Q,).
     """
 
     better: Tensor
@@ -35,15 +35,15 @@ class Ranks(NamedTuple):
     own: Tensor
 
     def expected(self) -> Tensor:
-        """Rank from 0 of the best right answer, its mean where there are ties, float64 (Q,).
+        """Expected rank of the best correct answer from 0, float64 (Q,).
 
-        Ties are in random order: of s right answers among t tied ones, the first is at
-        (t + 1) / (s + 1) on average, counted from 1.
+        Ties are in random order: the first of s correct answers among t tied ones has the mean
+        position (t + 1) / (s + 1), from 1.
         """
         return self.better + (self.tied + 1.0).double() / (self.own + 1) - 1
 
     def recall(self, k: int) -> Tensor:
-        """Probability that the rank is below k, float64 (Q,); 0 or 1 where there are no ties.
+        """Probability that the rank is below k, float64 (Q,); 0 or 1 without ties.
 
         Example:
             >>> one = torch.ones(1, dtype=torch.int64)
@@ -52,7 +52,7 @@ class Ranks(NamedTuple):
         """
         missed = torch.ones(self.better.shape, dtype=torch.float64, device=self.better.device)
         for place in range(k):
-            # The share of orders in which no right answer stands at this place either.
+            # Probability that this position has no correct answer either.
             drawn = place - self.better
             left = (self.tied - drawn).clamp(min=1)
             missed = torch.where(drawn >= 0, missed * (left - self.own).clamp(min=0) / left, missed)
@@ -62,24 +62,21 @@ class Ranks(NamedTuple):
 def retrieval_ranks(
     captions: Tensor, images: Tensor, penalty: Penalty, rows: int = _ROWS
 ) -> tuple[Ranks, Ranks]:
-    """Ranks in both directions, of C captions per image.
+    """Rank N images for each caption, and C N captions for each image.
 
-    All N images are ranked for each caption, and all C N captions for each image, of which the
-    best-placed of its C counts. Of many images the penalties are computed twice, ``rows`` x N at a
-    time, so that any number of them fits into memory.
+    Penalties of large sets are computed twice, ``rows`` x N at a time, to bound memory.
 
     Args:
-        captions: (C N, D); those of image i are C i to C i + C - 1.
+        captions: (C N, D); image i has captions C i to C i + C - 1.
         images: (N, D).
-        penalty: gives (M, N) for (M, D) and (N, D), the smaller the better.
+        penalty: function from (M, D) and (N, D) to (M, N); smaller is better.
         rows: captions at a time.
 
     Returns:
-        Ranks of the images, (C N,) queries, and of the captions, (N,) queries.
+        Ranks of images, C N queries, and of captions, N queries.
 
     Raises:
-        ValueError: if the number of captions is not a multiple of the number of images, for
-            ``rows`` below 1, and for penalties that are NaN.
+        ValueError: if captions are not C per image, ``rows`` is below 1, or penalties are NaN.
 
     Example:
         >>> points = torch.tensor([[0.0], [1.0], [5.0]])
@@ -97,7 +94,7 @@ def retrieval_ranks(
     for chunk, right in zip(chunks, own.split(rows), strict=True):
         e = penalty(chunk, images)
         if bool(e.isnan().any()):
-            raise ValueError("penalties are NaN: look for embeddings that are not finite")
+            raise ValueError("penalties are NaN: check that embeddings are finite")
         if len(captions) * len(images) <= _KEPT:
             kept.append(e)
         right_one = e.gather(1, right[:, None])
@@ -123,28 +120,24 @@ def retrieval_scores(
 ) -> dict[str, Tensor]:
     """Recalls, median and mean ranks in both directions, averaged over folds.
 
-    Fold k holds images ``k fold_size`` to ``(k + 1) fold_size - 1`` and their captions, which are
-    ranked among themselves; so do Vendrov et al. with the 5,000 test images of COCO. Images left
-    over after the last whole fold are not scored. Recalls depend on the size of a fold: among fewer
-    images each is found more easily.
+    Each fold of ``fold_size`` consecutive images and their captions is ranked separately, as in
+    Vendrov et al. for the 5,000 test images of COCO; a smaller remainder is not scored. Recalls
+    decrease with the size of a fold.
 
     Args:
-        captions: (C N, D); those of image i are C i to C i + C - 1.
-        images: (N, D).
-        penalty: gives (M, N) for (M, D) and (N, D), the smaller the better.
-        fold_size: images of a fold; ``None``, or more than there are: all in one.
-        folds: how many of the first folds; default: all.
+        captions, images, penalty: as `retrieval_ranks`.
+        fold_size: images per fold; None or more than N: one fold.
+        folds: number of folds to score, the first ones; default: all.
 
     Returns:
-        float64 scalars: ``image_r1``, ``image_r5``, ``image_r10``, the share of captions in per
-        cent whose image is among the first 1, 5 and 10; ``image_median_rank``, rounded down, and
-        ``image_mean_rank``, both from 1; ``image_sum``, the three recalls added up; the same as
-        ``caption_...`` for images, of which the best-placed caption counts; ``recall_sum``, all
-        six. Where penalties are equal the order is taken as random, and recalls and mean ranks
-        are their expectations: embeddings that are all the same score as guessing does.
+        float64 scalars: ``image_r1``, ``image_r5``, ``image_r10``, per cent of captions with their
+        image among the first 1, 5 and 10; ``image_median_rank`` (rounded down) and
+        ``image_mean_rank`` from 1; ``image_sum``, the sum of the recalls; ``caption_...``, the same
+        for the best caption of each image; ``recall_sum``, the sum of all recalls. Ties count as in
+        random order, by expectation, so constant embeddings score as guessing.
 
     Raises:
-        ValueError: as `retrieval_ranks`; for a ``fold_size`` or ``folds`` below 1.
+        ValueError: as `retrieval_ranks`, or if ``fold_size`` or ``folds`` is below 1.
 
     Example:
         >>> images = torch.eye(4)
@@ -166,7 +159,7 @@ def retrieval_scores(
             for k in _K:
                 scores.setdefault(f"{name}_r{k}", []).append(100 * ranks.recall(k).mean())
             expected = ranks.expected()
-            # torch's own takes the lower of the two in the middle.
+            # torch.median takes the lower of two middle values.
             median = expected.quantile(0.5).floor() + 1
             scores.setdefault(f"{name}_median_rank", []).append(median)
             scores.setdefault(f"{name}_mean_rank", []).append(expected.mean() + 1)
@@ -178,18 +171,14 @@ def retrieval_scores(
 
 
 class Retrieval(Metric):
-    """`retrieval_scores` of a whole set, over batches and processes.
+    """`retrieval_scores` over batches and processes.
 
-    It keeps the embeddings, N (C + 1) D numbers. With several processes all images are gathered
-    and put in the order of their indices; one that was scored twice, as samplers repeat some to
-    make shares equal, counts once. So the scores are those of one process.
-
-    Embeddings that are all the same are told of by a warning: their scores are those of guessing.
+    It stores N (C + 1) D numbers. Images of all processes are gathered and sorted by index;
+    duplicates of padding samplers count once, so scores are those of one process. It warns of
+    constant embeddings.
 
     Args:
-        penalty: gives (M, N) for (M, D) and (N, D), the smaller the better.
-        fold_size: images of a fold; ``None``: all in one.
-        folds: how many of the first folds; default: all.
+        penalty, fold_size, folds: as `retrieval_scores`.
 
     Example:
         >>> metric = Retrieval(torch.cdist)
@@ -220,20 +209,20 @@ class Retrieval(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, captions: Tensor, images: Tensor, index: Tensor) -> None:
-        """Adds N images and their captions.
+        """Add N images and their captions.
 
         Args:
-            captions: (C N, D); those of image i are C i to C i + C - 1.
+            captions: (C N, D), as `retrieval_ranks`.
             images: (N, D).
-            index: the number of each image in its set, int64 (N,).
+            index: index of each image in its set, int64 (N,).
 
         Raises:
-            ValueError: if the counts do not fit.
+            ValueError: if the sizes do not match.
         """
         each = _captions_per_image(captions, images)
         if index.shape != images.shape[:1]:
             raise ValueError(
-                f"index must number {len(images)} images, got a tensor {tuple(index.shape)}"
+                f"index must be ({len(images)},), one per image, got {tuple(index.shape)}"
             )
         wide = torch.promote_types(images.dtype, torch.float32)
         self.captions.append(captions.detach().to(wide).view(-1, each, captions.shape[-1]))
@@ -241,13 +230,13 @@ class Retrieval(Metric):
         self.index.append(index)
 
     def compute(self) -> dict[str, Tensor]:
-        """The scores so far.
+        """The scores.
 
         Raises:
             ValueError: before the first update.
         """
         if not len(self.images):
-            raise ValueError("there are no images to rank: call update first")
+            raise ValueError("no images to rank: call update first")
         captions, images, index = (
             dim_zero_cat(state) for state in (self.captions, self.images, self.index)
         )
@@ -258,8 +247,8 @@ class Retrieval(Metric):
         for name, found in (("captions", captions.flatten(0, 1)), ("images", images)):
             if len(found) > 1 and bool((found == found[0]).all()):
                 warnings.warn(
-                    f"the embeddings of all {len(found):,} {name} are the same: the scores are "
-                    "those of guessing",
+                    f"the embeddings of all {len(found):,} {name} are equal, so scores are those "
+                    "of guessing",
                     stacklevel=2,
                 )
         return retrieval_scores(
@@ -271,7 +260,7 @@ def _captions_per_image(captions: Tensor, images: Tensor) -> int:
     each, rest = divmod(len(captions), max(1, len(images)))
     if rest or not each:
         raise ValueError(
-            f"captions must be C for each image, got {len(captions):,} captions of "
+            f"captions must be C per image, got {len(captions):,} captions of "
             f"{len(images):,} images"
         )
     return each

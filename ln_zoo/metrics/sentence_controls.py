@@ -1,4 +1,4 @@
-"""Encoders of sentences that learn nothing: what trained ones have to be better than."""
+"""Untrained sentence encoders, as baselines."""
 
 from __future__ import annotations
 
@@ -11,27 +11,21 @@ import numpy as np
 
 
 def majority(sentences: Sequence[str]) -> np.ndarray:
-    """The same vector for every sentence, from which only the commoner class can be told.
-
-    Returns:
-        Zeros, float32 (n, 1).
-    """
+    """Zeros, float32 (n, 1), from which only the majority class can be predicted."""
     return np.zeros((len(sentences), 1), np.float32)
 
 
 class WordVectors:
-    """Vectors of words: those of a table, or random ones.
-
-    A random vector depends on the word and the seed alone, not on what other words there are.
+    """Word vectors from a table, or random ones, which depend on word and seed only.
 
     Args:
-        words: the W words of the table; ``None`` gives every word a random vector.
-        vectors: theirs, (W, E).
+        words: W words of the table; None: random vectors.
+        vectors: their vectors, (W, E).
         features: size E of random vectors.
-        seed: of random vectors.
+        seed: seed of random vectors.
 
     Raises:
-        ValueError: words and vectors differ in number.
+        ValueError: if words and vectors differ in number.
     """
 
     def __init__(
@@ -46,13 +40,15 @@ class WordVectors:
         self.seed = seed
         if words is not None and vectors is not None:
             if len(words) != len(vectors):
-                raise ValueError(f"there are {len(words)} words and {len(vectors)} vectors")
+                raise ValueError(
+                    f"words and vectors must be as many, got {len(words)} and {len(vectors)}"
+                )
             self._table = dict(zip(words, np.asarray(vectors, np.float32), strict=True))
             self.features = vectors.shape[1]
         self._drawn = lru_cache(maxsize=None)(self._draw)
 
     def of(self, sentence: str) -> np.ndarray:
-        """The vectors of a sentence's words that have one, float32 (T, E); at least a zero one."""
+        """Vectors of the known words of a sentence, float32 (T, E); one zero row if T is 0."""
         if self._table is None:
             found = [self._drawn(word) for word in sentence.split()]
         else:
@@ -65,10 +61,10 @@ class WordVectors:
 
 
 class MeanOfWords:
-    """The mean of the vectors of a sentence's words, of unit norm.
+    """Mean of the word vectors of a sentence, normalised.
 
     Args:
-        vectors: of words.
+        vectors: the word vectors.
 
     Example:
         >>> table = WordVectors(["a", "dog"], np.array([[1.0, 0.0], [0.0, 1.0]]))
@@ -84,21 +80,19 @@ class MeanOfWords:
 
 
 class EchoState:
-    """A random echo state network, read by the maximum of each unit over time.
+    """A random bidirectional echo state network with max pooling over time.
 
-    Two reservoirs, one of which reads the sentence backwards, are joined, as Wieting and Kiela
-    (2019, arXiv 1901.10444, section 3.3) do: h_t = (1 - a) h_{t-1} + a tanh(W x_t + U h_{t-1} + b),
-    with a sparse matrix U of a chosen spectral radius. They read trained word vectors; here random
-    ones serve unless a table is given.
+    As Wieting and Kiela (2019, arXiv 1901.10444, section 3.3), but with random word vectors by
+    default: h_t = (1 - a) h_{t-1} + a tanh(W x_t + U h_{t-1} + b), with a sparse matrix U.
 
     Args:
-        vectors: of words; default: random ones of 300.
-        features: units of both reservoirs together, D.
-        radius: largest absolute eigenvalue of U.
-        leak: share a of the new state.
-        connections: units that each is connected to, on average.
-        seed: of all matrices.
-        batch_size: sentences that are encoded at once; changes no vector beyond rounding.
+        vectors: word vectors; default: random ones of 300 features.
+        features: units D of both directions.
+        radius: spectral radius of U.
+        leak: leaking rate a.
+        connections: mean connections per unit.
+        seed: seed of all matrices.
+        batch_size: sentences per batch; changes vectors by rounding only.
 
     Example:
         >>> encode = EchoState(features=64)
@@ -126,7 +120,7 @@ class EchoState:
         rng = np.random.default_rng((seed, 1))
         units = features // 2
         size = (self.vectors.features, units)
-        # Inputs of about unit variance, whatever the scale of the word vectors.
+        # Word vectors are normalised, so inputs have about unit variance.
         self._inputs = [rng.normal(size=size).astype(np.float32) for _ in range(2)]
         self._states = [_reservoir(units, radius, connections, rng) for _ in range(2)]
         self._biases = [rng.uniform(-0.1, 0.1, units).astype(np.float32) for _ in range(2)]
@@ -170,7 +164,7 @@ def _spectral_radius(matrix: Any) -> float:
 
     if matrix.shape[0] < 100:
         return float(np.abs(np.linalg.eigvals(matrix.toarray())).max())
-    start = np.ones(matrix.shape[0])  # else drawn from the global random state
+    start = np.ones(matrix.shape[0])  # default: the global random state
     try:
         return float(np.abs(eigs(matrix, k=6, v0=start, return_eigenvectors=False)).max())
     except ArpackNoConvergence:
@@ -178,6 +172,6 @@ def _spectral_radius(matrix: Any) -> float:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Rows of unit norm; zeros stay."""
+    """Normalise rows; zero rows stay zero."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.where(norms > 0, norms, 1)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Scores of sentence vectors: their standard errors, tables and files."""
+"""Standard errors, tables and files of sentence scores."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Score:
-    """One number of one encoder, a row of the CSV file.
+    """A score of an encoder, a row of the CSV file.
 
     Attributes:
-        encoder: its label.
-        metric: such as ``mr``.
+        encoder: label of the encoder.
+        metric: name of the metric, such as ``mr``.
         value: per cent, a correlation, or a mean squared error.
-        standard_error: of an accuracy binomial, of Pearson's r by Fisher's transformation; else
-            none.
-        items: sentences or test pairs that were scored.
-        unknown: share of the task's words that the encoder does not know; none without vocabulary.
+        standard_error: binomial for accuracies, by Fisher's transformation for Pearson's r, else
+            None.
+        items: number of sentences or test pairs.
+        unknown: share of unknown words; None without a vocabulary.
         protocol: ``fast`` or ``original``.
-        seconds: that encoding and scoring the task took.
+        seconds: seconds of encoding and scoring.
     """
 
     encoder: str
@@ -68,7 +68,7 @@ def score_of(
 
 
 def standard_error(metric: str, value: float, items: int) -> float | None:
-    """Of an accuracy in per cent or a Pearson correlation, from the number of items alone.
+    """Standard error of an accuracy in per cent or a Pearson correlation, from the items.
 
     Example:
         >>> round(standard_error("mr", 77.3, 10_662), 2)
@@ -86,19 +86,14 @@ def table(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] = {
     """Scores in the layout of the paper's Table 3.
 
     Args:
-        scores: of one or more encoders, by one protocol.
-        beside: reported values by label and metric, for rows below.
+        scores: scores of encoders by one protocol.
+        beside: reported values by label and metric, for further rows.
     """
     from rich import box
     from rich.table import Table as RichTable
 
     head, ours, reported_rows = _rows(scores, beside)
-    shown = RichTable(
-        box=box.SIMPLE,
-        pad_edge=False,
-        title=_title(scores),
-        caption=_CAPTION,
-    )
+    shown = RichTable(box=box.SIMPLE, pad_edge=False, title=_title(scores), caption=_CAPTION)
     shown.add_column(head[0])
     for name in head[1:]:
         shown.add_column(name, justify="right")
@@ -112,7 +107,7 @@ def table(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] = {
 
 
 def markdown(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] = {}) -> str:
-    """As `table`, in Markdown, with reported rows in italics."""
+    """`table` in Markdown, with reported rows in italics."""
     head, ours, reported_rows = _rows(scores, beside)
     italic = [[f"*{cell}*" if cell else "" for cell in row] for row in reported_rows]
     lines = [f"| {' | '.join(row)} |" for row in [head, *ours, *italic]]
@@ -133,7 +128,7 @@ def _title(scores: Sequence[Score]) -> str:
 def _rows(
     scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]]
 ) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """The head of the table, rows of encoders, and rows of what papers report."""
+    """Header, rows of encoders, and rows of reported values."""
     metrics = [metric for metric in COLUMNS if any(s.metric == metric for s in scores)]
     rows: dict[str, dict[str, str]] = {}
     for score in scores:
@@ -162,12 +157,11 @@ def _cell(score: Score) -> str:
 
 
 def as_text(scores: Sequence[Score], suffix: str, beside: Mapping[str, Any], **facts: Any) -> str:
-    """The content of a file of scores.
+    """Content of a file of scores.
 
     Args:
-        scores: of one or more encoders, by one protocol.
+        scores, beside: as `table`.
         suffix: ``".csv"``, ``".json"`` or ``".md"``.
-        beside: as for `table`.
         facts: further keys of a JSON file.
     """
     if suffix == ".md":
@@ -179,10 +173,14 @@ def as_text(scores: Sequence[Score], suffix: str, beside: Mapping[str, Any], **f
 
 
 def read_tested(path: Path, protocol: str) -> dict[str, float]:
-    """Scores of a run's test by metric."""
+    """Read the scores of a run's test by metric.
+
+    Raises:
+        ValueError: if the file has none of this protocol.
+    """
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
-        # Those of SICK are of both protocols.
+        # SICK has one protocol.
         names = {
             m: m if m.startswith("sick") or protocol != "fast" else f"{m}_fast" for m in COLUMNS
         }
@@ -198,10 +196,10 @@ def read_tested(path: Path, protocol: str) -> dict[str, float]:
 
 
 def read_csv(path: Path) -> list[Score]:
-    """Reads a table of scores.
+    """Read a CSV of scores.
 
     Raises:
-        ValueError: if the file holds something else.
+        ValueError: if the file has another format.
     """
 
     def number(text: str) -> float | None:
@@ -227,7 +225,7 @@ def read_csv(path: Path) -> list[Score]:
 
 
 def curve_csv(scores: Sequence[Score], updates: Mapping[str, int]) -> str:
-    """Scores by updates as CSV, with the names that `SentenceEvaluation` logs."""
+    """Scores by update as CSV, with the names logged by `SentenceEvaluation`."""
     rows: dict[int, dict[str, Any]] = {}
     for score in scores:
         row = rows.setdefault(updates[score.encoder], {"step": updates[score.encoder]})
@@ -244,7 +242,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers with the digits that mean something; what is not a number is none."""
+    """Round floats to six digits and replace NaN by None."""
     return {
         name: (None if math.isnan(value) else float(f"{value:.6g}"))
         if isinstance(value, float)

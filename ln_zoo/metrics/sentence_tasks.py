@@ -1,8 +1,7 @@
-"""How sentence vectors are judged by the tasks of skip-thoughts (Kiros et al. 2015, section 3).
+"""Evaluation of fixed sentence vectors (Kiros et al. 2015, section 3).
 
-Vectors are not trained further. Opinions and subjectivity (MR, CR, SUBJ, MPQA) are told from them
-by logistic regression in ten folds, the relatedness of two sentences (SICK) by a softmax regression
-on their difference and product.
+Classification (MR, CR, SUBJ, MPQA) by logistic regression in ten folds; relatedness of pairs (SICK)
+by softmax regression on their difference and product.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 Encode = Callable[[list[str]], Any]
-"""Makes vectors (n, d) of n sentences: an array, or a sparse matrix for classification."""
+"""Function from n sentences to vectors (n, d): an array, or a sparse matrix for classification."""
 ProtocolName = Literal["original", "fast"]
 
 FOLDS = 10
 PENALTIES = tuple(2.0**power for power in range(9))
-"""The values of C that are tried."""
+"""Values of C to choose from."""
 _SEED = 1234
-"""That of the released code."""
+"""Seed of the released code."""
 _EPOCHS, _BATCH = 100, 128
-"""Of a round of training on SICK: the library defaults of the released code's year."""
+"""Epochs per round and batch size on SICK: defaults of the library at the time of the release."""
 
 
 class Classes(Protocol):
-    """A task with sentences of two classes."""
+    """A classification task."""
 
     name: str
     sentences: list[str]
@@ -42,11 +41,11 @@ class Pairs(Protocol):
 
 
 class KnownVectors:
-    """An encoder of sentences whose vectors are known, which other processes can be given.
+    """A picklable encoder that returns precomputed vectors.
 
     Args:
-        encode: makes the vectors; it is asked once, for each sentence that differs.
-        sentences: those that may be asked for.
+        encode: the encoder; called once with the different sentences.
+        sentences: sentences to encode.
 
     Example:
         >>> known = KnownVectors(lambda given: np.array([[len(s)] for s in given]), ["a", "by"])
@@ -69,17 +68,17 @@ def evaluate(
     """Scores of an encoder on a task.
 
     Args:
-        encode: makes vectors (n, d) of n sentences.
-        task: a task of `ln_zoo.data.sentence_tasks`, or an object with the same attributes:
-            ``name``, ``sentences`` and ``labels``, or ``name``, ``train``, ``trial`` and ``test``.
-        protocol: ``original`` or ``fast``, see `accuracy`.
-        n_jobs: processes among which folds are divided.
+        encode: function from n sentences to vectors (n, d).
+        task: a task of `ln_zoo.data.sentence_tasks`, or an object with the attributes ``name``,
+            ``sentences`` and ``labels``, or ``name``, ``train``, ``trial`` and ``test``.
+        protocol: ``original`` or ``fast``; see `accuracy`.
+        n_jobs: processes for the folds.
 
     Returns:
         ``{"mr": accuracy in per cent}``, or ``sick_pearson``, ``sick_spearman`` and ``sick_mse``.
 
     Raises:
-        ValueError: an unknown protocol, or vectors that are not finite or not one a sentence.
+        ValueError: if the protocol is unknown, or vectors are not finite (n, d).
     """
     name = task.name.lower()
     if hasattr(task, "labels"):
@@ -102,30 +101,29 @@ def accuracy(
     seed: int = _SEED,
     n_jobs: int = 1,
 ) -> float:
-    """Accuracy of a logistic regression on vectors in ten folds.
+    """Mean accuracy of a logistic regression in ten folds.
 
-    ``original`` is the protocol of the released skip-thoughts code: the examples are shuffled once
-    and cut into ten folds in that order; for each, the penalty C is the one of 1, 2, 4, ..., 256
-    with the best mean accuracy (the least of equals) in ten folds of the other nine, again in
-    order; a regression with it on those nine is scored on the fold. It is liblinear's, which
-    penalises the intercept too: 910 regressions in all.
+    ``original`` is the protocol of the released skip-thoughts code: shuffle once, split into ten
+    folds in order; for each, choose C among 1, 2, 4, ..., 256 by the mean accuracy in ten folds of
+    the other nine (ties go to the smallest) and fit on all nine. The solver is liblinear, which
+    penalises the intercept: 910 regressions.
 
-    ``fast`` chooses C by the last tenth of the nine folds alone and solves by L-BFGS, which starts
-    each C from the one before and leaves the intercept free: 100 regressions. For curves during
-    training; accuracies lie within some tenths of a point of the original's.
+    ``fast``, for curves during training, chooses C on the last tenth of the nine folds and solves
+    by L-BFGS with warm starts and a free intercept: 100 regressions, within some tenths of a point
+    of the original.
 
     Args:
         vectors: (N, D), an array or a sparse matrix.
         labels: (N,).
         protocol: ``original`` or ``fast``.
-        seed: of the shuffle; 1234 in the released code.
-        n_jobs: processes among which the ten folds are divided.
+        seed: seed of the shuffle; 1234 in the released code.
+        n_jobs: processes for the folds.
 
     Returns:
-        The mean of ten accuracies, a share.
+        The mean accuracy, a fraction.
 
     Raises:
-        ValueError: an unknown protocol, fewer than a hundred examples, or a single class.
+        ValueError: if the protocol is unknown, or there are fewer than 100 examples or two classes.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -138,7 +136,7 @@ def accuracy(
         raise ValueError(f"protocol must be 'original' or 'fast', got {protocol!r}")
     if len(labels) < FOLDS**2 or len(np.unique(labels)) < 2:
         raise ValueError(
-            f"ten folds within ten need at least {FOLDS**2} examples of two classes, got "
+            f"labels must have at least {FOLDS**2} examples of two classes, got "
             f"{len(labels)} of {len(np.unique(labels))}"
         )
     from joblib import Parallel, delayed
@@ -185,23 +183,14 @@ def _single_fold(vectors: Any, labels: np.ndarray, others: Any, answers: np.ndar
 
 
 def pair_features(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """What the relatedness of two sentences is told from: [|a - b|, a * b], (N, 2 D).
-
-    Args:
-        first: vectors a, (N, D).
-        second: vectors b, (N, D).
-    """
+    """Features [|a - b|, a * b] of pairs, (N, 2 D), from vectors (N, D)."""
     return np.concatenate([np.abs(first - second), first * second], axis=1)
 
 
 def soft_targets(scores: np.ndarray) -> np.ndarray:
-    """Scores from 1 to 5 as distributions over the five (Tai et al. 2015, section 5.2).
+    """Scores (N,) from 1 to 5 as distributions (N, 5) (Tai et al. 2015, section 5.2).
 
-    Args:
-        scores: (N,).
-
-    Returns:
-        (N, 5): a score y between k and k + 1 gives y - k to k + 1 and the rest to k.
+    A score y between k and k + 1 has the probability y - k of k + 1, and the rest of k.
 
     Example:
         >>> soft_targets(np.array([1.0, 3.75, 5.0])).tolist()
@@ -213,21 +202,20 @@ def soft_targets(scores: np.ndarray) -> np.ndarray:
 def relatedness(
     features: Sequence[np.ndarray], scores: Sequence[np.ndarray], *, seed: int = _SEED
 ) -> dict[str, float]:
-    """How well a softmax regression tells scores from 1 to 5 from the features of pairs.
+    """Predict scores from 1 to 5 by softmax regression on features of pairs.
 
-    The protocol of the released skip-thoughts code. The training pairs are shuffled once. Adam
-    (learning rate 1e-3, batches of 128) lowers the cross-entropy to `soft_targets`; after every 100
-    epochs the correlation on the trial set is taken, and training ends when it is no better than
-    before. What is predicted is the expected score of the best regression.
+    The protocol of the released skip-thoughts code: shuffle the training pairs once; minimise the
+    cross-entropy to `soft_targets` by Adam (learning rate 1e-3, batches of 128) until the
+    correlation on the trial set, taken every 100 epochs, does not improve. The prediction is the
+    expected score of the best regression.
 
     Args:
-        features: those of the training, trial and test pairs, each (N, F).
-        scores: likewise, each (N,).
-        seed: of the shuffle and of the first weights.
+        features: features of the training, trial and test pairs, each (N, F).
+        scores: scores likewise, each (N,).
+        seed: seed of the shuffle and the initial weights.
 
     Returns:
-        ``pearson`` and ``spearman``, correlations on the test pairs, NaN for predictions that are
-        all the same; ``mse``, mean squared error.
+        ``pearson``, ``spearman`` (NaN for constant predictions) and ``mse`` on the test pairs.
     """
     from scipy.stats import pearsonr, spearmanr
 
@@ -254,13 +242,11 @@ def relatedness(
 
 
 class _Regression:
-    """A softmax regression on five scores and its Adam, in float32.
-
-    Of NumPy: thousands of updates of a small matrix take torch five times as long.
+    """Softmax regression with Adam in float32; torch is five times slower for small matrices.
 
     Args:
-        features: F; the last row of the weights (F + 1, 5) is of the biases.
-        seed: of the first weights, which are those of Glorot and Bengio (2010), biases 0.
+        features: number F of features; the last row of the weights (F + 1, 5) are the biases.
+        seed: seed of the initial weights (Glorot and Bengio 2010; biases 0).
     """
 
     def __init__(self, features: int, seed: int) -> None:
@@ -272,7 +258,6 @@ class _Regression:
         self._updates = 0
 
     def update_over(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """An update for each batch, in order."""
         for begin in range(0, len(inputs), _BATCH):
             rows = inputs[begin : begin + _BATCH]
             error = _shares(rows @ self.weights) - targets[begin : begin + _BATCH]
@@ -295,7 +280,7 @@ def _expected(weights: np.ndarray, features: np.ndarray) -> np.ndarray:
 
 
 def _correlation(measure: Callable[..., Any], one: np.ndarray, other: np.ndarray) -> float:
-    # Of what does not vary there is none; scipy would warn.
+    # scipy would warn of constant predictions.
     return float(measure(one, other)[0]) if np.ptp(one) > 1e-9 else float("nan")
 
 
@@ -304,10 +289,9 @@ def _encoded(encode: Encode, sentences: Iterable[str]) -> Any:
     vectors: Any = encode(given)
     if len(vectors.shape) != 2 or vectors.shape[0] != len(given):
         raise ValueError(
-            f"the encoder must give an array (n, d) for n = {len(given):,} sentences, got "
-            f"{tuple(vectors.shape)}"
+            f"encode must return (n, d), n = {len(given):,} sentences, got {tuple(vectors.shape)}"
         )
     sparse = hasattr(vectors, "tocsr")
     if not np.isfinite(vectors.data if sparse else vectors).all():
-        raise ValueError("the encoder gave vectors that are not finite: its training diverged")
+        raise ValueError("encode returned vectors that are not finite: check its weights")
     return vectors

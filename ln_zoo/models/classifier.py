@@ -12,9 +12,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
 
 from ln_zoo.models.arguments import check_positive
+from ln_zoo.metrics import Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.norms import batch_dependent, batch_statistics
 
@@ -148,7 +148,7 @@ class Classifier(ZooModule):
 
     def _add_metrics(self, stage: str) -> None:
         for name in self.metrics:
-            setattr(self, f"{stage}_{name}", MeanMetric().set_dtype(torch.float64))
+            setattr(self, f"{stage}_{name}", Ratio())
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
         """Update and log the metrics of a batch."""
@@ -159,4 +159,4 @@ class Classifier(ZooModule):
 
     def _update(self, stage: str, batch: Batch) -> None:
         for name, values in self.per_example(batch).items():
-            getattr(self, f"{stage}_{name}").update(values)
+            getattr(self, f"{stage}_{name}").update(values, torch.ones_like(values))

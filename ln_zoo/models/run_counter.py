@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 
-from ln_zoo.training_runs import UNKNOWN, Run, facts_of, read_run, read_runs, same_data
+from ln_zoo.training_runs import UNKNOWN, Run, dataset_metadata, read_run, read_runs, same_data
 
 
 class _Done(NamedTuple):
@@ -97,7 +97,7 @@ def _facts(trainer: Trainer) -> Run:
     data = getattr(trainer, "datamodule", None)
     if data is None:
         return {}
-    facts = facts_of(data)
+    facts = dataset_metadata(data)
     size = facts.get("batch_size", getattr(data, "batch_size", None))
     if type(size) is int:
         size *= trainer.world_size * trainer.accumulate_grad_batches

@@ -1,7 +1,6 @@
-"""Pictures: of runs, of measurements, and of what models write, draw, read and find.
+"""Pictures of runs, measurements and outputs of models.
 
-Each function takes what is shown and gives a `matplotlib.figure.Figure`, or writes the file that it
-is given.
+Functions return a `matplotlib.figure.Figure` or write a file. Invalid input raises ValueError.
 """
 
 from ln_zoo.plots.activity import plot_activities, plot_activity

@@ -1,4 +1,4 @@
-"""What `ln_zoo.callbacks.ActivityByPosition` measured: as a file, a table and pictures."""
+"""Measurements of `ln_zoo.callbacks.ActivityByPosition` as CSV, table and pictures."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ import torch
 from torch import Tensor
 
 from ln_zoo.tables import markdown_table
+from ln_zoo.plots.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: What is measured at each position, and how it is called in pictures.
+#: Quantities measured at each position, and their axis labels.
 QUANTITIES = {
     "active": "share of units that are on",
     "variance": "variance of normalised pre-activations",
     "rare": "share of units that are rarely on",
 }
-#: A unit, one channel at one position, is rarely on if it is so for less than this share of all
-#: examples.
+#: Below this share of examples a unit (one channel at one position) counts as rarely on.
 RARELY = 0.05
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What one layer does at each position of its output.
+    """Activity at each position of a layer's output; all (H, W) float64.
 
     Attributes:
-        active: share of examples and channels whose output is above zero, (H, W) float64.
-        variance: over examples of the normalised pre-activations, mean over
-            channels, (H, W) float64.
-        rare: share of channels whose output is above zero for less than `RARELY` of the
-            examples, (H, W) float64.
+        active: share of examples and channels with an output above zero.
+        variance: variance of the normalised pre-activations over examples, mean over channels.
+        rare: share of channels with an output above zero for less than `RARELY` of the examples.
     """
 
     active: Tensor
@@ -44,7 +42,7 @@ class Activity:
     rare: Tensor
 
     def rings(self, quantity: str) -> list[float]:
-        """Means of a quantity over the positions of each ring, from the border to the centre."""
+        """Mean of a quantity over each ring of positions, from the border to the centre."""
         values = getattr(self, quantity)
         ring = rings(*values.shape)
         return [float(values[ring == number].mean()) for number in range(int(ring.max()) + 1)]
@@ -56,7 +54,7 @@ class Activity:
 
 
 def rings(height: int, width: int) -> Tensor:
-    """The distance of each position from the border, (H, W): 0 at the border itself.
+    """Distance of each position from the border, (H, W); 0 at the border.
 
     Example:
         >>> rings(3, 4)
@@ -70,7 +68,7 @@ def rings(height: int, width: int) -> Tensor:
 
 
 def write_activity(activities: Mapping[str, Activity], path: Path) -> None:
-    """Writes a row for each position of each layer."""
+    """Write a CSV row for each position of each layer."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["layer", "row", "column", "ring", *QUANTITIES])
@@ -83,11 +81,7 @@ def write_activity(activities: Mapping[str, Activity], path: Path) -> None:
 
 
 def read_activity(paths: Sequence[Path]) -> dict[str, Activity]:
-    """Reads what `write_activity` wrote; of several runs the mean.
-
-    Raises:
-        ValueError: for a file of another kind, or runs whose layers differ.
-    """
+    """Read files of `write_activity` and average them over runs."""
     runs = [_read(path) for path in paths]
     shapes = [{layer: a.active.shape for layer, a in run.items()} for run in runs]
     if any(shape != shapes[0] for shape in shapes):
@@ -122,14 +116,14 @@ def _read(path: Path) -> dict[str, Activity]:
 
 
 def ratio(activity: Activity, quantity: str) -> float:
-    """The border ring as a part of the centre; NaN where the centre has 0."""
+    """Border ring relative to the centre; NaN if the centre is 0."""
     of_rings = activity.rings(quantity)
     border, centre = of_rings[0], of_rings[-1]
     return border / centre if centre else float("nan")
 
 
 def activity_table(runs: Mapping[str, Mapping[str, Activity]]) -> str:
-    """A Markdown table: border ring, centre and their ratio for each layer and label."""
+    """Markdown table of border ring, centre and their ratio, by layer and label."""
     head = ["layer", ""]
     for name in QUANTITIES:
         head += [f"{name}: border", "centre", "border / centre"]
@@ -146,10 +140,8 @@ def activity_table(runs: Mapping[str, Mapping[str, Activity]]) -> str:
 
 
 def plot_activity(activities: Mapping[str, Activity], picture: Path) -> None:
-    """Draws a row for each layer: the two maps, and both quantities from border to centre."""
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
-    figure = Figure(figsize=(13, 2.9 * len(activities)), layout="constrained")
+    """Draw a row per layer: a map of each quantity, and its curve from border to centre."""
+    figure = new_figure(13, 2.9 * len(activities))
     axes = figure.subplots(len(activities), 2 * len(QUANTITIES), squeeze=False)
     for row, (layer, activity) in zip(axes, activities.items(), strict=True):
         for number, (name, what) in enumerate(QUANTITIES.items()):
@@ -160,27 +152,22 @@ def plot_activity(activities: Mapping[str, Activity], picture: Path) -> None:
             curve.plot(activity.rings(name), marker=".")
             _name_ring_axes(curve, what)
             curve.set_title(f"border / centre = {ratio(activity, name):.3g}", fontsize="small")
-    figure.savefig(picture, dpi=120)
+    save_figure(figure, picture, dpi=120)
 
 
 def plot_activities(
     runs: Mapping[str, Mapping[str, Activity]], picture: Path, title: str = ""
 ) -> None:
-    """Draws several runs: by layer the maps of active units, and curves from border to centre.
+    """Draw several runs: for each layer, maps of active units and curves from border to centre.
 
     Args:
-        runs: by label what `read_activity` gives.
-        picture: file to write, .png or .svg.
-        title: of the picture.
-
-    Raises:
-        ValueError: if the runs' layers differ.
+        runs: result of `read_activity`, by label.
+        picture: file to write.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure
-
     layers = _layers(runs)
     columns = len(runs) + len(QUANTITIES)
-    figure = Figure(figsize=(3.1 * columns, 2.9 * len(layers)), layout="constrained")
+    figure = new_figure(3.1 * columns, 2.9 * len(layers), title)
     axes = figure.subplots(len(layers), columns, squeeze=False)
     for row, layer in zip(axes, layers, strict=True):
         drawn = {label: activities[layer] for label, activities in runs.items()}
@@ -197,18 +184,16 @@ def plot_activities(
                 axis.plot(activity.rings(name), marker=".", label=found)
             _name_ring_axes(axis, what)
             axis.legend(title="border / centre", fontsize="x-small", title_fontsize="x-small")
-    if title:
-        figure.suptitle(title)
-    figure.savefig(picture, dpi=120)
+    save_figure(figure, picture, dpi=120)
 
 
 def _layers(runs: Mapping[str, Mapping[str, Activity]]) -> list[str]:
-    """The names of the layers, which must be those of every run."""
+    """Names of the layers; all runs must have the same."""
     named = {label: list(activities) for label, activities in runs.items()}
     first = next(iter(named.values()))
     for label, layers in named.items():
         if layers != first:
-            raise ValueError(f"{label} has the layers {layers}, where others have {first}")
+            raise ValueError(f"{label} has the layers {layers}, other runs have {first}")
     return first
 
 

@@ -1,4 +1,4 @@
-"""What a reader attends to in a passage."""
+"""Attention of a reader over the words of a passage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Letters to a line, and the size of one, inches: those of a font whose letters are equally wide.
+#: Letters per line of a monospaced font, and the size of a letter, inches.
 _LETTERS = 110
 _WIDTH, _HEIGHT = 0.0755, 0.19
 _MARGIN, _SIZE, _FONT = 0.2, 9, "DejaVu Sans Mono"
@@ -19,14 +19,14 @@ _RIGHT, _WRONG = "#00703c", "#c00000"
 
 
 class Attended(NamedTuple):
-    """A question and what a reader made of it.
+    """A question with the attention and prediction of a reader.
 
     Attributes:
-        passage: words.
-        attention: to each of them.
-        query: words.
-        answer: the right one.
-        prediction: the reader's.
+        passage: words of the passage.
+        attention: weight of each word, nonnegative.
+        query: words of the query.
+        answer: the correct answer.
+        prediction: the predicted answer.
     """
 
     passage: Sequence[str]
@@ -37,27 +37,25 @@ class Attended(NamedTuple):
 
 
 def plot_attention(questions: Sequence[Attended], title: str = "") -> Figure:
-    """Passages whose words are the darker the more a reader attends to them.
+    """Draw passages with words shaded by attention, relative to the largest weight of the passage.
 
-    The darkest word of a passage is the one that it attends to most. The answer is green, and an
-    entity that was taken for it red; above each passage stand query, answer and prediction.
+    The answer is green, a wrong prediction red. Query, answer and prediction precede each passage.
 
     Args:
-        questions: at least one.
-        title: above them.
-
-    Raises:
-        ValueError: without a question, for attention to more or fewer words than there are, or
-            attention that is negative or not finite.
+        questions: the questions, at least one.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+    from matplotlib.figure import Figure
 
     if not questions:
-        raise ValueError("there is no question to draw: give at least one")
+        raise ValueError("questions is empty: give at least one")
     for i, question in enumerate(questions):
         words, weights = len(question.passage), torch.as_tensor(question.attention)
         if len(weights) != words or not words:
-            raise ValueError(f"question {i} has {words} words and attention to {len(weights)}")
+            raise ValueError(
+                f"question {i} has {words} words and {len(weights)} attention weights; "
+                "expected one weight per word"
+            )
         if not (weights.isfinite() & (weights >= 0)).all():
             raise ValueError(f"the attention of question {i} must be finite and at least 0")
     lines = [_layout(question) for question in questions]
@@ -81,7 +79,7 @@ def plot_attention(questions: Sequence[Attended], title: str = "") -> Figure:
 
 
 class _Word(NamedTuple):
-    """A word in its place: letters from the left, darkness from 0 to 1."""
+    """A placed word: column in letters, and shade from 0 to 1."""
 
     column: int
     text: str
@@ -90,7 +88,6 @@ class _Word(NamedTuple):
 
 
 def _layout(question: Attended) -> list[list[_Word]]:
-    """The lines of a question."""
     right = question.prediction == question.answer
     head = [*question.query, "|", question.answer, "|", "read:", question.prediction]
     last = _RIGHT if right else _WRONG

@@ -1,4 +1,4 @@
-"""Learning curves of several runs, in one picture and one table."""
+"""Learning curves of several runs in one picture and one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo import tables
-from ln_zoo.files import few_colours
+
+from ln_zoo.plots.figures import new_figure, save_figure, set_log_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,20 +22,19 @@ if TYPE_CHECKING:
 
 Curve = dict[int, float]
 
-#: What is drawn by default, by the axis it is drawn against.
+#: Default metrics by x axis.
 METRICS = {
     "epoch": ["epoch_train_nll", "epoch_test_error"],
     "step": ["step_train_nll", "step_train_error"],
     "seconds": ["step_train_nll", "step_train_error"],
 }
-#: What the axes are called.
 _AXES = {"epoch": "epoch", "step": "update", "seconds": "seconds of training"}
-#: Panels in a row of a picture.
+#: Panels per row.
 _PANELS = 4
 
-#: A logarithmic axis needs values that differ by this factor: below, its ticks cannot be read.
+#: Smallest ratio of values on a logarithmic axis; below, its ticks are unreadable.
 _LOG_RANGE = 2.0
-#: By the ending of a metric's name: what its axis is called, and whether it is logarithmic.
+#: Label of an axis, and whether it is logarithmic, by the suffix of a metric's name.
 _KINDS = {"nll": ("negative log-likelihood (nats)", True), "loss": ("loss", True)}
 _NAMES = {
     "epoch_train_nll": "training NLL (nats per example)",
@@ -63,20 +63,19 @@ _NAMES = {
     "val_kl": "divergence, validation (nats per image)",
 }
 
-
-#: Labels that have room among the curves; more stand below.
+#: Labels of a legend within a panel; longer legends are placed below.
 _IN_PANEL = 4
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """A run.
 
     Attributes:
-        label: what it has in common with others.
-        folder: where it lies.
-        curves: by metric and epoch, or by metric and update.
-        seconds: of training, by update; empty where that is not asked for.
+        label: label of its group.
+        folder: folder of its logs.
+        curves: values by metric, and by epoch or update.
+        seconds: seconds of training by update; empty unless requested.
     """
 
     label: str
@@ -85,41 +84,32 @@ class Run:
     seconds: Curve = field(default_factory=dict)
 
     def seconds_at(self, update: int) -> float:
-        """Seconds of training up to an update, between two that were logged in proportion."""
+        """Seconds of training up to an update, interpolated linearly."""
         import numpy as np
 
         return float(np.interp(update, list(self.seconds), list(self.seconds.values())))
 
 
 def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
-    """Reads ``LABEL=RUN`` or ``RUN``, the latter a folder with a ``metrics.csv`` or such a file.
+    """Read a run.
 
     Args:
-        text: label and path.
-        metrics: those to read; ``A|B`` stands for A, or B where there is no A.
-        x: ``"epoch"``, ``"step"`` or ``"seconds"``: what the curves go by. Seconds are kept beside
-            curves by updates.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it does not hold one of the metrics, or the seconds.
+        text: ``LABEL=RUN`` or ``RUN``: a folder with a ``metrics.csv``, or such a file.
+        metrics: metrics to read; ``A|B`` is A, or B in rows without A.
+        x: x axis, ``"epoch"``, ``"step"`` or ``"seconds"``. Under seconds, curves are by update.
     """
     label, file = find_run(text, "metrics.csv")
     return Run(label, file.parent, read_curves(file, metrics, x), read_seconds(file, x))
 
 
 def read_seconds(file: Path, x: str = "seconds") -> Curve:
-    """Seconds of training by update, as `StepEvaluation` logs them; nothing for another ``x``.
-
-    Raises:
-        ValueError: if there are none in the file.
-    """
+    """Seconds of training by update, logged by `StepEvaluation`; empty for another ``x``."""
     name = "step_seconds"
     return dict(sorted(read_curves(file, [name], "step")[name].items())) if x == "seconds" else {}
 
 
 def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[str, Curve]:
-    """The curves of a ``metrics.csv`` by metric; arguments and errors as in `read_run`."""
+    """Curves of a ``metrics.csv`` by metric; arguments and errors as `read_run`."""
     x = "epoch" if x == "epoch" else "step"
     curves: dict[str, Curve] = {metric: {} for metric in metrics}
     with file.open(newline="", encoding="utf-8") as lines:
@@ -130,8 +120,8 @@ def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[st
                 for metric, curve in curves.items():
                     value = next(filter(None, map(row.get, metric.split("|"))), None)
                     if value:
-                        # Lightning logs with the number of the epoch or update that ends, counted
-                        # from 0; `StepEvaluation` with the number of updates done.
+                        # Lightning logs the index of the epoch or update from 0, `StepEvaluation`
+                        # the number of updates done.
                         done = x == "step" and metric.startswith("step_")
                         curve[int(row[x]) + (0 if done else 1)] = float(value)
         except (ValueError, KeyError, TypeError, csv.Error) as error:
@@ -140,37 +130,33 @@ def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[st
             ) from error
     for metric, curve in curves.items():
         if not curve:
-            raise ValueError(f"{file} has no {metric!r}; it has {', '.join(logged) or 'nothing'}")
+            raise ValueError(f"{file} has no {metric!r}, only {', '.join(logged) or 'nothing'}")
     return curves
 
 
 def find_run(text: str, name: str) -> tuple[str, Path]:
-    """Label and file of ``LABEL=RUN`` or ``RUN``: a folder with a file of that name, or the file.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-    """
+    """Split ``LABEL=RUN`` or ``RUN`` into label and file; RUN is the file, or a folder with it."""
     label, _, path = text.rpartition("=")
     file = Path(path)
     file = file / name if file.is_dir() else file
     if not file.is_file():
-        raise FileNotFoundError(f"{path} is not a run: there is no {file}")
+        raise FileNotFoundError(f"{path} is not a run: no file {file}")
     return label or file.parent.parent.name, file
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs by label, in the order given."""
+    """Group runs by label, in the order given."""
     grouped: dict[str, list[Run]] = {}
     for run in runs:
         grouped.setdefault(run.label, []).append(run)
     return grouped
 
 
-def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, float]]:
-    """Place, median, least and greatest value, at the epochs or updates that all runs logged.
+def median_and_range(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, float]]:
+    """Median, minimum and maximum at each epoch or update that all runs logged.
 
-    Raises:
-        ValueError: if there is none.
+    Returns:
+        Rows of epoch or update, median, minimum and maximum.
     """
     rows = []
     for place in shared(runs, metric):
@@ -183,14 +169,14 @@ def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, fl
 
 
 def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
-    """A Markdown table of the last shared place: median (least to greatest) for each label."""
-    head = ["", "runs", "epochs" if x == "epoch" else "updates", *map(in_words, metrics)]
+    """Markdown table of the last common epoch or update: median (min to max) for each label."""
+    head = ["", "runs", "epochs" if x == "epoch" else "updates", *map(plain_name, metrics)]
     rows = []
     for label, members in groups(runs).items():
         cells = []
         last = 0
         for metric in metrics:
-            last, *numbers = spread(members, metric)[-1]
+            last, *numbers = median_and_range(members, metric)[-1]
             cells.append(cell(*numbers))
         rows.append([label, str(len(members)), str(last), *cells])
     return tables.markdown_table(head, rows)
@@ -205,22 +191,21 @@ def draw(
     log_x: bool = False,
     band: bool = False,
 ) -> None:
-    """Draws a panel for each metric: the median of each label, and its runs as fainter lines.
+    """Draw a panel per metric: the median of each label, and its runs as thin lines.
 
     Args:
         runs: the runs.
-        metrics: a panel each.
-        picture: the file to write.
-        title: of the picture.
-        x: ``"epoch"``, ``"step"`` or ``"seconds"``; a median over runs then is at their median
-            seconds.
-        log_x: whether that axis is logarithmic.
-        band: whether to draw the range of the runs in place of each.
+        metrics: the metrics.
+        picture: file to write.
+        title: title of the picture.
+        x: x axis, ``"epoch"``, ``"step"`` or ``"seconds"`` (medians over runs are at their median
+            seconds).
+        log_x: make the x axis logarithmic.
+        band: draw the range of the runs in place of lines.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
     def plot(axis: Axes, curve: Mapping[Any, float], **style: Any) -> Line2D:
-        # What a logarithmic axis cannot hold would still stretch the other one.
+        # Points outside a logarithmic axis would still stretch the y axis.
         shown = {place: value for place, value in curve.items() if place > 0 or not log_x}
         (line,) = axis.plot(list(shown), list(shown.values()), **style)
         return line
@@ -232,17 +217,17 @@ def draw(
 
     rows = math.ceil(len(metrics) / _PANELS)
     columns = math.ceil(len(metrics) / rows)
-    figure = Figure(figsize=(5.2 * columns, 4 * rows), layout="constrained")
+    figure = new_figure(5.2 * columns, 4 * rows, title)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(metrics) :]:
         axis.remove()
     for axis, metric in zip(axes, metrics, strict=False):
         drawn: list[dict[Any, float]] = []
         for label, members in groups(runs).items():
-            shared = {row[0]: row[1:] for row in spread(members, metric) if row[0] > 0 or not log_x}
-            found = by_x(members, shared)
+            common = median_and_range(members, metric)
+            found = by_x(members, {place: row for place, *row in common if place > 0 or not log_x})
             medians = {place: values[0] for place, values in found.items()}
-            # A line that runs under another one shows through its gaps.
+            # Dashed, so that a line beneath remains visible.
             style: Any = (0, (4, 4)) if any(map(partial(_alike, medians), drawn)) else "-"
             drawn.append(medians)
             color = plot(axis, medians, label=label, lw=1.8, linestyle=style).get_color()
@@ -253,7 +238,7 @@ def draw(
                 curve = by_x([run], dict(sorted(run.curves[metric].items())))
                 plot(axis, curve, color=color, lw=0.6, alpha=0.4)
         values = [value for run in runs for value in run.curves[metric].values()]
-        # Likelihoods of densities may be negative.
+        # The NLL of a density may be negative.
         wide = min(values) > 0 and max(values) >= _LOG_RANGE * min(values)
         _name_axes(axis, metric, x, wide)
         if log_x:
@@ -265,14 +250,11 @@ def draw(
         _name_below(figure, names, 3 * len(metrics))
     else:
         axes[0].legend()
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    _save(figure, picture)
+    save_figure(figure, picture, dpi=120, quantize=True)
 
 
 def _name_below(figure: Figure, names: tuple[list[Any], list[Any]], columns: int) -> None:
-    """A legend below all panels, of at most so many columns as fit side by side."""
+    """Add a legend below all panels, with as many columns as fit."""
     for count in range(min(columns, len(names[1])), 0, -1):
         legend = figure.legend(*names, loc="outside lower center", ncols=count)
         if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
@@ -281,22 +263,14 @@ def _name_below(figure: Figure, names: tuple[list[Any], list[Any]], columns: int
 
 
 def _alike(a: Mapping[Any, float], b: Mapping[Any, float]) -> bool:
-    """Whether two curves lie on one another: apart by less than a hundredth of their range."""
+    """Whether two curves differ by at most a hundredth of their range."""
     values = [*a.values(), *b.values()]
     most = max(values) - min(values)
     return a.keys() == b.keys() and all(abs(a[x] - b[x]) <= 0.01 * most for x in a)
 
 
-def _save(figure: Figure, picture: Path) -> None:
-    figure.savefig(picture, dpi=120)
-    few_colours(picture)
-
-
 def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = "epoch") -> None:
-    """Writes every run's curves: label, number of the run within it, epoch or step, the metrics.
-
-    With ``x="seconds"`` those stand behind the step.
-    """
+    """Write all curves as CSV: label, number of the run, epoch or step (and seconds), metrics."""
     by_seconds = x == "seconds"
     rows = []
     for label, members in groups(runs).items():
@@ -311,31 +285,29 @@ def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = 
 
 
 def shared(runs: Sequence[Run], metric: str) -> list[int]:
-    """The epochs or updates at which all runs logged a metric."""
+    """Epochs or updates at which all runs logged a metric."""
     return sorted(set.intersection(*(set(run.curves[metric]) for run in runs)))
 
 
 def cell(median: float, least: float, greatest: float) -> str:
-    """A median and its range, for a table."""
+    """Median and range as a table cell."""
     return f"{median:.4g} ({least:.4g} to {greatest:.4g})"
 
 
-def in_words(metric: str) -> str:
-    """Without what means something in Markdown."""
+def plain_name(metric: str) -> str:
+    """Name of a metric without Markdown syntax."""
     return metric.replace("|", " or ")
 
 
 def table_head(cells: Sequence[str]) -> list[str]:
-    """The two lines that begin a Markdown table."""
+    """First two lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
 
 
 def _name_axes(axis: Axes, metric: str, x: str, wide: bool) -> None:
-    from ln_zoo.plots.axes import set_log_scale
-
     axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]
-    name, logarithmic = _KINDS.get(ending, (in_words(metric).replace("_", " "), False))
+    name, logarithmic = _KINDS.get(ending, (plain_name(metric).replace("_", " "), False))
     axis.set_ylabel(_NAMES.get(metric, name))
     if logarithmic and wide:
         set_log_scale(axis)

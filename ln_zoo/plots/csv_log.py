@@ -1,4 +1,4 @@
-"""What the `CSVLogger` of a run wrote."""
+"""Reader of the ``metrics.csv`` of a `CSVLogger`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read_curves(metrics: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Reads a ``metrics.csv``: by name the updates and the values, in the order logged."""
+    """Read a ``metrics.csv``: updates and values of each metric, in the order logged."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
     with metrics.open(newline="") as file:
         for row in csv.DictReader(file):

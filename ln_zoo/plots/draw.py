@@ -1,8 +1,8 @@
-"""Pictures of images that a network draws glimpse by glimpse (Gregor et al. 2015, figures 1, 6, 7).
+"""Pictures of DRAW, glimpse by glimpse (Gregor et al. 2015, figures 1, 6, 7).
 
-Images (N, B, A) are 0 to 1, black to white, on one scale in all pictures: none is rescaled for
-itself. Canvases are logits (T + 1, N, B, A), the empty one first, and an image is their sigmoid, as
-in `ln_zoo.layers.draw.DRAWTrace`.
+Images (N, B, A) are 0 (black) to 1 (white) and never rescaled. Canvases are logits
+(T + 1, N, B, A), the empty one first, as in `ln_zoo.layers.draw.DRAWTrace`; an image is their
+sigmoid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.plots.pen import DPI, as_array
+from ln_zoo.plots.figures import DPI, new_figure
+from ln_zoo.plots.pen import as_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,29 +29,29 @@ Images = Tensor | np.ndarray
 #: Colour of windows.
 WINDOW = "#ff0000"
 
-#: About how large an image is drawn, pixels of the picture.
+#: Approximate side of a drawn image, pixels of the picture.
 _TILE = 84
-#: Pixels of an image between two images, and between two groups of them.
+#: Gaps between images and between groups of images, pixels of an image.
 _GAP, _WIDE_GAP = 1, 4
-#: Inches: around the picture, and for a line of print.
+#: Margin and height of a line of text, inches.
 _MARGIN, _LINE = 0.08, 0.17
-#: Sizes of print, points; and about how wide a letter of it is, inches to a point.
+#: Font sizes, points, and the approximate width of a letter, inches per point.
 _SMALL, _LARGE, _LETTER = 7, 9, 0.0085
-#: The smallest side of a window that is drawn, pixels of an image; grids of one filter have 0.
+#: Smallest drawn side of a window, pixels of an image; grids of one filter have side 0.
 _SMALLEST = 1.0
-#: Images in the search for the nearest at a time.
+#: Images searched at a time.
 _CHUNK = 4096
-#: Pictures of an animation to a second, and for how many of them the last one stays.
+#: Frames per second of an animation, and frames for which the last picture is held.
 _FPS, _HOLD = 10, 15
 
 
 class Windows(NamedTuple):
-    """Where a network read or wrote.
+    """Read or write windows.
 
     Attributes:
-        places: at each glimpse, (T, N, 5): x and y of the centre, stride and sigma in pixels
-            counted from 0, and the intensity, which is not drawn.
-        size: filters on a side, N of the source.
+        places: (T, N, 5): x and y of the centre, stride and sigma in pixels from 0, and the
+            intensity, which is not drawn.
+        size: filters per side, N in the paper.
     """
 
     places: Tensor
@@ -58,25 +59,19 @@ class Windows(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """What `nearest_images` found.
+    """Result of `nearest_images`.
 
     Attributes:
-        images: for each sample the nearest image, (N, B, A) float64, 0 to 1.
-        distances: Euclidean, over all pixels, (N,) float64.
+        images: nearest image of each sample, (N, B, A) float64, 0 to 1.
+        distances: Euclidean distances, (N,) float64.
     """
 
     images: np.ndarray
     distances: np.ndarray
 
 
-# What is drawn
-
-
 def chosen_glimpses(glimpses: int, number: int = 9) -> list[int]:
-    """At most so many glimpses at even distances, the first and the last among them.
-
-    Raises:
-        ValueError: without a glimpse, or for fewer than two to choose.
+    """At most ``number`` evenly spaced glimpses, including the first and the last.
 
     Example:
         >>> chosen_glimpses(64)
@@ -86,21 +81,16 @@ def chosen_glimpses(glimpses: int, number: int = 9) -> list[int]:
     """
     if glimpses < 1 or number < 2:
         raise ValueError(
-            f"there must be a glimpse and at least 2 to choose, got {glimpses} and {number}"
+            f"glimpses must be at least 1 and number at least 2, got {glimpses} and {number}"
         )
     spaces = number - 1
-    # Whole numbers, halves upwards: the same on every machine.
+    # Integer arithmetic, with halves rounded up: equal on every machine.
     even = [(2 * k * glimpses + spaces) // (2 * spaces) for k in range(number)]
     return sorted({max(1, t) for t in even})
 
 
 def bernoulli(images: Images, seed: int) -> Tensor:
-    """Images (N, B, A) of zeros and ones, each pixel drawn by its probability.
-
-    Args:
-        images: the probabilities, (N, B, A).
-        seed: of the random numbers, which are those of no other generator.
-    """
+    """Sample binary images from pixel probabilities (N, B, A), with a generator of its own."""
     probabilities = torch.from_numpy(_images("images", images))
     return torch.bernoulli(probabilities, generator=torch.Generator().manual_seed(seed))
 
@@ -108,17 +98,14 @@ def bernoulli(images: Images, seed: int) -> Tensor:
 def nearest_images(
     samples: Images, images: Images | Iterable[Images], scale: float = 1.0
 ) -> Nearest:
-    """For each sample the image with the least Euclidean distance; the first of equal ones.
+    """Find the nearest image of each sample in Euclidean distance; ties go to the first.
 
-    In float64 and in parts, so that any number of images can be searched.
+    The search runs in float64, a part of the images at a time.
 
     Args:
         samples: (N, B, A), 0 to 1.
-        images: (M, B, A) of any type, or several such arrays one after the other.
+        images: (M, B, A) of any type, or an iterable of such arrays.
         scale: the pixel value that becomes 1.
-
-    Raises:
-        ValueError: without images, or for images of another size.
 
     Example:
         >>> images = np.array([[[0, 0]], [[255, 0]]], dtype=np.uint8)
@@ -143,14 +130,14 @@ def nearest_images(
         closer = least < best
         best[closer], found[closer] = least[closer], others[closest[closer]]
     if not searched:
-        raise ValueError("there are no images to search: give at least one")
-    # Anew: differences of large numbers would leave an image at some distance from itself.
+        raise ValueError("images is empty: give at least one")
+    # Computed again: cancellation in the expansion above is inexact for near images.
     exact = np.sqrt(np.square(rows - found).sum(1))
     return Nearest(found.reshape(wanted.shape), exact)
 
 
 def closest(found: Sequence[Nearest]) -> Nearest:
-    """What is nearest of the nearest images in several sets, which were found for the same samples.
+    """Combine the nearest images of the same samples found in several sets.
 
     Example:
         >>> one, other = (
@@ -170,15 +157,12 @@ def closest(found: Sequence[Nearest]) -> Nearest:
 
 
 def plot_grid(images: Images, columns: int | None = None, title: str = "") -> Figure:
-    """Images row by row.
+    """Draw images row by row.
 
     Args:
-        images: (N, B, A), such as the sigmoid of logits, or `bernoulli` draws of it.
-        columns: images in a row; default: about as many as rows.
-        title: above them.
-
-    Raises:
-        ValueError: without images, or for numbers that are not finite.
+        images: (N, B, A), such as the sigmoid of logits, or `bernoulli` samples of it.
+        columns: images per row; default: about as many as rows.
+        title: title of the picture.
     """
     tiles = _images("images", images)
     columns = math.isqrt(len(tiles) - 1) + 1 if columns is None else columns
@@ -193,33 +177,30 @@ def plot_filmstrip(
     glimpses: Sequence[int] | None = None,
     title: str = "",
 ) -> Figure:
-    """Canvases after some of the glimpses, a row for each image (Gregor et al. 2015, figure 1).
+    """Draw canvases after some glimpses, a row per image (Gregor et al. 2015, figure 1).
 
-    Windows are red: their sides go through the centres of the outermost filters, and lines are the
-    thicker the larger sigma is.
+    Windows are red. Their sides pass through the centres of the outermost filters, and the line
+    width grows with sigma.
 
     Args:
         canvases: logits, (T + 1, N, B, A), the empty one first.
-        windows: where the glimpse was, in each canvas that it left; default: none are drawn.
-        images: (N, B, A), what the network saw, before each row.
-        glimpses: which, from 0, the empty canvas, to T; default: `chosen_glimpses`.
-        title: above them.
-
-    Raises:
-        ValueError: if sizes do not fit one another, or for numbers that are not finite.
+        windows: windows of the glimpses; default: none are drawn.
+        images: input images (N, B, A), drawn before each row.
+        glimpses: glimpses to draw, from 0 (the empty canvas) to T; default: `chosen_glimpses`.
+        title: title of the picture.
     """
     drawn = _canvases(canvases)
     last = len(drawn) - 1
     places = _places(windows, drawn)
     glimpses = chosen_glimpses(last) if glimpses is None else list(glimpses)
     if not glimpses or not all(0 <= t <= last for t in glimpses):
-        raise ValueError(f"glimpses must be numbers from 0 to {last}, got {glimpses}")
+        raise ValueError(f"glimpses must be from 0 to {last}, got {glimpses}")
     tiles, boxes = drawn[glimpses], places[glimpses]
     headings = [f"t = {t}" for t in glimpses]
     if images is not None:
         seen = _images("images", images)
         if seen.shape != drawn.shape[1:]:
-            raise ValueError(f"images must be {drawn.shape[1:]} as canvases are, got {seen.shape}")
+            raise ValueError(f"images must be {drawn.shape[1:]}, as canvases, got {seen.shape}")
         tiles = np.concatenate([seen[None], tiles])
         boxes = np.concatenate([np.full_like(boxes[:1], np.nan), boxes])
         headings = ["image", *headings]
@@ -236,23 +217,18 @@ def save_animation(
     columns: int | None = None,
     title: str = "",
 ) -> None:
-    """Writes a GIF of canvases, from the empty one to the last, which stays for a while.
+    """Write a GIF of canvases from the empty one to the last, which is held.
 
-    Each picture has colours of its own, 256 at most: shades may be a little off.
+    Each frame has its own palette of 256 colours, so shades are approximate.
 
     Args:
-        canvases: logits, (T + 1, N, B, A), the empty one first.
-        picture: the file, .gif; its folder is made.
-        windows: where the glimpses were; default: none are drawn.
-        columns: images in a row; default: about as many as rows.
-        title: above them, before the number of the glimpse.
-
-    Raises:
-        ValueError: if sizes do not fit one another, for numbers that are not finite, or another
-            ending of the file.
+        canvases, windows: as `plot_filmstrip`.
+        picture: the file, ``.gif``; its folder is created.
+        columns: images per row; default: about as many as rows.
+        title: title of the picture, before the number of the glimpse.
     """
     from matplotlib.animation import PillowWriter
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+    from matplotlib.figure import Figure
 
     if picture.suffix.lower() != ".gif":
         raise ValueError(f"{picture} does not name an animation: end it in .gif")
@@ -265,7 +241,7 @@ def save_animation(
             _in_rows(tiles, columns),
             _in_rows(boxes, columns),
             title=f"{title}{', ' if title else ''}t = {t} of {last}",
-            # Numbers of other lengths must not move what is beneath.
+            # A longer number must not move the images.
             title_letters=len(f"{title}, t = {last} of {last}"),
         )
         for t, (tiles, boxes) in enumerate(zip(drawn, places, strict=True))
@@ -286,16 +262,12 @@ def save_animation(
 def plot_pairs(
     images: Images, reconstructions: Images, columns: int | None = None, title: str = ""
 ) -> Figure:
-    """Images, and beneath each what a network made of it.
+    """Draw images, each above its reconstruction.
 
     Args:
         images: (N, B, A).
-        reconstructions: likewise.
-        columns: images in a row; default: about as many as rows.
-        title: above them.
-
-    Raises:
-        ValueError: if there are not as many of the same size, and as `plot_grid`.
+        reconstructions: (N, B, A).
+        columns, title: as `plot_grid`.
     """
     upper, lower = _images("images", images), _images("reconstructions", reconstructions)
     if upper.shape != lower.shape:
@@ -312,22 +284,19 @@ def plot_pairs(
 def plot_nearest(
     samples: Images, nearest: Nearest, columns: int | None = None, title: str = ""
 ) -> Figure:
-    """Samples, and beside each the nearest training image, with their distance.
+    """Draw samples, each beside its nearest training image, with the distance.
 
     Args:
         samples: (N, B, A).
-        nearest: what `nearest_images` found for them.
-        columns: pairs in a row; default: about half as many as rows.
-        title: above them.
-
-    Raises:
-        ValueError: if there are not as many of the same size, and as `plot_grid`.
+        nearest: result of `nearest_images`.
+        columns: pairs per row; default: about half as many as rows.
+        title: title of the picture.
     """
     left, right = _images("samples", samples), _images("nearest images", nearest.images)
     if left.shape != right.shape or len(nearest.distances) != len(left):
         raise ValueError(
-            f"samples {left.shape} and what is nearest to them, {right.shape} at "
-            f"{len(nearest.distances)} distances, must fit one another"
+            f"samples {left.shape}, nearest images {right.shape} and {len(nearest.distances)} "
+            "distances must match in number and size"
         )
     columns = math.isqrt((len(left) - 1) // 2) + 1 if columns is None else columns
     pairs = np.stack([_in_rows(left, columns), _in_rows(right, columns)], 2)
@@ -345,17 +314,13 @@ def plot_nearest(
 def plot_divergence(
     divergence: Tensor | Sequence[float], epochs: Sequence[float] | None = None, title: str = ""
 ) -> Figure:
-    """How many nats each glimpse has cost: bars, and above them a map of how it came to that.
+    """Draw the KL of each glimpse as bars, and its history over epochs as a map.
 
     Args:
-        divergence: KL at each glimpse in nats, (T,), or after several epochs, (E, T).
-        epochs: E numbers, what they are after; default: 1 to E.
-        title: above the picture.
-
-    Raises:
-        ValueError: for another shape, numbers that are not finite, or another number of epochs.
+        divergence: KL of each glimpse, nats, (T,), or after several epochs, (E, T).
+        epochs: numbers of the E epochs; default: 1 to E.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     nats = np.atleast_2d(as_array(divergence))
@@ -366,14 +331,16 @@ def plot_divergence(
         )
     epochs = list(range(1, rows + 1)) if epochs is None else list(epochs)
     if len(epochs) != rows:
-        raise ValueError(f"there are {rows} rows of divergences and {len(epochs)} epochs")
+        raise ValueError(
+            f"epochs must have {rows} numbers, as divergence has rows, got {len(epochs)}"
+        )
     several = rows > 1
-    figure = Figure(figsize=(7, 6 if several else 3), layout="constrained")
+    figure = new_figure(7, 6 if several else 3)
     axes = figure.subplots(1 + several, 1, squeeze=False, sharex=True)[:, 0]
     bars = axes[-1]
     bars.bar(range(1, glimpses + 1), nats[-1], width=0.8, color="C0")
     bars.set(xlabel="glimpse t", ylabel="KL (nats)", xlim=(0.5, glimpses + 0.5))
-    bars.set_title(f"{nats[-1].sum():.4g} nats in all", size=_LARGE)
+    bars.set_title(f"{nats[-1].sum():.4g} nats in total", size=_LARGE)
     bars.xaxis.set_major_locator(MaxNLocator(integer=True))
     bars.set_axisbelow(True)
     bars.grid(axis="y", alpha=0.3)
@@ -401,7 +368,7 @@ def plot_divergence(
 
 
 def line_width(sigma: float) -> float:
-    """How thick the sides of a window are, pixels of an image: more for larger sigma, below 2.
+    """Line width of a window, pixels of an image: grows with sigma, below 2.
 
     Example:
         >>> line_width(1.0)
@@ -415,20 +382,20 @@ def line_width(sigma: float) -> float:
 
 @dataclass(frozen=True)
 class _Sheet:
-    """Images in rows and columns, with print and windows, of which a picture is made.
+    """A layout of images in rows and columns, with text and windows.
 
-    Places count in pixels of the images from the upper left corner: all images then cover whole
-    pixels of the picture, and are in it as they are.
+    Positions are in pixels of the images from the upper left corner, so that each pixel of an image
+    covers whole pixels of the picture.
 
     Attributes:
-        tiles: (R, C, B, A), 0 to 1; NaN where there is no image.
-        windows: x, y, side and sigma, (R, C, 4); NaN where there is none.
-        groups: how many rows and columns stand together.
-        headings: of the columns.
-        labels: of the rows.
-        captions: by row, beneath each group of columns.
-        title: above all of it.
-        title_letters: how many to have room for.
+        tiles: (R, C, B, A), 0 to 1; NaN for missing images.
+        windows: x, y, side and sigma, (R, C, 4); NaN for missing windows.
+        groups: rows and columns of a group.
+        headings: headings of the columns.
+        labels: labels of the rows.
+        captions: captions by row, below each group of columns.
+        title: title of the picture.
+        title_letters: minimum letters of the title to reserve room for.
     """
 
     tiles: np.ndarray
@@ -442,12 +409,11 @@ class _Sheet:
 
     @property
     def scale(self) -> int:
-        """Pixels of the picture to one of an image."""
+        """Pixels of the picture per pixel of an image."""
         return max(1, round(_TILE / max(self.tiles.shape[2:])))
 
     @property
     def tops(self) -> list[int]:
-        """Of the rows."""
         first = self._pixels(_MARGIN + _LINE * (bool(self.title) + bool(self.headings)))
         rows, _, height, _ = self.tiles.shape
         beneath = self._pixels(_LINE) if self.captions else 0
@@ -455,15 +421,13 @@ class _Sheet:
 
     @property
     def lefts(self) -> list[int]:
-        """Of the columns."""
         longest = max(map(len, self.labels), default=0)
-        # With room for a letter between labels and images.
+        # One letter of space between labels and images.
         first = self._pixels(_MARGIN + _SMALL * _LETTER * (longest + bool(longest)))
         return _starts(self.tiles.shape[1], self.tiles.shape[3], self.groups[1], first)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height."""
         height, width = self.tiles.shape[2:]
         margin, letters = self._pixels(_MARGIN), max(len(self.title), self.title_letters)
         beneath = self._pixels(_LINE) if self.captions else 0
@@ -472,13 +436,11 @@ class _Sheet:
 
     @property
     def inches(self) -> tuple[float, float]:
-        """Width and height of the picture."""
-        # A little more than so many pixels: a little less would be one fewer.
+        # Rounded up a little: a little less would lose a pixel.
         width, height = ((self.scale * pixels + 1e-3) / DPI for pixels in self.size)
         return width, height
 
     def figure(self) -> Figure:
-        """The sheet as a figure of its size."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=self.inches)
@@ -486,11 +448,10 @@ class _Sheet:
         return figure
 
     def draw(self, figure: Figure) -> None:
-        """Draws into a figure of its size."""
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
         width, height = self.size
-        # One image of all of them: hundreds would take seconds. 255 is the page.
+        # One image of all tiles: hundreds of images would take seconds. 255 is the background.
         page = np.full((height, width), 255, np.uint8)
         for row, top in zip(self.tiles, self.tops, strict=True):
             for tile, left in zip(row, self.lefts, strict=True):
@@ -498,7 +459,7 @@ class _Sheet:
                     shades = np.rint(255 * tile).astype(np.uint8)
                     page[top : top + tile.shape[0], left : left + tile.shape[1]] = shades
         extent = (0, width, height, 0)
-        # In three channels: a map of colours would be one shade off here and there.
+        # RGB: a colour map may be off by one shade.
         axis.imshow(
             page[..., None].repeat(3, -1), interpolation="none", extent=extent, aspect="auto"
         )
@@ -512,7 +473,7 @@ class _Sheet:
         from matplotlib.transforms import Bbox, TransformedBbox
 
         height, width = self.tiles.shape[2:]
-        # Sides that are outside all the same: renderers refuse numbers of any size.
+        # Clipped, since renderers reject very large coordinates.
         outside = np.array([width, height]) + 10.0
         for top, row in zip(self.tops, windows, strict=True):
             for left, (x, y, side, sigma) in zip(self.lefts, row, strict=True):
@@ -560,13 +521,13 @@ class _Sheet:
 
 
 def _starts(number: int, size: int, group: int, first: int) -> list[int]:
-    """Where so many things of one size begin, with more room between groups of them."""
+    """Starts of ``number`` tiles of one size, with wider gaps between groups."""
     wide = _WIDE_GAP - _GAP if group > 1 else 0
     return [first + i * (size + _GAP) + i // group * wide for i in range(number)]
 
 
 def _in_rows(tiles: np.ndarray, columns: int) -> np.ndarray:
-    """(N, \\*) as (R, C, \\*), NaN where nothing is left; no more columns than there is to fill."""
+    """Arrange (N, \\*) as (R, C, \\*), padded with NaN, in at most N columns."""
     if columns < 1:
         raise ValueError(f"columns must be at least 1, got {columns}")
     columns = min(columns, len(tiles))
@@ -576,16 +537,13 @@ def _in_rows(tiles: np.ndarray, columns: int) -> np.ndarray:
     return filled.reshape(rows, columns, *tiles.shape[1:])
 
 
-# What comes in
-
-
 def _numbers(values: Images) -> np.ndarray:
-    # Arrays may be maps of read-only files, of which torch warns.
+    # torch warns of read-only arrays, such as mapped files.
     return as_array(values) if isinstance(values, Tensor) else np.asarray(values, np.float64)
 
 
 def _images(name: str, images: Images) -> np.ndarray:
-    """Checked, float64."""
+    """Validate images and convert them to float64."""
     tiles = _numbers(images)
     if tiles.ndim != 3 or not tiles.size:
         raise ValueError(f"{name} must be (N, B, A) with at least one pixel, got {tiles.shape}")
@@ -599,7 +557,7 @@ def _images(name: str, images: Images) -> np.ndarray:
 
 
 def _canvases(canvases: Tensor) -> np.ndarray:
-    """As images, (T + 1, N, B, A)."""
+    """Validate canvases and convert them to images (T + 1, N, B, A)."""
     if canvases.dim() != 4 or len(canvases) < 2 or not canvases.numel():
         raise ValueError(
             f"canvases must be (T + 1, N, B, A) with at least one glimpse, got "
@@ -615,13 +573,13 @@ def _check_finite(name: str, tiles: np.ndarray) -> None:
     wrong = np.flatnonzero(~np.isfinite(tiles).all((1, 2)))
     if len(wrong):
         raise ValueError(
-            f"{name}: {len(wrong)} of {len(tiles)} hold numbers that are not finite, the first is "
-            f"number {wrong[0]}: such an image cannot be drawn"
+            f"{name}: {len(wrong)} of {len(tiles)} images are not finite, first number {wrong[0]}: "
+            "remove them"
         )
 
 
 def _places(windows: Windows | None, drawn: np.ndarray) -> np.ndarray:
-    """x, y, side and sigma in each canvas, (T + 1, N, 4); the empty one has none."""
+    """x, y, side and sigma in each canvas, (T + 1, N, 4); NaN in the empty one."""
     boxes = np.full((*drawn.shape[:2], 4), np.nan)
     if windows is None:
         return boxes
@@ -633,8 +591,8 @@ def _places(windows: Windows | None, drawn: np.ndarray) -> np.ndarray:
             f"{places.shape} of {windows.size}"
         )
     if not np.isfinite(places[..., :4]).all():
-        raise ValueError("windows must be finite numbers: such a place cannot be drawn")
-    # The stride of a single filter means nothing.
+        raise ValueError("windows must be finite")
+    # The stride of a single filter has no effect.
     side = (windows.size - 1) * places[..., 2]
     boxes[1:] = np.stack([places[..., 0], places[..., 1], side, places[..., 3]], -1)
     return boxes

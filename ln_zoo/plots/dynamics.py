@@ -1,4 +1,4 @@
-"""Perturbations of hidden states and gradients by them, step by step."""
+"""Growth of perturbations of hidden states, and norms of gradients, by time step."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.analysis import Dynamics
+from ln_zoo.plots.figures import new_figure, save_figure
 
 _LINES = ("-", "--", ":", "-.")
 
 
 def plot_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> None:
-    """Draws two panels for each group: sizes of perturbations and norms of gradients, by step.
+    """Draw two panels per group: sizes of perturbations and norms of gradients, by time step.
 
     Args:
-        found: measurements of any layers.
-        picture: the file to write, .png or .svg.
-        title: of the picture.
-
-    Raises:
-        ValueError: if there are no measurements.
+        found: the measurements.
+        picture: file to write.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
     from matplotlib.ticker import MaxNLocator
 
     if not found:
-        raise ValueError("plot_dynamics needs at least one measurement, got none")
+        raise ValueError("found is empty: give at least one measurement")
     groups: dict[str, list[Dynamics]] = {}
     for each in found:
         groups.setdefault(each.group, []).append(each)
     colours = list(dict.fromkeys(each.name.partition(" ")[0] for each in found))
     kinds = list(dict.fromkeys(each.name.partition(" ")[2] for each in found))
-    figure = Figure(figsize=(11, 1 + 3 * len(groups)), layout="constrained")
+    figure = new_figure(11, 1 + 3 * len(groups), title)
     axes = figure.subplots(len(groups), 2, squeeze=False)
     for (perturbed, gradients), (group, members) in zip(axes, groups.items(), strict=True):
         for each in members:
@@ -57,7 +54,4 @@ def plot_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> 
         lines, names = perturbed.get_legend_handles_labels()
         shown |= dict(zip(names, lines, strict=True))
     figure.legend(list(shown.values()), list(shown), fontsize="small", loc="outside right upper")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
+    save_figure(figure, picture, dpi=90)

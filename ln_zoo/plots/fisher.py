@@ -1,4 +1,4 @@
-"""What Ba et al. 2016, section 5.2, says about the geometry of learning, in four panels."""
+"""Geometry of learning (Ba et al. 2016, section 5.2) in four panels."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ln_zoo.analysis import FisherPanel, FisherStudy
+from ln_zoo.plots.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def plot_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
-    """Draws four panels: eigenvalues of F, remainder of KL, sampling error, eq. 13 as printed.
+    """Draw four panels: eigenvalues of F, remainder of KL, sampling error, eq. 13 as printed.
 
     Args:
-        study: what was measured.
-        picture: the file to write, .png or .svg.
-        title: of the picture.
+        study: the measurements.
+        picture: file to write.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
-    figure = Figure(figsize=(10, 7), layout="constrained")
+    figure = new_figure(10, 7, title)
     for panel, axis in zip(study.panels, figure.subplots(2, 2).flat, strict=True):
         for number, (name, values) in enumerate(panel.lines.items()):
             style = "o-" if panel.power else "x" if "printed" in name else "o"
@@ -39,14 +38,11 @@ def plot_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
         axis.set_ylabel(panel.y_label)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
+    save_figure(figure, picture, dpi=90)
 
 
 def _plot_power(axis: Axes, panel: FisherPanel) -> None:
-    """A dashed line of the panel's power of x, just above the others."""
+    """Draw the panel's power of x as a dashed line just above the others."""
     assert panel.power is not None
     greatest = max(
         value / place**panel.power

@@ -1,4 +1,4 @@
-"""How far gradients reach back in time."""
+"""Norms of gradients by time step."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 import torch
 
 from ln_zoo.analysis import GradientFlow
+from ln_zoo.plots.figures import new_figure, save_figure
 
 
 def plot_gradient_flow(
     flows: Sequence[GradientFlow], picture: Path, title: str = "", floor: float = 1e-30
 ) -> None:
-    """Draws gradient norms against the time step: a panel for each norm, a line for each gain.
+    """Draw gradient norms by time step: a panel per norm, a line per gain.
 
-    Norms without a gain are drawn, dashed, in all panels.
+    Norms without a gain are dashed in all panels.
 
     Args:
-        flows: of one length T.
-        picture: the file to write, .png or .svg.
-        title: of the picture.
-        floor: the axis ends here, where any smaller norm is left out.
+        flows: the measurements, of one length T.
+        picture: file to write.
+        title: title of the picture.
+        floor: lower limit of the axis.
     """
     from matplotlib import colormaps
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
     panels: dict[str, dict[float, GradientFlow]] = {}
     for flow in flows:
@@ -36,7 +36,7 @@ def plot_gradient_flow(
     ramp = colormaps["viridis"]
     colours = {gain: ramp(0.95 * i / max(1, len(gains) - 1)) for i, gain in enumerate(gains)}
     steps = range(1, len(flows[0].norms) + 1)
-    figure = Figure(figsize=(5.4 * len(panels), 4.2), layout="constrained")
+    figure = new_figure(5.4 * len(panels), 4.2, title)
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axis, (name, panel) in zip(axes, panels.items(), strict=True):
         for gain, flow in panel.items():
@@ -53,9 +53,6 @@ def plot_gradient_flow(
     least = float(finite[finite > 0].min()) if bool((finite > 0).any()) else floor
     axes[0].set_ylim(bottom=max(floor, least / 2))
     axes[0].set_ylabel("norm of the gradient by h_t")
-    # One for all panels, beside them: curves go through every corner.
+    # One legend beside the panels: curves pass through every corner.
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize="small", loc="outside right upper")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=120)
+    save_figure(figure, picture, dpi=120)

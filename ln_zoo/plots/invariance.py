@@ -1,4 +1,4 @@
-"""What eps costs an invariance."""
+"""Effect of eps on invariances."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from pathlib import Path
 import torch
 
 from ln_zoo.analysis import EpsEffect, eps_deviation
+from ln_zoo.plots.figures import new_figure, save_figure
 
 
 def plot_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = "") -> None:
-    """Draws measured deviations as marks over the formula's line, a panel for each δ.
+    """Draw measured deviations (marks) and their formula (line), a panel per factor.
 
-    The dotted line is the formula's first term, for a variance much greater than eps.
+    The dotted line is the first term of the formula, for a variance much greater than eps.
 
     Args:
-        effects: of any norms and factors.
-        picture: the file to write, .png or .svg.
-        title: of the picture.
+        effects: the measurements.
+        picture: file to write.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
     factors = sorted({effect.factor for effect in effects})
-    figure = Figure(figsize=(5.0 * len(factors), 4.2), layout="constrained")
+    figure = new_figure(5.0 * len(factors), 4.2, title)
     axes = figure.subplots(1, len(factors), squeeze=False, sharey=True)[0]
     for axis, factor in zip(axes, factors, strict=True):
         shown = [effect for effect in effects if effect.factor == factor]
@@ -34,7 +33,7 @@ def plot_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = ""
         limit = abs(1 - factor**-2) / (2 * ratios)
         axis.plot(ratios, exact, color="black", linewidth=1, label="formula")
         axis.plot(ratios, limit, ":", color="black", linewidth=1, label="its first term")
-        # Marks of one place lie within one another.
+        # Coinciding marks have different sizes.
         for number, (effect, mark) in enumerate(zip(shown, itertools.cycle("osD^v"))):
             size = 9.5 - 3 * number if number < 3 else 3
             style = {"fillstyle": "none", "markersize": size, "markeredgewidth": 1.1}
@@ -44,12 +43,9 @@ def plot_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = ""
         axis.set_title(f"weights times {factor:g}")
         axis.set_xlabel("variance of the pre-activations / eps")
         axis.grid(alpha=0.3)
-    # The dotted lines alone would reach far beyond.
+    # The dotted lines extend far beyond the marks.
     marks = torch.cat([effect.measured for effect in effects])
     axes[0].set_ylim(float(marks[marks > 0].min()) / 3, 10 * float(marks.max()))
     axes[0].set_ylabel("relative change of the normalised pre-activations")
     axes[-1].legend(fontsize="small")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=120)
+    save_figure(figure, picture, dpi=120)

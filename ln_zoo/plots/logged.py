@@ -1,4 +1,4 @@
-"""Hands pictures to the run's loggers."""
+"""Logging of pictures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 
 def log_picture(trainer: Trainer, name: str, picture: Path) -> None:
-    """Gives a picture to each logger that takes pictures, at the number of updates done.
+    """Log a picture at the current update.
 
-    Those are the `TensorBoardLogger` and loggers with ``log_image(name, [file], step=...)``, as
-    that of Weights & Biases.
+    Supports the `TensorBoardLogger` and loggers with ``log_image(name, [file], step=...)``, such as
+    `WandbLogger`.
 
     Args:
-        trainer: of the run.
-        name: of the row of pictures that this one belongs to.
-        picture: a .png file.
+        trainer: the trainer.
+        name: name of the series of pictures.
+        picture: a PNG file.
     """
     from matplotlib.image import imread
 

@@ -1,8 +1,7 @@
 """Pictures of handwriting: pages, and sheets of lines with labels, as PNG, SVG or PDF.
 
-Offsets are (T, 3) throughout: dx, dy (upwards), 1 where the pen is lifted after the point, in the
-units of the data. A line begins where its first offset starts from, with the pen down: that is the
-first point of a line of the data, of which there is no offset.
+Offsets are (T, 3): dx, dy (upwards), 1 if the pen is lifted after the point, in the units of the
+data. The first offset starts at the first point of the line, with the pen down.
 """
 
 from __future__ import annotations
@@ -18,44 +17,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ln_zoo.plots.figures import save_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Offsets = Tensor | np.ndarray
 
-#: Colours of what was written, and of what was given before it.
+#: Colours of written and of given strokes.
 INK, GIVEN = "#000000", "#9a9a9a"
-#: Of pen lines, points (1/72 inch).
+#: Width of pen lines, points (1/72 inch).
 THICKNESS = 1.2
 
-#: Median steps of the pen to an inch: letters are then as large as people write them.
+#: Median pen steps per inch, which gives letters their natural size.
 _STEPS_PER_INCH = 45.0
-#: The most inches of a page: lines that run away are drawn smaller.
+#: Maximum size of a page, inches; longer lines are scaled down.
 _WIDEST, _TALLEST = 16.0, 300.0
-#: Inches: around the page, between lines, and for the print above a line and above all of them.
+#: Heights in inches: margin, gap between lines, label of a line, title.
 _MARGIN, _GAP, _LABEL, _TITLE = 0.25, 0.12, 0.24, 0.35
-#: Sizes of print, points; and about how wide a letter of it is, inches to a point.
+#: Font sizes, points, and the approximate width of a letter, inches per point.
 _SMALL, _LARGE, _LETTER = 8, 11, 0.0095
-#: Pixels of a picture to an inch.
-DPI = 150
-#: Units of an SVG to an inch: whole numbers make a small file, and no pen is finer.
+#: SVG units per inch. Integer coordinates keep the file small.
 _SVG_UNITS = 1000
 
 
 def strokes(offsets: Offsets, pen_down: bool = True) -> list[np.ndarray]:
-    """The strokes of a line: sums of offsets from (0, 0), broken after each lift of the pen.
+    """Split a line into strokes: cumulative sums of offsets from (0, 0).
 
     Args:
         offsets: (T, 3).
-        pen_down: whether the pen is down at the start; not so behind a stroke that has ended.
+        pen_down: whether the pen is down at the start; False after a completed stroke.
 
     Returns:
-        Points (P, 2) of each stroke, in the units of the offsets; a single one is a dot. Nothing
+        Points (P, 2) of each stroke, in the units of the offsets; a single point is a dot. Empty
         for a line without offsets.
-
-    Raises:
-        ValueError: for another shape, or numbers that are not finite.
 
     Example:
         >>> line = np.array([[2.0, 1.0, 1], [3, 0, 0], [0, -1, 0]])
@@ -68,8 +64,8 @@ def strokes(offsets: Offsets, pen_down: bool = True) -> list[np.ndarray]:
     wrong = np.flatnonzero(~np.isfinite(moves).all(1))
     if len(wrong):
         raise ValueError(
-            f"{len(wrong)} of {len(moves)} offsets are not finite, the first is number {wrong[0]}, "
-            f"{moves[wrong[0]].tolist()}: such a line cannot be drawn"
+            f"{len(wrong)} of {len(moves)} offsets are not finite, first number {wrong[0]}, "
+            f"{moves[wrong[0]].tolist()}: remove them"
         )
     if not len(moves):
         return []
@@ -80,19 +76,14 @@ def strokes(offsets: Offsets, pen_down: bool = True) -> list[np.ndarray]:
 
 
 class Stroke(NamedTuple):
-    """A stroke of the pen.
-
-    Attributes:
-        points: (P, 2): on a `Page` inches from its lower left corner.
-        colour: as ``"#000000"``.
-    """
+    """A stroke: points (P, 2), on a `Page` in inches from its lower left corner, and colour."""
 
     points: np.ndarray
     colour: str
 
 
 class Words(NamedTuple):
-    """Print on a page: where its baseline begins, inches, and its size, points."""
+    """Text on a page: start of its baseline, inches, and font size, points."""
 
     x: float
     y: float
@@ -102,15 +93,15 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """Lines of handwriting in their places, of which pictures are made.
+    """A layout of handwritten lines.
 
     Attributes:
         width: inches.
         height: inches.
-        strokes: in the order of writing.
+        strokes: strokes in the order of writing.
         words: labels.
-        units_per_inch: how many units of the data are drawn as an inch.
-        title: what the page says, for those who do not see it.
+        units_per_inch: units of the data per inch.
+        title: accessible title of the SVG.
     """
 
     width: float
@@ -121,24 +112,21 @@ class Page:
     title: str = ""
 
     def save(self, picture: Path, thickness: float = THICKNESS) -> None:
-        """Writes a picture: .svg with a path for each stroke, or what matplotlib can (.png, .pdf).
+        """Write an SVG with a path per stroke, or another format of matplotlib.
 
         Args:
-            picture: the file; its folder is made.
-            thickness: of the pen, points.
-
-        Raises:
-            ValueError: for another ending.
+            picture: the file; its folder is created.
+            thickness: width of the pen, points.
         """
         if picture.suffix.lower() != ".svg":
-            save(self.figure(thickness), picture)
+            save_figure(self.figure(thickness), picture)
             return
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_text(self.svg(thickness), encoding="utf-8")
 
     def figure(self, thickness: float = THICKNESS) -> Figure:
         """The page as a figure of its size."""
-        from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+        from matplotlib.figure import Figure
 
         figure = Figure(figsize=(self.width, self.height))
         axis = figure.add_axes((0, 0, 1, 1))
@@ -150,7 +138,7 @@ class Page:
         return figure
 
     def svg(self, thickness: float = THICKNESS) -> str:
-        """The page as SVG, whose units are thousandths of an inch."""
+        """The page as SVG in thousandths of an inch."""
         width, height = round(_SVG_UNITS * self.width), round(_SVG_UNITS * self.height)
         point = _SVG_UNITS / 72
         root = ElementTree.Element(
@@ -201,18 +189,13 @@ def page(
     show_given: bool = False,
     title: str = "",
 ) -> Page:
-    """A page of writing: lines one below the other, from the left, at one distance.
-
-    The distance is the least at which no line touches the next, by their own heights.
+    """A page of left-aligned lines at the smallest distance at which they do not touch.
 
     Args:
-        lines: (T, 3) each; ``None`` is a blank line.
-        given: (T, 3), the strokes behind which each line begins, where it goes on in another hand.
-        show_given: whether to draw those, too, in a colour of their own.
-        title: what the page says; it is not printed.
-
-    Raises:
-        ValueError: for offsets that cannot be drawn.
+        lines: offsets (T, 3) of each line; None is a blank line.
+        given: offsets (T, 3) of the strokes that primed each line.
+        show_given: draw the priming strokes, in another colour.
+        title: accessible title; it is not printed.
 
     Example:
         >>> line = np.array([[2.0, 1.0, 1], [3, 0, 0], [0, -1, 1]])
@@ -227,21 +210,17 @@ def sheet(
     labels: Sequence[str],
     title: str = "",
 ) -> Page:
-    """Lines with labels above them, in one column or in several beside each other.
+    """A sheet of labelled lines in one or more columns.
 
     Args:
-        columns: lines (T, 3); or by heading those of each column, as in
+        columns: offsets (T, 3) of the lines, or a mapping from headings to columns, such as
             ``{"real": ..., "sample": ...}``.
-        labels: of the rows, such as their texts.
-        title: printed above all of it.
-
-    Raises:
-        ValueError: without lines, if there are not as many labels as rows, and for offsets that
-            cannot be drawn.
+        labels: labels of the rows, such as their texts.
+        title: title above the columns.
     """
     named = columns if isinstance(columns, Mapping) else {"": columns}
     if not named:
-        raise ValueError("there are no columns: give the lines of at least one")
+        raise ValueError("columns is empty: give the lines of at least one")
     for heading, lines in named.items():
         _check_labels(lines, labels, f" under {heading!r}" if heading else "")
     drawn = [[inks(line) for line in lines] for lines in named.values()]
@@ -249,73 +228,34 @@ def sheet(
 
 
 def bias_ladder(lines: Mapping[float, Offsets], text: str) -> Page:
-    """One text written at several biases (Graves 2013, section 5.4).
-
-    Args:
-        lines: by bias, (T, 3).
-        text: what was written.
-    """
+    """A sheet of one text at several biases (Graves 2013, section 5.4), from bias to (T, 3)."""
     return sheet(list(lines.values()), [f"bias {bias:g}" for bias in lines], text)
 
 
 def primed_sheet(
     given: Offsets, lines: Sequence[Offsets], labels: Sequence[str], title: str = ""
 ) -> Page:
-    """Lines behind the strokes they go on from, which are in grey (Graves 2013, section 5.5).
+    """A sheet of lines after the strokes that primed them, in grey (Graves 2013, section 5.5).
 
     Args:
-        given: (T, 3), what the network was primed with.
-        lines: (T, 3) each, what it wrote behind it.
-        labels: of the lines, such as their texts.
-        title: printed above all of it.
-
-    Raises:
-        ValueError: if there are not as many labels as lines; for offsets that cannot be drawn.
+        given: offsets (T, 3) of the priming strokes.
+        lines: offsets (T, 3) of each line.
+        labels: labels of the lines, such as their texts.
+        title: title above the lines.
     """
     _check_labels(lines, labels)
     return _lay_out([[inks(line, given, True) for line in lines]], labels=labels, title=title)
 
 
-# Files
-
-
-def save(figure: Figure, picture: Path) -> None:
-    """Writes a figure; its folder is made. A picture of the same numbers is the same file.
-
-    Raises:
-        ValueError: for an ending that matplotlib does not know.
-    """
-    import matplotlib
-
-    check_picture(picture)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    kind = picture.suffix.lower()
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
-    with matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
-        figure.savefig(picture, dpi=DPI, metadata=metadata)
-
-
-def check_picture(picture: Path) -> None:
-    """Raises ValueError unless the file's ending is one of a picture."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if picture.suffix.lower().removeprefix(".") not in known:
-        raise ValueError(f"{picture} does not name a picture: end it in .svg, .png or .pdf")
-
-
-# Lines before they have a place
-
-
 def as_array(numbers: Offsets | Sequence[float]) -> np.ndarray:
-    """The numbers as float64, wherever they are."""
+    """Convert to a float64 array on the CPU."""
     return torch.as_tensor(numbers).detach().cpu().double().numpy()
 
 
 def inks(
     line: Offsets | None, given: Offsets | None = None, show_given: bool = False
 ) -> list[Stroke]:
-    """The strokes of a line, in its units, behind what was given."""
+    """Strokes of a line, in its units, after the given ones."""
     if line is None:
         return []
     if given is None:
@@ -329,17 +269,17 @@ def inks(
 
 
 def extent(drawn: Sequence[Stroke]) -> tuple[np.ndarray, np.ndarray]:
-    """The lower left and the upper right corner of strokes, of which there is at least one."""
+    """Lower left and upper right corner of at least one stroke."""
     points = np.concatenate([stroke.points for stroke in drawn])
     return points.min(0), points.max(0)
 
 
 def draw(axis: Axes, drawn: Sequence[Stroke], thickness: float) -> None:
-    """Draws strokes into an axis whose limits are set."""
+    """Draw strokes into an axis with fixed limits."""
     from matplotlib.collections import LineCollection
 
     axis.set_aspect("equal")
-    # Renderers leave out lines without length.
+    # Renderers omit lines of length zero.
     long = [bool(np.ptp(stroke.points, axis=0).any()) for stroke in drawn]
     lines = list(itertools.compress(drawn, long))
     axis.add_collection(
@@ -359,7 +299,7 @@ def draw(axis: Axes, drawn: Sequence[Stroke], thickness: float) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which XML does not admit."""
+    """Replace control characters, which XML forbids, by blanks."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -367,7 +307,7 @@ def printable(text: str) -> str:
 
 
 class _Box(NamedTuple):
-    """The extent of a line, inches; its origin is at the left, at the height of short letters."""
+    """Extent of a line, inches; its origin is at the left, at the height of short letters."""
 
     origin: np.ndarray
     width: float
@@ -381,7 +321,7 @@ def _lay_out(
     labels: Sequence[str] = (),
     title: str = "",
 ) -> Page:
-    """Puts lines, in units of the data, on a page; the title is printed where there are labels."""
+    """Place lines, in units of the data, on a page; the title is printed if there are labels."""
     units = _units_per_inch([line for column in columns for line in column if line])
     boxes = [[_box(line, units) for line in column] for column in columns]
     printed = title if labels else ""
@@ -420,13 +360,13 @@ def _box(line: list[Stroke], units: float) -> _Box:
     if not line:
         return _Box(np.zeros(2), 0.0, 0.0, 0.0)
     low, high = (corner / units for corner in extent(line))
-    # Most points are of lower-case letters, so that few long strokes do not move the line.
+    # The median is robust: most points belong to lower-case letters.
     middle = float(np.median(np.concatenate([s.points[:, 1] for s in line]))) / units
     return _Box(np.array([low[0], middle]), high[0] - low[0], high[1] - middle, middle - low[1])
 
 
 def _units_per_inch(lines: Sequence[list[Stroke]]) -> float:
-    """The scale at which letters have their natural size, if a page holds the lines so."""
+    """Scale that gives letters their natural size, or fits the lines on a page."""
     moves = [np.diff(stroke.points, axis=0) for line in lines for stroke in line]
     lengths = np.hypot(*np.concatenate([np.zeros((0, 2)), *moves]).T)
     lengths = lengths[lengths > 0]
@@ -439,13 +379,13 @@ def _units_per_inch(lines: Sequence[list[Stroke]]) -> float:
 def _check_labels(lines: Sequence[object], labels: Sequence[str], where: str = "") -> None:
     if not labels or len(lines) != len(labels):
         raise ValueError(
-            f"there are {len(lines)} lines{where} and {len(labels)} labels: give a label for each"
+            f"there are {len(lines)} lines{where} and {len(labels)} labels: give one label per line"
         )
 
 
 def _path(x: np.ndarray, y: np.ndarray) -> str:
-    """A path of SVG through places given in whole numbers."""
-    # A line without length has round ends, so that a single point is a dot.
+    """An SVG path through integer coordinates."""
+    # A line of length zero is drawn by its round caps.
     steps = np.diff(np.stack([x, y], -1), axis=0).tolist() or [[0, 0]]
     numbers = "".join(f"{n}" if n < 0 else f" {n}" for n in itertools.chain.from_iterable(steps))
     return f"M{x[0]} {y[0]}l{numbers.strip()}"

@@ -1,4 +1,4 @@
-"""What a network sees while it writes: its window on the text, and where it expects the pen.
+"""Attention window and predicted pen positions of a handwriting network.
 
 Offsets are (T, 3) as in `ln_zoo.plots.pen`.
 """
@@ -12,48 +12,37 @@ import numpy as np
 from torch import Tensor
 
 from ln_zoo.metrics import PenMixture
-from ln_zoo.plots.pen import (
-    THICKNESS,
-    Offsets,
-    as_array,
-    draw,
-    extent,
-    inks,
-    printable,
-    strokes,
-)
+from ln_zoo.plots.figures import new_figure
+from ln_zoo.plots.pen import THICKNESS, Offsets, as_array, draw, extent, inks, printable, strokes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Inches: of the pictures, and of a map within them beside its axis and its scale.
+#: Width of a picture, and of a map without axis and colour bar, inches.
 _WIDTH, _MAP_WIDTH = 10.0, 8.7
-#: Points of the longer edge of a density's grid.
+#: Points on the longer side of the grid of a density.
 _GRID = 1500
-#: Standard deviation of the blur of a density, in steps of its grid: enough for sums over the grid
-#: to be integrals to a few parts in ten thousand, however narrow a Gaussian.
+#: Standard deviation of the blur of a density, in grid steps. Sums over the grid then equal
+#: integrals to a few parts in ten thousand for any width of a Gaussian.
 _BLUR = 0.7
-#: Standard deviations as far as which a Gaussian is drawn.
+#: Radius of a drawn Gaussian, in standard deviations.
 _REACH = 5.0
 
 
 def plot_window(
     offsets: Offsets, phi: Tensor, text: str, title: str = "", given: Offsets | None = None
 ) -> Figure:
-    """What the window showed while a line was written, above the line (Graves 2013, figure 13).
+    """Draw the window weights above the line written (Graves 2013, figure 13).
 
-    The map goes by points of the pen, the writing beneath by place: they fit one another as far as
-    the pen moved evenly.
+    The x axis of the map is the point index, that of the line its position; they align only as far
+    as the pen moves evenly.
 
     Args:
         offsets: (T, 3).
-        phi: (T, U): the share of each character.
+        phi: window weights of the characters, (T, U).
         text: U characters.
-        title: above the map.
-        given: (T, 3), strokes behind which the line begins; they are not drawn.
-
-    Raises:
-        ValueError: if sizes do not fit; for offsets that cannot be drawn.
+        title: title of the map.
+        given: offsets (T, 3) of priming strokes; they are not drawn.
     """
     steps, characters = len(offsets), len(text)
     if tuple(phi.shape) != (steps, characters) or not characters:
@@ -76,7 +65,7 @@ def plot_window(
         extent=(0.5, max(steps, 1) + 0.5, characters - 0.5, -0.5),
     )
     figure.colorbar(image, ax=map_axis, label="φ(t, u)", pad=0.01)
-    # Letters of a long text would run into one another.
+    # Letters of a long text would overlap.
     size = min(8.0, 0.8 * 72 * height / characters)
     letters = [printable(c) if c != " " else "␣" for c in text]
     map_axis.set_yticks(range(characters), letters, size=size, parse_math=False)
@@ -97,32 +86,26 @@ def position_density(
     mean: Sequence[float] | Tensor = (0.0, 0.0),
     std: Sequence[float] | Tensor = (1.0, 1.0),
 ) -> np.ndarray:
-    """Where the pen was expected: densities of its next position, summed over all steps.
+    """Density of the next pen position, given the true previous ones, summed over all steps.
 
-    Each step expects it from where the pen truly was (Graves 2013, figure 10). All of it is blurred
-    by a Gaussian of 0.7 steps of the grid, without which narrow Gaussians would fall between its
-    points; so sums over a grid that is wide enough give the number of steps.
+    See Graves 2013, figure 10. The density is blurred by 0.7 grid steps, since narrow Gaussians
+    would fall between grid points; its integral over a wide grid is the number of steps.
 
     Args:
-        mixture: of T steps, (T,), each of the offset in the same row; standardised.
-        offsets: (T, 3), of the data.
-        x: (X,) at even distances, units of the data, from where the line begins.
+        mixture: predictions of the T standardised offsets, (T,).
+        offsets: (T, 3), units of the data.
+        x: (X,) evenly spaced, units of the data, relative to the start of the line.
         y: (Y,), likewise.
-        mean: by which offsets were standardised, (2,); see `ln_zoo.models.Handwriting`.
-        std: likewise, (2,).
+        mean: mean that standardised the offsets, (2,); see `ln_zoo.models.Handwriting`.
+        std: standard deviation, (2,).
 
     Returns:
         (Y, X), per square unit.
-
-    Raises:
-        ValueError: if sizes do not fit, for offsets that are not finite, or std that is not
-            positive.
     """
-    strokes(offsets)  # for its checks
+    strokes(offsets)  # validates
     if tuple(mixture.end.shape) != (len(offsets),):
         raise ValueError(
-            f"there must be a mixture for each of {len(offsets)} offsets, got "
-            f"{tuple(mixture.end.shape)}"
+            f"mixture must have one step per offset, {len(offsets)}, got {tuple(mixture.end.shape)}"
         )
     shift, scale = as_array(mean), as_array(std)
     if shift.shape != (2,) or scale.shape != (2,) or not (scale > 0).all():
@@ -160,20 +143,14 @@ def plot_density(
     std: Sequence[float] | Tensor = (1.0, 1.0),
     title: str = "",
 ) -> Figure:
-    """`position_density` along a line, and beneath it the weights of the components over time.
+    """Draw `position_density` along a line, and the weights of the components by time step.
 
     Args:
-        mixture: of T steps, (T,), each of the offset in the same row; standardised.
-        offsets: (T, 3), T at least 1, of the data.
-        mean: by which offsets were standardised, (2,).
-        std: likewise, (2,).
-        title: above the map.
-
-    Raises:
-        ValueError: as `position_density`, and without offsets.
+        mixture, offsets, mean, std: as `position_density`, T at least 1.
+        title: title of the map.
 
     Example:
-        Of a model and a line of the data, ``offsets`` (T, 3) and its ``text``::
+        For a model, and ``offsets`` (T, 3) and ``text`` of a line::
 
             points = model.standardize(offsets)
             inputs = torch.cat([torch.zeros_like(points[:1]), points[:-1]])
@@ -185,7 +162,7 @@ def plot_density(
 
     drawn = inks(offsets)
     if not drawn:
-        raise ValueError("a line without offsets has no density: give (T, 3) with T at least 1")
+        raise ValueError("offsets is empty: give (T, 3) with T at least 1")
     low, high = extent(drawn)
     margin = 0.06 * (high - low).max() or 1.0
     low, high = low - margin, high + margin
@@ -197,7 +174,7 @@ def plot_density(
     image = map_axis.imshow(
         density,
         cmap="magma",
-        # Between strokes, jumps are expected anywhere: a thousandth of the peaks.
+        # Jumps between strokes have about a thousandth of the peak density.
         norm=PowerNorm(0.35, vmin=0),
         origin="lower",
         extent=(x[0] - step / 2, x[-1] + step / 2, y[0] - step / 2, y[-1] + step / 2),
@@ -220,8 +197,6 @@ def plot_density(
 
 
 def _panels(above: float, below: float) -> tuple[Figure, Any]:
-    """A figure with two axes one above the other, of these heights in inches."""
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
-    figure = Figure(figsize=(_WIDTH, above + below + 0.9), layout="constrained")
+    """A figure with two axes of these heights, inches."""
+    figure = new_figure(_WIDTH, above + below + 0.9)
     return figure, figure.subplots(2, 1, height_ratios=[above, below])

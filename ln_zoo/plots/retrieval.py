@@ -1,4 +1,4 @@
-"""What captions and images find: the nearest images of some captions, and back."""
+"""Nearest images of captions, and nearest captions of images."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ln_zoo.plots.figures import new_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Colours of right and of other answers.
+#: Colours of correct and of other answers.
 _RIGHT, _OTHER = "#1a8f3c", "#9a9a9a"
-#: Inches of a picture, and letters in a line of captions.
+#: Side of an image, inches, and letters per line of captions.
 _SIDE, _LETTERS = 1.15, 58
 
 
 @dataclass(frozen=True)
 class Found:
-    """The answers to one query, the nearest first.
+    """Answers to one query, nearest first.
 
     Attributes:
-        query: the caption, or the name of the image.
+        query: caption, or name of an image.
         answers: names of images, or captions.
         right: whether each answer belongs to the query.
-        rank: of the best right answer, from 1; equal penalties do not count as ahead.
+        rank: rank of the best correct answer, from 1; ties do not count as better.
     """
 
     query: str
@@ -42,24 +44,20 @@ def plot_retrieval(
     picture: Callable[[str], np.ndarray | None],
     title: str = "",
 ) -> Figure:
-    """A row for each query: a caption with the images found, or an image with the captions found.
+    """Draw a row per query: a caption with its images, or an image with its captions.
 
     Args:
-        images: found for captions.
-        captions: found for images.
-        picture: of an image, uint8 (B, A, 3), by its name; ``None``: the name is printed.
-        title: above all.
-
-    Raises:
-        ValueError: without a query.
+        images: answers to captions.
+        captions: answers to images.
+        picture: function from an image's name to its pixels, uint8 (B, A, 3), or None to print the
+            name.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
     rows = len(images) + len(captions)
     if not rows:
-        raise ValueError("there is nothing to draw: give at least one query")
+        raise ValueError("images and captions are empty: give at least one query")
     columns = max((len(found.answers) for found in images), default=4)
-    figure = Figure(figsize=((columns + 2.6) * _SIDE, rows * 1.12 * _SIDE), layout="constrained")
+    figure = new_figure((columns + 2.6) * _SIDE, rows * 1.12 * _SIDE)
     grid = figure.add_gridspec(rows, columns + 1, width_ratios=[2.6] + [1.0] * columns)
     for row, found in enumerate(images):
         _print(figure.add_subplot(grid[row, 0]), [(f"{found.query}\n(rank {found.rank})", "black")])
@@ -76,7 +74,7 @@ def plot_retrieval(
 
 
 def _show(axis: Axes, name: str, picture: np.ndarray | None, right: bool | None) -> None:
-    """An image, framed as the answer that it is."""
+    """Draw an image with a frame that shows whether it is correct."""
     axis.set_xticks([])
     axis.set_yticks([])
     if picture is None:

@@ -1,4 +1,4 @@
-"""What `ln_zoo.callbacks.WeightGeometry` logged of a run: read, as a table, as a picture."""
+"""Metrics of `ln_zoo.callbacks.WeightGeometry`: reader, tables and pictures."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from pathlib import Path
 
 from ln_zoo.plots.csv_log import read_curves
 from ln_zoo.tables import markdown_table, write_csv
+from ln_zoo.plots.figures import new_figure, save_figure
 
-#: What is logged of each weight, and how it is called in pictures.
+#: Quantities logged for each weight, and their labels.
 QUANTITIES = {
     "norm": "length of weight vectors",
     "turn": "turn per update (degrees)",
     "effective_lr": "effective learning rate",
 }
-#: Over the vectors of a weight.
+#: Statistics over the vectors of a weight.
 STATISTICS = ("mean", "q10", "q50", "q90")
-#: All that is logged begins so.
+#: Prefix of all logged names.
 PREFIX = "weights/"
 
-#: By weight, quantity and statistic: updates and values.
+#: Updates and values by weight, quantity and statistic.
 Geometry = dict[str, dict[str, dict[str, tuple[list[int], list[float]]]]]
 
 
 def parse_name(name: str) -> tuple[str, str, str] | None:
-    """Weight, quantity and statistic of a logged name; ``None`` if `WeightGeometry` did not log it.
+    """Weight, quantity and statistic of a logged name; None for names of other callbacks.
 
     Example:
         >>> parse_name("weights/network.1.weight/effective_lr_q50")
@@ -38,14 +39,14 @@ def parse_name(name: str) -> tuple[str, str, str] | None:
 
 
 def read_geometry(metrics: Path) -> Geometry:
-    """What `WeightGeometry` logged, from a ``metrics.csv``; empty where it logged nothing."""
+    """Read the metrics of `WeightGeometry` from a ``metrics.csv``; empty if there are none."""
     geometry: Geometry = {}
     for name, curve in read_curves(metrics).items():
         parsed = parse_name(name)
         if parsed is not None:
             weight, quantity, statistic = parsed
             geometry.setdefault(weight, {}).setdefault(quantity, {})[statistic] = curve
-    # What lacks some of them is somebody else's after all.
+    # Incomplete sets of metrics belong to another callback.
     return {
         weight: quantities
         for weight, quantities in geometry.items()
@@ -54,10 +55,10 @@ def read_geometry(metrics: Path) -> Geometry:
 
 
 def geometry_table(runs: Mapping[str, Geometry]) -> str:
-    """A Markdown table: medians over units at the first and the last look.
+    """Markdown table of medians over units at the first and last measurement.
 
     Args:
-        runs: by label what `read_geometry` gives.
+        runs: results of `read_geometry` by label.
     """
     head = ["weight", "", "updates"]
     for what in QUANTITIES.values():
@@ -78,7 +79,7 @@ def geometry_table(runs: Mapping[str, Geometry]) -> str:
 
 
 def write_geometry(runs: Mapping[str, Geometry], path: Path) -> None:
-    """Writes a CSV file: label, weight, update, and a column for each quantity and statistic."""
+    """Write a CSV file: label, weight, update, and a column per quantity and statistic."""
     names = [(quantity, statistic) for quantity in QUANTITIES for statistic in STATISTICS]
     rows = []
     for label, geometry in runs.items():
@@ -91,19 +92,17 @@ def write_geometry(runs: Mapping[str, Geometry], path: Path) -> None:
 
 
 def plot_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str = "") -> None:
-    """Draws a row of panels for each weight: its quantities against the update.
+    """Draw the quantities of each weight by update, a row per weight.
 
-    The line is the median over units, the band holds the middle 80 % of them.
+    Lines are medians over units, bands the middle 80 %.
 
     Args:
-        runs: by label what `read_geometry` gives.
-        picture: file to write, .png or .svg.
-        title: of the picture.
+        runs: results of `read_geometry` by label.
+        picture: file to write.
+        title: title of the picture.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
     weights = _weights(runs)
-    figure = Figure(figsize=(4 * len(QUANTITIES), 2.6 * len(weights)), layout="constrained")
+    figure = new_figure(4 * len(QUANTITIES), 2.6 * len(weights), title)
     axes = figure.subplots(len(weights), len(QUANTITIES), squeeze=False, sharex=True)
     for row, weight in zip(axes, weights, strict=True):
         for axis, (quantity, what) in zip(row, QUANTITIES.items(), strict=True):
@@ -124,19 +123,15 @@ def plot_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str
         axis.set_xlabel("update")
     if any(runs):
         axes[0][0].legend(fontsize="small")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
+    save_figure(figure, picture, dpi=90)
 
 
 def _weights(runs: Mapping[str, Geometry]) -> Sequence[str]:
-    """The names of the weights of all runs."""
     return list(dict.fromkeys(weight for geometry in runs.values() for weight in geometry))
 
 
 def _positive(runs: Mapping[str, Geometry], weight: str, quantity: str) -> bool:
-    """Whether a logarithm can show all that is drawn."""
+    """Whether all values drawn are positive, as a logarithmic axis needs."""
     return all(
         value > 0
         for geometry in runs.values()

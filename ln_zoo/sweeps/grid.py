@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.files import write_whole
+from ln_zoo.files import atomic_write_text
 from ln_zoo.zoo.names import nearest
 
 MANIFEST = "sweep.json"
@@ -278,7 +278,7 @@ def read_grid(folder: Path) -> Grid | None:
 def write_grid(grid: Grid, folder: Path) -> None:
     """Writes the file of a grid, whole or not at all."""
     content = {"format_version": 1} | asdict(grid)
-    write_whole(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
+    atomic_write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
 
 
 def check_extends(new: Grid, old: Grid, folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.files import write_whole
+from ln_zoo.files import atomic_write_text
 from ln_zoo.plots import comparison
 from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
 from ln_zoo.sweeps.state import FAILED, FINISHED, State, metrics_of, state_of
@@ -348,9 +348,9 @@ class Report:
             comparison.draw(curves, self.metrics, folder / f"{name}.png", x=x, band=True)
             comparison.write_csv(curves, self.metrics, folder / f"{name}.csv", x)
         for name, rows in self._tables().items():
-            write_whole(folder / f"{name}.csv", _csv(rows))
+            atomic_write_text(folder / f"{name}.csv", _csv(rows))
         text = self._markdown(pictures)
-        write_whole(folder / "report.md", text)
+        atomic_write_text(folder / "report.md", text)
         return text
 
     def _tables(self) -> dict[str, list[list[Any]]]:

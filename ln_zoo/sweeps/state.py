@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.files import write_whole
+from ln_zoo.files import atomic_write_text
 
 #: Files in the folder of a run, beside what `fit` writes.
 LOG = "log.txt"
@@ -84,7 +84,7 @@ def write_failure(folder: Path, error: str) -> None:
     """Notes why a run failed; where the disk is full, that is lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / FAILURE, json.dumps({"error": error}) + "\n")
+        atomic_write_text(folder / FAILURE, json.dumps({"error": error}) + "\n")
     except OSError:
         pass
 

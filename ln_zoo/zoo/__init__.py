@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ln_zoo.packages import missing
+from ln_zoo.packages import missing_package
 from ln_zoo.zoo.catalog import Card, CardError, describe, list_models
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"{__name__}.{_LATE[name]}")
     except ModuleNotFoundError as error:
-        raise missing(error) or error from None
+        raise missing_package(error) or error from None
     return getattr(module, name)
 
 

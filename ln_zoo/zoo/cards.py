@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo._version import __version__
-from ln_zoo.files import write_whole
+from ln_zoo.files import atomic_write_text
 from ln_zoo.models.base import ZooModule
 from ln_zoo.training_runs import Run, read_runs
 from ln_zoo.zoo import catalog, registry, reported, schema
@@ -404,7 +404,7 @@ def refresh(
 
 def _replace(path: Path, text: str) -> None:
     try:
-        write_whole(path, text)
+        atomic_write_text(path, text)
     except OSError as error:
         raise CardError(f"{path} cannot be written: {error}") from error
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ln_zoo.files import read_regular
+from ln_zoo.files import read_bounded
 from ln_zoo.training_runs import Run, read_run, read_runs, totals
 from ln_zoo.zoo import schema
 from ln_zoo.zoo.errors import CardError, printable
@@ -291,7 +291,7 @@ def verified_bytes(card: Card, name: str) -> bytes:
     if size != expected.size:
         raise CardError(f"{path} has {size} bytes, {CONFIG} lists {expected.size}: {remedy}")
     try:
-        data = read_regular(path, size)
+        data = read_bounded(path, size)
     except OSError as error:
         raise CardError(f"{path} cannot be read: {error}") from error
     digest = hashlib.sha256(data).hexdigest()
@@ -378,7 +378,7 @@ def read_text(path: Path) -> str:
         OSError: if it is missing, no regular file, or longer than 10 MB.
         UnicodeDecodeError: if it is not UTF-8.
     """
-    content = read_regular(path, _MOST_TEXT)
+    content = read_bounded(path, _MOST_TEXT)
     # As text files are read: a break of lines is "\n".
     return content.decode("utf-8").replace("\r\n", "\n")
 

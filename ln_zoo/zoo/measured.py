@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
-from ln_zoo.training_runs import facts_of
+from ln_zoo.training_runs import dataset_metadata
 from ln_zoo.zoo.source import checkpoint_in, read_checkpoint
 
 #: Key under which checkpoints hold the optimizer and schedule that replaced the model's own.
@@ -50,7 +50,7 @@ def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
     runs = model.training_runs
     optimization = read_checkpoint(str(path)).get(OPTIMIZATION) if path else None
     norm = model.hparams.get("norm") or {}
-    facts = facts_of(data)
+    facts = dataset_metadata(data)
     part = _part(run, stage)
     if part and part["examples"] is not None:
         facts[f"{stage}_size"] = part["examples"]

@@ -14,7 +14,7 @@ import torch
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.training_runs import UNKNOWN, facts_of
+from ln_zoo.training_runs import UNKNOWN, dataset_metadata
 from ln_zoo.zoo import cards, catalog, loading, publishing, registry, source
 from ln_zoo.zoo.catalog import Card, CardError
 
@@ -97,7 +97,7 @@ def save(
     if isinstance(data, Mapping):
         described = {"dataset": "unknown data", **data}
     else:
-        described = {"dataset": "unknown data"} if data is None else facts_of(data)
+        described = {"dataset": "unknown data"} if data is None else dataset_metadata(data)
     kept = {} if origin is None else origin.preprocessing
     runs = model.training_runs
     if origin is not None and runs == origin.training_runs and not _is_that(model, origin):

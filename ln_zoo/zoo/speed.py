@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from ln_zoo.plots.comparison import Curve, Run, cell, groups, in_words, shared, table_head
+from ln_zoo.plots.comparison import Curve, Run, cell, groups, plain_name, shared, table_head
 from ln_zoo.zoo.reported import metric_unit
 
 
@@ -38,7 +38,7 @@ def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> st
     that all runs of all labels share.
     """
     sign = "≥" if higher_is_better(metric) else "≤"
-    name = in_words(metric)
+    name = plain_name(metric)
     head = ["", "runs", *(f"updates to {name} {sign} {value:g}" for value in values)]
     lines = table_head([*head, f"mean log10 {name}"])
     places = shared(runs, metric)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ln_zoo.files import read_regular
+from ln_zoo.files import read_bounded
 
 #: Values of a configuration; a few aliases of aliases would make more than memory holds.
 _LARGEST = 100_000
@@ -32,7 +32,7 @@ def parse_yaml(text: str) -> Any:
     where = text if is_file else "the configuration"
     try:
         content = yaml.load(
-            read_regular(text, _LARGEST_FILE).decode("utf-8") if is_file else text, _OnceLoader
+            read_bounded(text, _LARGEST_FILE).decode("utf-8") if is_file else text, _OnceLoader
         )
         size = _size(content, {})
     except OSError as error:

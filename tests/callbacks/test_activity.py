@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from ln_zoo.callbacks import ActivityByPosition, EpochEvaluation
 from ln_zoo.callbacks.activity import _Sums
 from ln_zoo.data import BatchLoader, Digits, Tensors
-from ln_zoo.models import ConvClassifier, MLPClassifier
+from ln_zoo.models import ConvClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 from ln_zoo.plots.activity import (
     Activity,
@@ -24,6 +25,7 @@ from ln_zoo.plots.activity import (
     rings,
     write_activity,
 )
+from ln_zoo.testing import CallbackCase
 
 PNG = b"\x89PNG"
 
@@ -74,10 +76,7 @@ def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Te
 def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
     """Two examples, two channels, three by three positions; the kernels pass their input on."""
     images = torch.tensor(
-        [
-            [[[1.0, 0, 0], [0, 2, 0], [0, 0, 3]]],
-            [[[3.0, 0, 0], [0, 0, 0], [0, 0, 3]]],
-        ]
+        [[[[1.0, 0, 0], [0, 2, 0], [0, 0, 3]]], [[[3.0, 0, 0], [0, 0, 0], [0, 0, 3]]]]
     )
     model = ConvClassifier((1, 3, 3), num_classes=2, channels=[[2]], hidden_size=1, norm=Identity())
     layer = model.network[0]
@@ -129,15 +128,6 @@ def test_all_examples_in_evaluation_mode(tmp_path: Path, norm: Norm, command: st
         assert torch.equal(watch.activities[name].rare, rare)
         torch.testing.assert_close(watch.activities[name].variance, variance, rtol=1e-4, atol=1e-6)
     assert hooks(model) == 0
-
-
-def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    data, watch = Digits(val_size=20, eval_batch_size=10), ActivityByPosition()
-    trainer(tmp_path, watch, fast_dev_run=True).test(small(LayerNorm()), data, verbose=False)
-    assert watch.activities
-    assert watch.written is None
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_shares_of_several_processes_are_those_of_one() -> None:
@@ -213,13 +203,6 @@ def test_a_second_run_starts_anew(tmp_path: Path) -> None:
     assert torch.equal(first["network.5"].active, watch.activities["network.5"].active)
 
 
-def test_a_model_without_convolutions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ln_zoo\.layers\.Conv2d, and MLPClassifier has none"):
-        trainer(tmp_path, ActivityByPosition()).test(
-            MLPClassifier(64, [4]), datamodule=Digits(val_size=20), verbose=False
-        )
-
-
 def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
     class Twice(ConvClassifier):
         def forward(self, inputs):
@@ -227,7 +210,7 @@ def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
             return super().forward(inputs)
 
     model = Twice((1, 8, 8), channels=[[2]], norm=Identity())
-    message = r"network\.0 gave \(2, 8, 4\) and \(2, 8, 8\)"
+    message = r"\(2, 8, 4\) and \(2, 8, 8\) from network\.0"
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, ActivityByPosition()).test(
             model, datamodule=Digits(val_size=20), verbose=False
@@ -280,7 +263,21 @@ def test_runs_that_do_not_fit_one_another(tmp_path: Path) -> None:
     none.write_text("epoch,step\n0,1\n")
     with pytest.raises(ValueError, match="the layers of these runs differ"):
         read_activity([one, two])
-    with pytest.raises(ValueError, match=r"B has the layers \['other'\], where others have"):
+    with pytest.raises(ValueError, match=r"B has the layers \['other'\], other runs have"):
         activity_table({"A": read_activity([one]), "B": read_activity([two])})
     with pytest.raises(ValueError, match=r"none\.csv is not an activity\.csv"):
         read_activity([none])
+
+
+class TestActivityByPosition(CallbackCase):
+    stage = "test"
+    needs = True
+
+    def callback(self, **arguments: Any) -> ActivityByPosition:
+        return ActivityByPosition(**arguments)
+
+    def model(self) -> ConvClassifier:
+        return small(LayerNorm())
+
+    def data(self) -> Digits:
+        return Digits(train_size=50)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,11 +14,12 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from ln_zoo.callbacks import AttentionPictures
-from ln_zoo.data import Digits, SyntheticClozeQA
-from ln_zoo.files import few_colours
-from ln_zoo.models import AttentiveReader, MLPClassifier
+from ln_zoo.data import SyntheticClozeQA
+from ln_zoo.files import quantize_png
+from ln_zoo.models import AttentiveReader
 from ln_zoo.norms import LayerNorm
 from ln_zoo.plots.attention import Attended, plot_attention
+from ln_zoo.testing import CallbackCase
 
 QUESTION = Attended(
     passage=["@entity0", "met", "@entity1", "."],
@@ -77,8 +78,8 @@ def test_long_passages_go_on_in_the_next_line() -> None:
 @pytest.mark.parametrize(
     ("questions", "message"),
     [
-        ([], "there is no question to draw"),
-        ([QUESTION._replace(attention=[1.0])], "question 0 has 4 words and attention to 1"),
+        ([], "questions is empty"),
+        ([QUESTION._replace(attention=[1.0])], "question 0 has 4 words and 1 "),
         ([QUESTION._replace(passage=[], attention=[])], "question 0 has 0 words"),
         ([QUESTION._replace(attention=[0.5, 0.5, float("nan"), 0])], "must be finite and at least"),
         ([QUESTION, QUESTION._replace(attention=[-1.0, 0, 0, 0])], "attention of question 1 must"),
@@ -122,20 +123,22 @@ def test_prediction_draws_once(tmp_path: Path) -> None:
         )
     ]
     plot_attention(expected).savefig(tmp_path / "expected.png", dpi=150)
-    few_colours(tmp_path / "expected.png")
+    quantize_png(tmp_path / "expected.png")
     one, two = (Image.open(path) for path in (pictures.written[0], tmp_path / "expected.png"))
     assert one.size == two.size
     assert np.array_equal(np.asarray(one.convert("RGB")), np.asarray(two.convert("RGB")))
 
 
-def test_other_models_and_quick_checks(tmp_path: Path) -> None:
-    pictures = AttentionPictures()
-    with pytest.raises(ValueError, match=r"attention\(inputs\) over passages.*MLPClassifier"):
-        trainer(tmp_path, pictures).predict(MLPClassifier(64, [4]), datamodule=Digits())
-    data = SyntheticClozeQA(train_size=20, val_size=5, test_size=5)
-    model = AttentiveReader(data.vocabulary, 4)
-    trainer(tmp_path, pictures, fast_dev_run=True).predict(model, datamodule=data)
-    assert pictures.written == []
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="questions must be at least 1, got 0"):
-        AttentionPictures(questions=0)
+class TestAttentionPictures(CallbackCase):
+    stage = "predict"
+    needs = True
+    invalid: ClassVar[dict[str, Any]] = {"questions": (0, -1)}
+
+    def callback(self, **arguments: Any) -> AttentionPictures:
+        return AttentionPictures(**arguments)
+
+    def model(self) -> AttentiveReader:
+        return AttentiveReader(self.data().vocabulary, 4)
+
+    def data(self) -> SyntheticClozeQA:
+        return SyntheticClozeQA(train_size=20, val_size=5, test_size=5)

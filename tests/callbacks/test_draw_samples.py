@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ from ln_zoo.plots.draw import (
     plot_pairs,
     save_animation,
 )
-from ln_zoo.plots.pen import save
+from ln_zoo.plots.figures import save_figure
+from ln_zoo.testing import CallbackCase
 
 STILL = ["filmstrip", "kl", "nearest", "reading", "reconstructions", "samples"]
 GLIMPSES, SIZE = 3, 6
@@ -250,7 +252,7 @@ def test_pictures_are_of_the_model_at_that_update(tmp_path: Path) -> None:
     figures = expected(model, images, 3, 7, " (update 8, epoch 2)", [1, 2])
     folder = tmp_path / "run/version_0/samples"
     for name, figure in figures.items():
-        save(figure, tmp_path / f"{name}.png")
+        save_figure(figure, tmp_path / f"{name}.png")
         found = folder / f"step-000008-{name}.png"
         assert found.read_bytes() == (tmp_path / f"{name}.png").read_bytes(), name
     with torch.no_grad():
@@ -273,27 +275,9 @@ def test_drawn_pixels(tmp_path: Path) -> None:
     with torch.no_grad():
         p = model.eval().generate_samples(4, 3).logits.double().sigmoid()
     title = "samples (update 4, epoch 1)"
-    save(plot_grid(bernoulli(p, 3), 2, title=title), tmp_path / "drawn.png")
+    save_figure(plot_grid(bernoulli(p, 3), 2, title=title), tmp_path / "drawn.png")
     found = tmp_path / "run/version_0/samples/step-000004-samples.png"
     assert found.read_bytes() == (tmp_path / "drawn.png").read_bytes()
-
-
-def test_training_becomes_what_it_becomes_without(tmp_path: Path) -> None:
-    """Though model and loaders draw random numbers, and the model has another mode."""
-    states = []
-    samples = DRAWSamples(every_n_steps=3, rows=1)
-    for number, callbacks in enumerate(([], [samples])):
-        watch, model = Watch(), make()
-        torch.manual_seed(1)
-        runner = trainer(tmp_path / str(number), *callbacks, watch, max_epochs=2)
-        runner.fit(model, datamodule=Images())
-        states.append(watch.states)
-    plain, watched = states
-    assert plain.keys() == watched.keys() == set(range(9))
-    assert len(samples.written) == 4 * len(STILL)  # updates 3, 4, 6, 8
-    for step, state in plain.items():
-        for name, value in state.items():
-            assert torch.equal(value, watched[step][name]), (step, name)
 
 
 def test_divergences_go_on_in_a_resumed_run(tmp_path: Path) -> None:
@@ -416,15 +400,6 @@ class Shares(Images):
         return DataLoader(TensorDataset(self.sets["train"][rank::world]), batch_size=5)
 
 
-def test_a_quick_check_writes_no_files(tmp_path: Path) -> None:
-    samples, predicted = DRAWSamples(rows=1), DRAWPictures(rows=1)
-    for callback, run in ((samples, "fit"), (predicted, "predict")):
-        runner = trainer(tmp_path, callback, fast_dev_run=True, default_root_dir=tmp_path)
-        getattr(runner, run)(make(), datamodule=Images())
-        assert callback.written == []
-    assert not list(tmp_path.iterdir())
-
-
 # Prediction
 
 
@@ -439,7 +414,7 @@ def test_prediction_draws_once(tmp_path: Path, folder: str | None) -> None:
     assert sorted(path.name for path in drawn.written) == names(where)
     images = Images().sets["test"][[0, 1, 3, 4, 6, 7, 9, 10]]  # 8 of 12
     for name, figure in expected(model, images, 4, 5, "", [0]).items():
-        save(figure, tmp_path / f"{name}.png")
+        save_figure(figure, tmp_path / f"{name}.png")
         assert (where / f"{name}.png").read_bytes() == (tmp_path / f"{name}.png").read_bytes()
 
 
@@ -447,7 +422,9 @@ def test_prediction_about_fewer_images_than_there_is_room_for(tmp_path: Path) ->
     drawn = DRAWPictures(rows=6, animate=False)
     trainer(tmp_path, drawn).predict(make(), datamodule=Images())
     images = Images().sets["test"]
-    save(expected(make(), images, 6, 0, "", [0])["reconstructions"], tmp_path / "expected.png")
+    save_figure(
+        expected(make(), images, 6, 0, "", [0])["reconstructions"], tmp_path / "expected.png"
+    )
     found = tmp_path / "run/version_0/reconstructions.png"
     assert found.read_bytes() == (tmp_path / "expected.png").read_bytes()
 
@@ -469,41 +446,32 @@ class Unsearched(LightningDataModule):
     train_dataloader = val_dataloader = predict_dataloader = Images.val_dataloader
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "message"),
-    [
-        (
-            Undrawn,
-            Images,
-            "a model that draws, .*; Undrawn lacks generate_samples, kl_by_glimpse",
-        ),
-        (
-            make,
-            Unsearched,
-            r"a data module with evaluation_set and train_eval_dataloader, and Unsearched lacks "
-            r"\['evaluation_set', 'train_eval_dataloader'\]: give one .* like those of ln_zoo.data",
-        ),
-    ],
-)
-@pytest.mark.parametrize(("callback", "run"), [(DRAWSamples, "fit"), (DRAWPictures, "predict")])
-def test_models_and_data_of_another_kind(
-    tmp_path: Path, model, data, message: str, callback, run: str
-) -> None:
-    runner = trainer(tmp_path, callback())
-    with pytest.raises(ValueError, match=f"{callback.__name__} needs {message}"):
-        getattr(runner, run)(model(), datamodule=data())
-    assert runner.global_step == 0
+class TestDRAWSamples(CallbackCase):
+    """Model and loaders use the global random state."""
+
+    needs = True
+    invalid: ClassVar[dict[str, Any]] = dict.fromkeys(
+        ("every_n_epochs", "every_n_steps", "rows"), (0, -1)
+    )
+
+    def callback(self, **arguments: Any) -> Any:
+        return DRAWSamples(**{"every_n_steps": 3, "rows": 1, **arguments})
+
+    def model(self) -> Drawer:
+        return make()
+
+    def data(self) -> Images:
+        return Images()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1"),
-        ({"every_n_steps": 0}, "every_n_steps must be at least 1"),
-        ({"rows": 0}, "rows must be at least 1"),
-        ({"every_n_epochs": None}, "nothing would be drawn"),
-    ],
-)
-def test_bad_arguments(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DRAWSamples(**arguments)
+class TestDRAWPictures(TestDRAWSamples):
+    stage = "predict"
+    invalid: ClassVar[dict[str, Any]] = {"rows": (0, -1)}
+
+    def callback(self, **arguments: Any) -> Any:
+        return DRAWPictures(**{"rows": 1, "animate": False, **arguments})
+
+
+def test_no_pictures_at_all() -> None:
+    with pytest.raises(ValueError, match="every_n_epochs and every_n_steps"):
+        DRAWSamples(every_n_epochs=None)

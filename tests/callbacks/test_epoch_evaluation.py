@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from ln_zoo.callbacks import EpochEvaluation
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm
+from ln_zoo.testing import CallbackCase
 
 
 class Witness(Callback):
@@ -103,19 +105,6 @@ def test_batch_statistics_are_scored_only_where_examples_mix(tmp_path: Path) -> 
     assert "epoch_train_nll" in witness.logged[0]
 
 
-@pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
-def test_nothing_of_the_training_is_touched(tmp_path: Path, norm: Norm) -> None:
-    model, _, before, witness = fit(norm, tmp_path, EpochEvaluation())
-    assert torch.equal(before.random, witness.random)
-    assert before.state.keys() == witness.state.keys()
-    for name, value in before.state.items():  # running statistics among them
-        assert torch.equal(value, witness.state[name]), name
-    # And so the run becomes what it becomes without scoring.
-    plain, _, _, _ = fit(norm, tmp_path, EpochEvaluation(sets=[]))
-    for name, value in plain.state_dict().items():
-        assert torch.equal(value, model.state_dict()[name]), name
-
-
 def test_modes_differ_from_module_to_module(tmp_path: Path) -> None:
     class Frozen(Callback):
         def on_train_epoch_start(self, trainer, pl_module) -> None:
@@ -181,10 +170,10 @@ def test_without_the_data_module_it_needs(tmp_path: Path) -> None:
 
     runs: list[Trainer] = []
     bare = {"train_dataloaders": Shuffled().train_dataloader()}
-    both = "EpochEvaluation needs a data module with train_eval_dataloader and test_dataloader, and"
-    with pytest.raises(ValueError, match=f"{both} none was given"):
+    both = "EpochEvaluation .*train_eval_dataloader and test_dataloader"
+    with pytest.raises(ValueError, match=f"{both}.*none"):
         run(EpochEvaluation(), **bare)
-    with pytest.raises(ValueError, match=rf"{both} Shuffled lacks \['train_eval_dataloader'\]"):
+    with pytest.raises(ValueError, match=f"{both}.*Shuffled without train_eval_dataloader"):
         run(EpochEvaluation(), datamodule=Shuffled())
     assert [runner.global_step for runner in runs] == [0, 0]
     scored = run(EpochEvaluation(["test"]), datamodule=Shuffled()).callback_metrics
@@ -192,13 +181,15 @@ def test_without_the_data_module_it_needs(tmp_path: Path) -> None:
     assert run(EpochEvaluation([]), **bare).global_step == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"sets": ["valid"]}, r"sets may hold 'train' and 'test', got \['valid'\]"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1, got 0"),
-    ],
-)
-def test_bad_arguments(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EpochEvaluation(**arguments)
+class TestEpochEvaluation(CallbackCase):
+    needs = True
+    invalid: ClassVar[dict[str, Any]] = {"sets": (["valid"],), "every_n_epochs": (0, -1)}
+
+    def callback(self, **arguments: Any) -> EpochEvaluation:
+        return EpochEvaluation(**arguments)
+
+    def model(self) -> MLPClassifier:
+        return MLPClassifier(64, [8], norm=BatchNorm())
+
+    def data(self) -> Digits:
+        return Digits(batch_size=20, train_size=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from ln_zoo.callbacks import FiniteLoss, NonFiniteLossError
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
+from ln_zoo.testing import CallbackCase
 
 
 class Bad(MLPClassifier):
@@ -69,16 +71,14 @@ def test_names_the_newest_of_several_checkpoints(tmp_path: Path) -> None:
         fit(Bad(float("nan"), 8), tmp_path, FiniteLoss(), best, steps)
 
 
-def test_a_finite_run_is_left_alone(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    watched = MLPClassifier(64, [8])
-    assert fit(watched, tmp_path, FiniteLoss(), enable_checkpointing=False).global_step == 10
-    torch.manual_seed(0)
-    plain = MLPClassifier(64, [8])
-    fit(plain, tmp_path, enable_checkpointing=False)
-    assert all(torch.equal(v, plain.state_dict()[k]) for k, v in watched.state_dict().items())
+class TestFiniteLoss(CallbackCase):
+    invalid: ClassVar[dict[str, Any]] = {"every_n_steps": (0, -1)}
 
+    def callback(self, **arguments: Any) -> FiniteLoss:
+        return FiniteLoss(**arguments)
 
-def test_bad_argument() -> None:
-    with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):
-        FiniteLoss(every_n_steps=0)
+    def model(self) -> MLPClassifier:
+        return MLPClassifier(64, [8])
+
+    def data(self) -> Digits:
+        return Digits(batch_size=20, train_size=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from torch.utils.data import DataLoader
 
 from ln_zoo.callbacks import HandwritingSamples
 from ln_zoo.models import Handwriting, MLPClassifier
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
-from ln_zoo.plots.pen import save, sheet
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm
+from ln_zoo.plots.figures import save_figure
+from ln_zoo.plots.pen import sheet
 from ln_zoo.plots.pen_maps import plot_window
+from ln_zoo.testing import CallbackCase
 
 TEXTS = ["on it", "go"]
 
@@ -136,32 +139,10 @@ def test_pictures_are_of_the_model_at_that_update(tmp_path: Path) -> None:
     expected = sheet([line.offsets for line in lines], labels, title)
     expected.save(tmp_path / "lines.png")
     first = lines[0]
-    save(plot_window(first.offsets, first.phi, first.text, title), tmp_path / "window.png")
+    save_figure(plot_window(first.offsets, first.phi, first.text, title), tmp_path / "window.png")
     found, window = samples.written
     assert found.read_bytes() == (tmp_path / "lines.png").read_bytes()
     assert window.read_bytes() == (tmp_path / "window.png").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "norm", [LayerNorm(), BatchNorm(), pytest.param(Identity(), marks=pytest.mark.slow)], ids=repr
-)
-def test_training_becomes_what_it_becomes_without(tmp_path: Path, norm: Norm) -> None:
-    """Also with noise on the weights, which draws numbers at each update."""
-    states = []
-    samples = HandwritingSamples(TEXTS, every_n_steps=3, max_points=5)
-    for number, callbacks in enumerate(([], [samples])):
-        weights = Weights()
-        model = make(norm, weight_noise=0.05)
-        torch.manual_seed(1)
-        runner = trainer(tmp_path / str(number), *callbacks, weights, max_epochs=2)
-        runner.fit(model, datamodule=Lines())
-        states.append(weights.states)
-    plain, watched = states
-    assert plain.keys() == watched.keys() == set(range(9))
-    assert len(samples.written) == 2 * 4  # updates 3, 4, 6, 8
-    for step, state in plain.items():
-        for name, value in state.items():
-            assert torch.equal(value, watched[step][name]), (step, name)
 
 
 def test_tensorboard_has_the_same_pictures(tmp_path: Path) -> None:
@@ -191,15 +172,6 @@ def test_bfloat16(tmp_path: Path) -> None:
     assert names(tmp_path) == pictures(12)
 
 
-def test_a_quick_check_writes_no_files(tmp_path: Path) -> None:
-    samples = HandwritingSamples(TEXTS, max_points=4)
-    trainer(tmp_path, samples, fast_dev_run=True, default_root_dir=tmp_path).fit(
-        make(), datamodule=Lines()
-    )
-    assert samples.written == []
-    assert not list(tmp_path.iterdir())
-
-
 # Errors, before anything is trained
 
 
@@ -207,7 +179,7 @@ def test_a_quick_check_writes_no_files(tmp_path: Path) -> None:
     ("model", "arguments", "message"),
     [
         (lambda: make(text=False), {}, "this network reads no text"),
-        (lambda: MLPClassifier(4, [2]), {}, "needs a model that writes, .* MLPClassifier does not"),
+        (lambda: MLPClassifier(4, [2]), {}, "HandwritingSamples .*MLPClassifier"),
         (make, {"bias": -1.0}, "bias must be at least 0"),
         (make, {"texts": ["a", ""]}, "text 1 of 2 is empty"),
         (lambda: make(strict_text=True), {"texts": ["a", "ü"]}, "has no 'ü'"),
@@ -223,17 +195,18 @@ def test_models_and_texts_that_cannot_be_written(
     assert runner.global_step == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"texts": []}, "at least one text"),
-        ({"texts": "one"}, "must be a list"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1"),
-        ({"every_n_steps": 0}, "every_n_steps must be at least 1"),
-        ({"max_points": 0}, "max_points must be at least 1"),
-        ({"every_n_epochs": None}, "nothing would be written"),
-    ],
-)
-def test_bad_arguments(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HandwritingSamples(**arguments)
+class TestHandwritingSamples(CallbackCase):
+    needs = True
+    invalid: ClassVar[dict[str, Any]] = {
+        "texts": ([], "one"),
+        **dict.fromkeys(("every_n_epochs", "every_n_steps", "max_points"), (0, -1)),
+    }
+
+    def callback(self, **arguments: Any) -> HandwritingSamples:
+        return HandwritingSamples(**{"texts": TEXTS, "max_points": 5, **arguments})
+
+    def model(self) -> Handwriting:
+        return make(BatchNorm(), weight_noise=0.05)
+
+    def data(self) -> Lines:
+        return Lines()

@@ -91,7 +91,7 @@ def test_goes_on_where_it_stopped(
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
     written = tmp_path / "broken/checkpoints/last.ckpt"
     assert (stopped.value.code, stopped.value.checkpoint) == (code, written)
-    assert stopped.value.agreed
+    assert stopped.value.on_all_processes
     assert load(tmp_path / "broken")["global_step"] == stopped_at
     if stopped_at < whole["global_step"]:
         resumed = fit(tmp_path / "resumed", EpochEvaluation(), resume=written, **options)
@@ -101,7 +101,7 @@ def test_goes_on_where_it_stopped(
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     with pytest.raises(Interrupted) as stopped:
         fit(tmp_path, Sender(13, signal.SIGINT, signal.SIGINT))
-    assert (stopped.value.code, stopped.value.agreed) == (130, False)
+    assert (stopped.value.code, stopped.value.on_all_processes) == (130, False)
     assert load(tmp_path)["global_step"] == 10
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,8 +13,9 @@ from PIL import Image
 
 from ln_zoo.callbacks import RetrievalPictures
 from ln_zoo.data import Digits, SyntheticScenes
-from ln_zoo.models import MLPClassifier, OrderEmbedding
+from ln_zoo.models import OrderEmbedding
 from ln_zoo.plots.retrieval import _RIGHT, Found, plot_retrieval
+from ln_zoo.testing import CallbackCase
 
 SIZES: dict[str, Any] = {"train_size": 8, "val_size": 4, "test_size": 9}
 
@@ -91,13 +92,23 @@ def test_right_answers_are_framed_and_queries_printed() -> None:
 
 
 def test_wrong_input_is_told(in_tmp: Path) -> None:
-    for options in ({"queries": 0}, {"answers": 0}):
-        with pytest.raises(ValueError, match="must be at least 1, got 0"):
-            RetrievalPictures(**options)
-    with pytest.raises(ValueError, match=r"needs a model that ranks, .* MLPClassifier has no"):
-        predict(RetrievalPictures(), MLPClassifier(64, [4]), Digits())
     data = SyntheticScenes(**SIZES)
-    with pytest.raises(ValueError, match="needs a data module with captioned and thumbnail"):
+    with pytest.raises(ValueError, match=r"RetrievalPictures .*captioned and thumbnail.*Digits"):
         predict(RetrievalPictures(), OrderEmbedding(data.vocabulary, 256, 4, 5), Digits())
-    with pytest.raises(ValueError, match="there is nothing to draw"):
+    with pytest.raises(ValueError, match="images and captions"):
         plot_retrieval([], [], {}.get)
+
+
+class TestRetrievalPictures(CallbackCase):
+    stage = "predict"
+    needs = True
+    invalid: ClassVar[dict[str, Any]] = dict.fromkeys(("queries", "answers"), (0, -1))
+
+    def callback(self, **arguments: Any) -> RetrievalPictures:
+        return RetrievalPictures(**arguments)
+
+    def model(self) -> OrderEmbedding:
+        return OrderEmbedding(self.data().vocabulary, 256, 4, 5)
+
+    def data(self) -> SyntheticScenes:
+        return SyntheticScenes(**SIZES)

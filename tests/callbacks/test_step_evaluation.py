@@ -6,17 +6,19 @@ import csv
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from ln_zoo.callbacks import StepEvaluation
-from ln_zoo.data import BatchLoader, Digits
+from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm
+from ln_zoo.testing import CallbackCase
 
 
 class Weights(Callback):
@@ -118,24 +120,6 @@ def test_a_set_smaller_than_asked_for_is_scored_whole(tmp_path: Path) -> None:
     assert logged(tmp_path, 0) == logged(tmp_path, 1)
 
 
-@pytest.mark.parametrize("cls", [MLPClassifier, Noisy])
-@pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
-def test_training_becomes_what_it_becomes_without(tmp_path: Path, norm: Norm, cls: type) -> None:
-    states = []
-    for callbacks in ([], [StepEvaluation(every_n_steps=1, examples=30)]):
-        weights = Weights()
-        # The witness stands behind: it sees the model after scoring.
-        torch.manual_seed(1)
-        runner = trainer(tmp_path, *callbacks, weights)
-        runner.fit(make(norm, cls), datamodule=data())
-        states.append(weights.states)
-    plain, scored = states
-    assert plain.keys() == scored.keys() == set(range(11))
-    for step, state in plain.items():
-        for name, value in state.items():  # running averages and random numbers among them
-            assert torch.equal(value, scored[step][name]), (step, name)
-
-
 def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
     runner = trainer(
         tmp_path,
@@ -205,33 +189,15 @@ def test_seconds_are_those_of_training(tmp_path: Path) -> None:
     assert seconds(1)[0] > found[2] + 0.04  # at update 6, behind 4
 
 
-class Bare(LightningDataModule):
-    """A data module that gives training batches in no other way."""
+class TestStepEvaluation(CallbackCase):
+    needs = True
+    invalid: ClassVar[dict[str, Any]] = dict.fromkeys(("every_n_steps", "examples"), (0, -1))
 
-    def train_dataloader(self):
-        return loader()
+    def callback(self, **arguments: Any) -> StepEvaluation:
+        return StepEvaluation(**{"every_n_steps": 1, "examples": 30, **arguments})
 
+    def model(self) -> MLPClassifier:
+        return make(BatchNorm(), Noisy)
 
-def loader() -> BatchLoader:
-    digits = data()
-    digits.setup()
-    return digits.train_dataloader()
-
-
-def test_without_the_data_module_it_needs(tmp_path: Path) -> None:
-    """Told before the first update, though scores are due after it."""
-    for given, message in (
-        ({"train_dataloaders": loader()}, "none was given"),
-        ({"datamodule": Bare()}, r"Bare lacks \['train_eval_dataloader'\]"),
-    ):
-        wanted = f"StepEvaluation needs a data module with train_eval_dataloader, and {message}"
-        runner, model = trainer(tmp_path, StepEvaluation()), make(LayerNorm())
-        with pytest.raises(ValueError, match=wanted):
-            runner.fit(model, **given)
-        assert runner.global_step == 0
-
-
-@pytest.mark.parametrize("name", ["every_n_steps", "examples"])
-def test_bad_arguments(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        StepEvaluation(**{name: 0})
+    def data(self) -> Digits:
+        return data()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from ln_zoo.plots.weight_geometry import (
     read_geometry,
     write_geometry,
 )
+from ln_zoo.testing import CallbackCase
 
 PNG = b"\x89PNG"
 
@@ -264,12 +266,10 @@ def test_without_a_file_of_metrics_there_is_no_picture(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):
-        WeightGeometry(0)
     model = MLPClassifier(64, [8])
     for weight in weight_vectors(model).values():
         weight.requires_grad_(False)
-    with pytest.raises(ValueError, match="MLPClassifier has none"):
+    with pytest.raises(ValueError, match=r"WeightGeometry .*MLPClassifier"):
         fitted(tmp_path, model, WeightGeometry())
 
 
@@ -303,3 +303,17 @@ def test_several_runs(tmp_path: Path) -> None:
         ("none", "more", "10"), ("none", "more", "20"),
     ]  # fmt: skip
     assert (rows[1]["norm_q50"], rows[1]["effective_lr_mean"]) == ("2", "2")
+
+
+class TestWeightGeometry(CallbackCase):
+    invalid: ClassVar[dict[str, Any]] = {"every_n_steps": (0, -1)}
+    test_runs_again = None  # it writes a picture of the whole log
+
+    def callback(self, **arguments: Any) -> WeightGeometry:
+        return WeightGeometry(**{"every_n_steps": 2, **arguments})
+
+    def model(self) -> MLPClassifier:
+        return MLPClassifier(64, [8])
+
+    def data(self) -> Digits:
+        return Digits(batch_size=20, train_size=100)

@@ -35,7 +35,7 @@ def test_it_converts_and_says_what_it_found(
     assert "9/9" in told.err
     data = IAMOnDB("compact", require_text=False)
     data.setup()
-    assert data.facts["train_size"] == 7
+    assert data.metadata["train_size"] == 7
 
     before = Path("compact/lines.tsv").stat().st_mtime_ns
     assert main(["data", "iam_ondb", str(source), "compact"]) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.data.archives import open_file, read_archive, read_bounded, read_file
+from ln_zoo.data.archives import open_file, read_archive, read_file, read_rest
 
 FILES = {f"books/b{i}.txt": f"text {i}\n".encode() * (i + 1) for i in range(4)}
 LONG = f"{'d' * 120}/long.txt"
@@ -117,7 +117,7 @@ def test_files_are_bounded_after_decompression(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"bomb\.gz.*999"):
         read_file(path, 999)
     with pytest.raises(ValueError, match=r"a member.*2 bytes"):
-        read_bounded(io.BytesIO(b"abc"), 2, "a member")
+        read_rest(io.BytesIO(b"abc"), 2, "a member")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs named pipes")

@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ln_zoo.data import MNIST, BatchLoader, BinarizedMNIST, ResumableLoader, binarized_mnist
+from ln_zoo.data import MNIST, BinarizedMNIST, binarized_mnist
 
 ROWS = {"train": 30, "valid": 12, "test": 20}
 SMALL = {"train_size": 30, "val_size": 12, "published": False}
@@ -132,7 +130,7 @@ def test_the_real_files(real: Path) -> None:
     middle = (slice(None), 0, slice(12, 16), slice(12, 16))
     assert in_order(data, "test")[:500][middle].mean() < 0.1
     assert 0.3 < next(iter(data.test_dataloader()))[0][:500][middle].mean() < 0.5
-    assert data.facts["dataset"] == "binarized_mnist"
+    assert data.metadata["dataset"] == "binarized_mnist"
 
 
 def test_the_real_grey_levels(data_root: Path) -> None:
@@ -164,7 +162,7 @@ def test_a_smaller_set_is_the_beginning_of_the_file(folder: Path) -> None:
     data = ready(folder, train_size=7, val_size=3, published=False)
     assert np.array_equal(in_order(data, "train").reshape(7, 784).numpy(), pixels("train")[:7])
     assert np.array_equal(in_order(data, "val").reshape(3, 784).numpy(), pixels("valid")[:3])
-    assert len(in_order(data, "test")) == data.facts["test_size"] == 20
+    assert len(in_order(data, "test")) == data.metadata["test_size"] == 20
     assert len(join(data.train_dataloader())) == 7
 
 
@@ -180,36 +178,6 @@ def test_setup_alone_reads_too(folder: Path) -> None:
     data.setup()
     assert len(in_order(data, "test")) == 20
     assert not (folder / ".cache").exists()
-
-
-def test_training_is_permuted_by_seed_and_epoch(folder: Path) -> None:
-    def epoch(seed: int, number: int) -> list[bytes]:
-        loader = ready(folder, batch_size=4, seed=seed, **SMALL).train_dataloader()
-        assert isinstance(loader, ResumableLoader)
-        loader.sampler.set_epoch(number)
-        return rows_of(join(loader))
-
-    orders = {key: epoch(*key) for key in ((0, 0), (0, 1), (1, 0), (1, 1))}
-    assert len(set(map(tuple, orders.values()))) == 4
-    assert epoch(1, 1) == orders[1, 1]
-    everything = sorted(rows_of(torch.from_numpy(pixels("train").astype(np.float32))))
-    assert all(sorted(order) == everything for order in orders.values())
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_evaluation_takes_each_image_once(folder: Path, num_workers: int) -> None:
-    data = ready(folder, eval_batch_size=6, num_workers=num_workers, **SMALL)
-    loaders = {
-        "train": data.train_eval_dataloader(),
-        "val": data.val_dataloader(),
-        "test": data.test_dataloader(),
-    }
-    for name, loader in loaders.items():
-        assert isinstance(loader, BatchLoader)
-        assert sorted(rows_of(join(loader))) == sorted(rows_of(in_order(data, name)))
-    assert [len(images) for (images,) in loaders["test"]] == [6, 6, 6, 2]
-    assert [len(images) for (images,) in data.train_eval_dataloader(10)] == [10, 10, 10]
-    assert torch.equal(join(data.predict_dataloader()), in_order(data, "test"))
 
 
 def sorted_files(folder: Path) -> Path:
@@ -237,15 +205,6 @@ def test_part_of_a_sorted_set_is_spread_over_it(tmp_path: Path) -> None:
         assert max(kinds_of(images)) - min(kinds_of(images)) <= 1
     assert kinds_of(join(data.train_eval_dataloader(examples=30))) == [3] * 10
     assert len(join(data.val_eval_dataloader(examples=5000))) == 1001
-
-
-def test_more_processes_share_the_images(folder: Path) -> None:
-    data = ready(folder, **SMALL)
-    images = data.evaluation_set("test")
-    dealt = [
-        torch.cat(list(images.batches(images, 3, num_replicas=2, rank=rank))) for rank in range(2)
-    ]
-    assert sorted(torch.cat(dealt).tolist()) == list(range(20))
 
 
 # What is refused
@@ -328,11 +287,6 @@ def test_sizes_that_small_files_do_not_have(folder: Path) -> None:
         ready(folder, **SMALL | {"val_size": 13})
 
 
-def test_loaders_need_setup(folder: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"call prepare_data\(\) and setup\(\) first"):
-        BinarizedMNIST(str(folder)).train_dataloader()
-
-
 # Published images
 
 
@@ -353,8 +307,8 @@ def as_if_published(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("as_if_published")
 def test_published_images_are_taken(folder: Path) -> None:
     data = ready(folder, train_size=25, val_size=12)
-    assert data.facts["dataset"] == "binarized_mnist"
-    assert data.facts["published"] is True
+    assert data.metadata["dataset"] == "binarized_mnist"
+    assert data.metadata["published"] is True
 
 
 @pytest.mark.usefixtures("as_if_published")
@@ -373,15 +327,15 @@ def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> 
             ready(root, **sizes)
         data = ready(root, published=False, **sizes)
         assert len(in_order(data, "test")) == len(test)
-        assert data.facts["dataset"] == "binarized_mnist-unpublished"
+        assert data.metadata["dataset"] == "binarized_mnist-unpublished"
 
 
 # Facts
 
 
-def test_facts_are_plain_data(folder: Path) -> None:
+def test_metadata_are_plain_data(folder: Path) -> None:
     data = BinarizedMNIST(batch_size=4, seed=7)
-    assert data.facts == {
+    assert data.metadata == {
         "dataset": "binarized_mnist",
         "binarization": "fixed",
         "train_size": 50_000,
@@ -396,12 +350,12 @@ def test_facts_are_plain_data(folder: Path) -> None:
     assert data.preprocessing == {"binarization": "fixed", "image_shape": [1, 28, 28]}
     grey = BinarizedMNIST(binarization="grey").preprocessing
     assert grey == {"binarization": "grey", "scale": 255, "image_shape": [1, 28, 28]}
-    assert ready(folder, **SMALL).facts["test_size"] == 20
+    assert ready(folder, **SMALL).metadata["test_size"] == 20
 
 
 def test_no_two_binarizations_go_by_one_name() -> None:
     data = [BinarizedMNIST(binarization=name) for name in ("fixed", "dynamic", "threshold", "grey")]
-    names = [module.facts["dataset"] for module in data]
+    names = [module.metadata["dataset"] for module in data]
     assert names == [
         "binarized_mnist",
         "binarized_mnist-dynamic",
@@ -409,10 +363,15 @@ def test_no_two_binarizations_go_by_one_name() -> None:
         "binarized_mnist-grey",
     ]
     assert [module.preprocessing["binarization"] for module in data] == [
-        module.facts["binarization"] for module in data
+        module.metadata["binarization"] for module in data
     ]
     # Only where images are drawn here do they depend on the seed of the draws.
-    assert ["binarization_seed" in module.facts for module in data] == [False, True, False, False]
+    assert ["binarization_seed" in module.metadata for module in data] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 # Other binarizations
@@ -420,7 +379,7 @@ def test_no_two_binarizations_go_by_one_name() -> None:
 
 def test_binarizations_of_other_images_have_another_name(mnist: Path) -> None:
     data = ready(mnist, binarization="threshold", **GREY)
-    assert data.facts["dataset"] == "binarized_mnist-threshold-unpublished"
+    assert data.metadata["dataset"] == "binarized_mnist-threshold-unpublished"
 
 
 def grey_of(root: Path, name: str) -> torch.Tensor:
@@ -499,46 +458,6 @@ def test_evaluation_takes_one_draw(mnist: Path) -> None:
     assert torch.equal(join(data.predict_dataloader()), evaluated("test"))
     # No two sets share their draws: the same grey levels lie at the top of all.
     assert not torch.equal(evaluated("train")[:10, :, :8], evaluated("val")[:, :, :8])
-
-
-class Recorder(LightningModule):
-    """Keeps the images of training and validation, by epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.trained: list[list[bytes]] = []
-        self.validated: list[list[bytes]] = []
-
-    def training_step(self, batch, batch_idx):
-        self.trained.append(rows_of(batch[0]))
-        return self.weight * batch[0].mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.validated.append(rows_of(batch[0]))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_a_resumed_run_draws_what_one_never_interrupted_does(mnist: Path, tmp_path: Path) -> None:
-    def run(model: Recorder, ckpt_path: Path | None = None, **options) -> None:
-        data = BinarizedMNIST(str(mnist), "dynamic", batch_size=4, **GREY)
-        Trainer(
-            accelerator="cpu", max_epochs=3, num_sanity_val_steps=0, logger=False,
-            enable_progress_bar=False, enable_model_summary=False,
-            **{"enable_checkpointing": False, **options},
-        ).fit(model, datamodule=data, ckpt_path=ckpt_path)  # fmt: skip
-
-    saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=8)
-    whole, resumed = Recorder(), Recorder()
-    run(whole, callbacks=[saving], enable_checkpointing=True)
-    run(resumed, tmp_path / "step=8.ckpt")
-    assert len(whole.trained) == 15
-    assert resumed.trained == whole.trained[8:]
-    # 20 images in each of three epochs, no two of them alike.
-    assert len({image for batch in whole.trained for image in batch}) == 60
-    assert whole.validated[0] == whole.validated[1] == whole.validated[2]
 
 
 def test_resumption_with_another_seed_of_draws_is_refused(mnist: Path) -> None:

@@ -53,20 +53,6 @@ def test_batches_are_in_the_unit_interval():
     assert data.in_features == 64
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_size": 1298}, "train_size 1298 .* exceed the 1497 images of digits"),
-        ({"val_size": 9}, "val_size must leave at least 10 images"),
-        ({"train_size": 5, "val_size": 1490}, "val_size must leave at least 10 images"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-    ],
-)
-def test_sizes_that_make_no_split_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Digits(**options)
-
-
 def test_digits_of_the_size_of_mnist():
     data = Digits(image_size=28)
     assert (data.name, data.image_shape, data.in_features) == ("digits-28", (1, 28, 28), 784)

@@ -85,8 +85,8 @@ def test_the_split_of_graves_on_the_real_lines(real: str) -> None:
     train, val = data.lines("train"), data.lines("val")
     assert len(train) == 10_741 - 9
     assert len(val) == len(data.lines("test")) == 1438
-    assert data.facts["left_out"] == {"train": {"no text": 9}}
-    assert data.facts["test_split"] == "validation"
+    assert data.metadata["left_out"] == {"train": {"no text": 9}}
+    assert data.metadata["test_split"] == "validation"
     points = train.lines.points
     assert (points.min(), points.max()) == (31, 1940)
     assert 0.74 < (points > 500).mean() < 0.78
@@ -127,8 +127,8 @@ def test_graves(compact: Path) -> None:
     place = found["train"].index("test-03")
     wanted = lines_of("test").steps(3) * (1, -1, 1)
     assert np.array_equal(data.lines("train").offsets(place)[1:], wanted[1:])
-    assert data.facts["split"] == "graves"
-    assert data.facts["test_split"] == "validation"
+    assert data.metadata["split"] == "graves"
+    assert data.metadata["test_split"] == "validation"
 
 
 def test_official(compact: Path) -> None:
@@ -138,7 +138,7 @@ def test_official(compact: Path) -> None:
         "val": list(lines_of("valid1").line_id),
         "test": list(lines_of("test").line_id),
     }
-    assert data.facts["test_split"] == "test"
+    assert data.metadata["test_split"] == "test"
 
 
 def test_random(compact: Path) -> None:
@@ -155,7 +155,7 @@ def test_random(compact: Path) -> None:
     assert sorted(line for lines in found.values() for line in lines) == sorted(everything)
     assert found == split(val_fraction=0.2, test_fraction=0.1, seed=3)
     assert found != split(val_fraction=0.2, test_fraction=0.1, split_seed=1)
-    facts = ready(compact, split="random", split_seed=4).facts
+    facts = ready(compact, split="random", split_seed=4).metadata
     assert (facts["split_seed"], facts["val_fraction"], facts["test_split"]) == (4, 0.1, "random")
 
 

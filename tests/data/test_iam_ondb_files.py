@@ -382,11 +382,7 @@ def without(files: dict[str, bytes], part: str) -> dict[str, bytes]:
             "a01-000u.*trainset.txt",
         ),
         (lambda f: f | {"testset_t.txt": b"<html>"}, ValueError, "testset_t.txt.*<html>"),
-        (
-            lambda f: f | {"old/a02-004-01.xml": b""},
-            ValueError,
-            "a02-004-01.xml.*lineStrokes.*old",
-        ),
+        (lambda f: f | {"old/a02-004-01.xml": b""}, ValueError, "a02-004-01.xml.*lineStrokes.*old"),
     ],
 )
 def test_distributions_that_are_incomplete(

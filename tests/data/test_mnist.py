@@ -86,7 +86,7 @@ def test_the_real_data(data_root):
     data = MNIST(str(data_root / "mnist"))
     data.prepare_data()
     data.setup("fit")
-    assert data.facts["dataset"] == "mnist"
+    assert data.metadata["dataset"] == "mnist"
     loaders = [data.train_eval_dataloader(), data.val_dataloader(), data.test_dataloader()]
     train, val, test = (
         tuple(torch.cat(parts) for parts in zip(*loader, strict=True)) for loader in loaders
@@ -295,33 +295,16 @@ def test_copies_of_another_form_are_refused(tmp_path, change, message):
         MNIST(str(tmp_path / "copy"), **SMALL).setup()
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *(("batch_size", 0), ("batch_size", -1), ("eval_batch_size", 0), ("train_size", 0)),
-        *(("val_size", 0), ("val_size", 5001), ("seed", -1), ("num_workers", -1)),
-    ],
-)
-def test_sizes_are_checked_at_construction(option, value):
-    with pytest.raises(ValueError, match=f"{option}.*{value}"):
-        MNIST(**{option: value})
-
-
 def test_splits_larger_than_the_source_are_refused(idx_folder):
     with pytest.raises(ValueError, match="exceed the 30 images"):
         MNIST(str(idx_folder), train_size=21, val_size=10).setup()
 
 
-def test_loaders_need_setup(idx_folder):
-    with pytest.raises(RuntimeError, match=r"call prepare_data\(\) and setup\(\) first"):
-        MNIST(str(idx_folder), **SMALL).train_dataloader()
-
-
-def test_facts_are_plain_data(idx_folder):
+def test_metadata_are_plain_data(idx_folder):
     data = MNIST(str(idx_folder), batch_size=4, seed=7, eval_batch_size=50, **SMALL)
-    assert data.facts["test_size"] == 10_000
+    assert data.metadata["test_size"] == 10_000
     data.setup()
-    assert data.facts == {
+    assert data.metadata == {
         # Noise is not to be compared with numbers that are reported of MNIST.
         "dataset": "mnist-unpublished",
         "train_size": 20,

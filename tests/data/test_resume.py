@@ -185,11 +185,7 @@ def main(folder: Path) -> None:
 
     def trainer(*callbacks, **options) -> Trainer:
         return make_trainer(
-            strategy="ddp",
-            devices=2,
-            max_epochs=2,
-            callbacks=list(callbacks),
-            **options,
+            strategy="ddp", devices=2, max_epochs=2, callbacks=list(callbacks), **options
         )
 
     saving = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=2)

@@ -23,12 +23,7 @@ def official(data_root: Path) -> Path:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("name", "positive", "negative"),
-    [
-        ("MR", 5331, 5331),
-        ("CR", 2405, 1366),
-        ("SUBJ", 5000, 5000),
-        ("MPQA", 3311, 7292),
-    ],
+    [("MR", 5331, 5331), ("CR", 2405, 1366), ("SUBJ", 5000, 5000), ("MPQA", 3311, 7292)],
 )
 def test_official_numbers(official: Path, name: str, positive: int, negative: int) -> None:
     task = read_task(name, str(official), split_words=False)

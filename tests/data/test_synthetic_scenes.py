@@ -86,23 +86,7 @@ def test_batches() -> None:
     torch.testing.assert_close(batch.images.norm(dim=1), torch.ones(10))
     assert len(batch.captions) == 10
     assert data.image_features == 40
-    assert data.facts["dataset"] == "synthetic_scenes"
+    assert data.metadata["dataset"] == "synthetic_scenes"
     assert set(made(train_size=400).vocabulary or ()) == {
         *_OBJECTS, *_COLOURS, *_ACTIONS, *_PLACES, "a", "and", "in", "the",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_size": 0}, "train_size must be an integer of at least 1"),
-        ({"image_features": 0}, "image_features must be an integer of at least 1"),
-        ({"noise": -1.0}, "noise must be a finite number of at least 0"),
-        ({"noise": float("nan")}, "noise must be a finite number of at least 0"),
-        ({"data_seed": -1}, "data_seed must be an integer of at least 0"),
-    ],
-    ids=str,
-)
-def test_arguments_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SyntheticScenes(**options)

@@ -342,5 +342,5 @@ def test_a_bias_below_zero_is_refused(bias: float) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 6, 8, 120])
 def test_outputs_of_another_size_are_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=rf"1 \+ 6 M numbers for M components, got {size}$"):
+    with pytest.raises(ValueError, match=rf"outputs .*{size}$"):
         PenMixture.of(torch.zeros(3, size))

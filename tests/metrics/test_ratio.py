@@ -16,10 +16,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     """Of different sizes: the mean of the batches' ratios is another number."""
     generator = torch.Generator().manual_seed(0)
     return [
-        (
-            torch.randn(n, generator=generator) * 100,
-            torch.randint(1, 50, (n,), generator=generator),
-        )
+        (torch.randn(n, generator=generator) * 100, torch.randint(1, 50, (n,), generator=generator))
         for n in (1, 7, 30)
     ]
 

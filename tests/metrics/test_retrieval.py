@@ -141,9 +141,9 @@ def test_folds_are_ranked_among_themselves() -> None:
 def test_collapsed_embeddings_score_as_guessing_does() -> None:
     metric = Retrieval(squares)
     metric.update(torch.ones(100, 3), torch.ones(20, 3), torch.arange(20))
-    with pytest.warns(UserWarning, match="all 100 captions are the same") as told:
+    with pytest.warns(UserWarning, match="all 100 captions") as told:
         scores = {k: v.item() for k, v in metric.compute().items()}
-    assert any("all 20 images are the same" in str(each.message) for each in told)
+    assert any("all 20 images" in str(each.message) for each in told)
     assert [scores[f"image_r{k}"] for k in (1, 5, 10)] == pytest.approx([5, 25, 50])
     assert scores["image_mean_rank"] == pytest.approx(10.5)
     assert scores["image_median_rank"] == 10
@@ -205,7 +205,7 @@ def test_copies_and_reset() -> None:
     metric.reset()
     with (
         pytest.warns(UserWarning, match="before the ``update`` method"),
-        pytest.raises(ValueError, match="no images to rank: call update"),
+        pytest.raises(ValueError, match="update"),
     ):
         metric.compute()
     again = pickle.loads(pickle.dumps(filled(torch.arange(13))))
@@ -223,17 +223,17 @@ def test_half_precision_is_ranked_in_single() -> None:
 
 def test_wrong_input_is_told() -> None:
     captions, images = embeddings(4)
-    with pytest.raises(ValueError, match="C for each image, got 19 captions of 4 images"):
+    with pytest.raises(ValueError, match=r"captions .*19 .*4"):
         retrieval_ranks(captions[:19], images, squares)
-    with pytest.raises(ValueError, match="got 0 captions of 4 images"):
+    with pytest.raises(ValueError, match=r"captions .*0 .*4"):
         Retrieval(squares).update(captions[:0], images, torch.arange(4))
-    with pytest.raises(ValueError, match=r"number 4 images, got a tensor \(3,\)"):
+    with pytest.raises(ValueError, match=r"index .*\(4,\).*\(3,\)"):
         Retrieval(squares).update(captions, images, torch.arange(3))
     captions[7] = float("nan")
     with pytest.raises(ValueError, match="penalties are NaN"):
         retrieval_ranks(captions, images, squares)
     for options in ({"fold_size": 0}, {"folds": 0}):
-        with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=rf"{next(iter(options))} .*0"):
             retrieval_scores(*embeddings(4), squares, **options)
-    with pytest.raises(ValueError, match="rows must be at least 1"):
+    with pytest.raises(ValueError, match=r"rows .*0"):
         retrieval_ranks(*embeddings(4), squares, rows=0)

@@ -18,7 +18,7 @@ def test_random_word_vectors_depend_on_the_word_and_the_seed() -> None:
     assert not np.array_equal(a[0], a[1])
     assert np.array_equal(WordVectors(features=5).of("sun")[0], a[1])
     assert not np.array_equal(other.of("sun")[0], a[1])
-    with pytest.raises(ValueError, match="there are 1 words and 2 vectors"):
+    with pytest.raises(ValueError, match=r"words and vectors .*1 and 2"):
         WordVectors(["a"], np.zeros((2, 3)))
 
 

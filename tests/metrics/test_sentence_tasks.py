@@ -107,9 +107,9 @@ def test_the_majority_is_what_constant_vectors_give() -> None:
 @pytest.mark.parametrize(
     ("labels", "protocol", "message"),
     [
-        (LABELS, "senteval", "protocol must be 'original' or 'fast', got 'senteval'"),
-        (LABELS[:99], "fast", "at least 100 examples of two classes, got 99 of 2"),
-        (np.zeros(123), "fast", "at least 100 examples of two classes, got 123 of 1"),
+        (LABELS, "senteval", "protocol.*senteval"),
+        (LABELS[:99], "fast", "labels.*100.*99 of 2"),
+        (np.zeros(123), "fast", "labels.*100.*123 of 1"),
     ],
 )
 def test_wrong_arguments(labels: np.ndarray, protocol: str, message: str) -> None:
@@ -213,9 +213,9 @@ def test_evaluate_gives_per_cent_and_refuses_bad_vectors() -> None:
     task = SimpleNamespace(name="MR", sentences=[str(i) for i in range(123)], labels=LABELS)
     found = evaluate(lambda sentences: VECTORS[[int(s) for s in sentences]], task, "fast")
     assert found == {"mr": 100 * accuracy(VECTORS, LABELS, "fast")}
-    with pytest.raises(ValueError, match=r"\(n, d\) for n = 123 sentences, got \(122, 3\)"):
+    with pytest.raises(ValueError, match=r"\(n, d\).*123.*\(122, 3\)"):
         evaluate(lambda sentences: VECTORS[1:], task, "fast")
-    with pytest.raises(ValueError, match="not finite: its training diverged"):
+    with pytest.raises(ValueError, match="not finite"):
         evaluate(lambda sentences: VECTORS * np.nan, task, "fast")
 
 

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ln_zoo.callbacks.whole_set import score
+from ln_zoo.callbacks.evaluation_loop import score
 from ln_zoo.data import SyntheticBooks
 from ln_zoo.models import CombinedSkipThoughts, SkipThought, word_softmax
 from ln_zoo.models.legacy_adam import LegacyAdam

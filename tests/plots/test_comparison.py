@@ -11,7 +11,7 @@ from sweep_runs import METRICS, write_run, write_steps
 
 from ln_zoo.cli import main
 from ln_zoo.plots import comparison as compare
-from ln_zoo.plots.comparison import draw, groups, read_run, spread
+from ln_zoo.plots.comparison import draw, groups, median_and_range, read_run
 from ln_zoo.zoo.speed import steps_to
 
 
@@ -21,7 +21,7 @@ def test_spread_over_runs_of_a_label(tmp_path: Path) -> None:
     runs = [read_run(f"LN={folder}", METRICS) for folder in folders]
     assert list(groups(runs)) == ["LN"]
     # Epochs count from 1, and end where the shortest run does.
-    assert spread(runs, "epoch_train_nll") == [(1, 0.2, 0.1, 0.6), (2, 0.02, 0.01, 0.04)]
+    assert median_and_range(runs, "epoch_train_nll") == [(1, 0.2, 0.1, 0.6), (2, 0.02, 0.01, 0.04)]
 
 
 def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
     texts = [str(path) for path in sorted((tmp_path / "LN").iterdir())]
     seen: list[Figure] = []
-    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     metrics, table = ["step_val_nll", "step_mr"], tmp_path / "seconds.csv"
     command = ["compare", *texts, "--x", "seconds", "--metric", *metrics, "--csv", str(table)]
     assert main([*command, "--out", str(tmp_path / "a.png")]) == 0
@@ -58,7 +58,7 @@ def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_more_panels_than_a_row_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = read_run(str(write_run(tmp_path / "a/version_0", [0.3, 0.1])), METRICS)
     seen: list[Figure] = []
-    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw([run], METRICS * 3, tmp_path / "a.png")
     assert len(seen[0].axes) == 6
     assert [axis.get_subplotspec().rowspan.start for axis in seen[0].axes] == [0] * 3 + [1] * 3
@@ -71,7 +71,9 @@ def test_axes(tmp_path: Path) -> None:
         run = read_run(str(write_run(tmp_path / f"{number}/version_0", values)), METRICS)
         for log_x in (False, True):
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+                patched.setattr(
+                    compare, "save_figure", lambda figure, *_, **__: seen.append(figure)
+                )
                 draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
     scales = [(figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) for figure in seen]
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
@@ -82,7 +84,7 @@ def test_a_narrow_range_needs_no_logarithms_and_epochs_are_whole_numbers(
 ) -> None:
     run = read_run(str(write_run(tmp_path / "a/version_0", [1.42, 1.35, 1.3])), METRICS)
     seen: list[Figure] = []
-    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw([run], METRICS, tmp_path / "a.png")
     for axis in seen[0].axes:
         assert axis.get_yscale() == "linear"
@@ -96,7 +98,7 @@ def test_a_line_on_another_one_is_dashed(tmp_path: Path, monkeypatch: pytest.Mon
         for label, found in values.items()
     ]
     seen: list[Figure] = []
-    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw(runs, METRICS, tmp_path / "a.png")
     assert [line.is_dashed() for line in seen[0].axes[0].get_lines()] == [False, False, True]
 
@@ -108,7 +110,7 @@ def test_many_labels_do_not_hide_the_curves(
     folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
     runs = [read_run(f"{label}={folder}", METRICS) for label in range(labels)]
     seen: list[Figure] = []
-    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw(runs, METRICS, tmp_path / "a.png")
     inside = sum(axis.get_legend() is not None for axis in seen[0].axes)
     assert (inside, len(seen[0].legends)) == legends
@@ -118,7 +120,7 @@ def test_long_labels_stay_in_the_picture(tmp_path: Path, monkeypatch: pytest.Mon
     folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
     runs = [read_run(f"layer norm, no input site, 1e-{n}={folder}", METRICS) for n in range(9)]
     seen: list[Figure] = []
-    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw(runs, METRICS, tmp_path / "a.png")
     (legend,) = seen[0].legends
     assert legend.get_window_extent().width <= seen[0].bbox.width
@@ -136,7 +138,9 @@ def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
             runs[-1].curves[metric][0] = 1e6
     highest = []
     monkeypatch.setattr(
-        compare, "_save", lambda figure, _: highest.append(figure.axes[0].get_ylim()[1])
+        compare,
+        "save_figure",
+        lambda figure, *_, **__: highest.append(figure.axes[0].get_ylim()[1]),
     )
     for log_x in (False, True):
         draw(runs, METRICS, tmp_path / "a.png", log_x=log_x)

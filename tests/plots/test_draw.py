@@ -27,7 +27,7 @@ from ln_zoo.plots.draw import (
     plot_pairs,
     save_animation,
 )
-from ln_zoo.plots.pen import save
+from ln_zoo.plots.figures import save_figure
 
 SIZE = 7, 9
 
@@ -49,7 +49,7 @@ def places(*boxes: tuple[float, float, float, float], glimpses: int = 1) -> torc
 
 def pixels(figure, folder: Path) -> np.ndarray:
     """Of the picture, whole numbers (Y, X, 3)."""
-    save(figure, folder / "picture.png")
+    save_figure(figure, folder / "picture.png")
     return np.rint(255 * imread(folder / "picture.png")[..., :3]).astype(int)
 
 
@@ -140,7 +140,7 @@ def test_the_same_numbers_make_the_same_file(tmp_path: Path) -> None:
     for kind in ("png", "svg"):
         for name in ("one", "two"):
             figure = plot_filmstrip(canvases, windows, title="a title")
-            save(figure, tmp_path / f"{name}.{kind}")
+            save_figure(figure, tmp_path / f"{name}.{kind}")
         assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
     for name in ("one", "two"):
         save_animation(canvases, tmp_path / f"{name}.gif", windows)
@@ -400,7 +400,7 @@ def test_divergence_of_one_epoch() -> None:
     (bars,) = figure.axes
     assert [bar.get_height() for bar in bars.patches] == nats
     assert [bar.get_x() + bar.get_width() / 2 for bar in bars.patches] == [1, 2, 3, 4]
-    assert bars.get_title() == "4.75 nats in all"
+    assert bars.get_title() == "4.75 nats in total"
 
 
 def test_divergence_of_several_epochs(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(heat.images[0].get_array(), nats.numpy())
     assert heat.images[0].get_clim()[0] == 0
     assert [bar.get_height() for bar in bars.patches] == nats[-1].tolist()
-    save(figure, tmp_path / "kl.png")
+    save_figure(figure, tmp_path / "kl.png")
     # The first epoch is at the bottom.
     shown = {text.get_position()[1]: text.get_text() for text in heat.get_yticklabels()}
     found = {row: text for row, text in shown.items() if text}

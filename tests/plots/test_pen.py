@@ -12,15 +12,7 @@ import pytest
 import torch
 from matplotlib.collections import LineCollection
 
-from ln_zoo.plots.pen import (
-    GIVEN,
-    INK,
-    bias_ladder,
-    page,
-    primed_sheet,
-    sheet,
-    strokes,
-)
+from ln_zoo.plots.pen import GIVEN, INK, bias_ladder, page, primed_sheet, sheet, strokes
 
 #: Two strokes, a dot and a stroke that is not ended; sums are below.
 LINE = [[10, 0, 0], [0, -20, 1], [5, 5, 0], [1, 2, 0], [3, 4, 1], [7, 0, 1], [2, 2, 0], [4, -8, 0]]

@@ -58,7 +58,7 @@ class NamelessDigits(Digits):
     """Data that do not say what they are called."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"seed": self.seed}
 
 

@@ -1,4 +1,4 @@
-"""`KeptCurves`: the curves of a resumed run are those of one that was never interrupted."""
+"""`CurvesInCheckpoint`: the curves of a resumed run are those of one that was never interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from ln_zoo.callbacks import EpochEvaluation, KeptCurves, LastCheckpoint, StepEvaluation
+from ln_zoo.callbacks import CurvesInCheckpoint, EpochEvaluation, LastCheckpoint, StepEvaluation
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 
@@ -26,7 +26,7 @@ def fit(folder: Path, *callbacks: Callback, resume: Path | None = None) -> None:
         log_every_n_steps=2,
         logger=CSVLogger(folder, name="", version=""),
         callbacks=[
-            *(EpochEvaluation(), StepEvaluation(3, 50), KeptCurves(), *callbacks),
+            *(EpochEvaluation(), StepEvaluation(3, 50), CurvesInCheckpoint(), *callbacks),
             *(within, LastCheckpoint()),
         ],
         enable_progress_bar=False,
@@ -79,7 +79,7 @@ def test_a_run_without_a_table_keeps_none(tmp_path: Path) -> None:
         max_epochs=1,
         logger=False,
         default_root_dir=tmp_path,
-        callbacks=[KeptCurves(), LastCheckpoint()],
+        callbacks=[CurvesInCheckpoint(), LastCheckpoint()],
         enable_progress_bar=False,
         enable_model_summary=False,
     )

@@ -1,4 +1,4 @@
-"""What callbacks share that take a model through a whole set between Lightning's own loops."""
+"""Evaluation of a model on a set, between Lightning's loops."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from ln_zoo.norms.modes import evaluation_mode
 
 
 def data_module(trainer: Trainer, callback: Callback, *loaders: str) -> Any:
-    """The data module of the run, which must have loaders of these names.
+    """The data module of the run.
 
     Raises:
-        ValueError: if it lacks one, or where there is no data module; in the callback's name.
+        ValueError: if there is none, or it lacks one of the named loaders.
     """
     data = trainer.datamodule  # type: ignore[attr-defined]
     missing = [name for name in loaders if not hasattr(data, name)]
     if missing:
-        got = "none was given" if data is None else f"{type(data).__name__} lacks {missing}"
+        got = "none" if data is None else f"{type(data).__name__} without {', '.join(missing)}"
         raise ValueError(
-            f"{type(callback).__name__} needs a data module with {' and '.join(loaders)}, and "
-            f"{got}: give one (datamodule=) like those of ln_zoo.data"
+            f"{type(callback).__name__} needs a data module (datamodule=) with "
+            f"{' and '.join(loaders)}, got {got}: use one of ln_zoo.data"
         )
     return data
 
 
-#: Seconds that modules have been in `evaluating`.
+#: Seconds in `evaluating`, by module.
 _ASIDE: WeakKeyDictionary[LightningModule, float] = WeakKeyDictionary()
 
 
 def seconds_aside(module: LightningModule) -> float:
-    """Wall time that a module has spent in `evaluating` in this process, in seconds."""
+    """Seconds that a module has spent in `evaluating` in this process."""
     return _ASIDE.get(module, 0.0)
 
 
 def now(module: LightningModule) -> float:
-    """A clock in seconds, read when all is done that the module's device was given to do."""
+    """A clock in seconds, read after synchronising the module's device."""
     if module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
     return time.perf_counter()
@@ -52,10 +52,10 @@ def now(module: LightningModule) -> float:
 
 @contextmanager
 def evaluating(module: LightningModule) -> Iterator[None]:
-    """Evaluation mode without gradients; modes and random number generators are put back after.
+    """Evaluation mode without gradients; modes and random generators are restored.
 
-    With several processes all then have the buffers of the first, which are those that are saved:
-    running statistics of the last training batch are each process's own.
+    Buffers of the first process, which checkpoints contain, are broadcast: running statistics
+    differ between processes.
     """
     begin = now(module)
     if module.trainer.world_size > 1:
@@ -70,7 +70,7 @@ def evaluating(module: LightningModule) -> Iterator[None]:
 
 
 def batches(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of a loader, with what Lightning's own loops do to them."""
+    """Batches of a loader, converted and moved as in Lightning's loops."""
     for batch in loader:
         yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
 
@@ -78,19 +78,18 @@ def batches(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:
 def score(
     trainer: Trainer, loader: Iterable[Any], prefix: str, of_batches: bool = False
 ) -> dict[str, float]:
-    """Mean of each of the model's metrics over the examples of all processes.
+    """Means of the model's metrics over the examples of all processes.
 
     Args:
-        trainer: of the model, which must have ``per_example(batch) -> {name: (N,)}``; where a
-            metric is not a mean over examples, as nats per token, a pair of (N,) in place of the
-            values: the sum of the first is divided by that of the second.
-        loader: each process its share of the set, at least a batch.
-        prefix: of the names in the answer, ``{prefix}_{name}``.
-        of_batches: score with the statistics of each batch, where the norm is batch-dependent;
-            batches of a single example are left out.
+        trainer: the trainer; its model must have ``per_example(batch) -> {name: (N,)}``. A pair of
+            (N,) is a ratio of sums, such as nats per token.
+        loader: this process's share of the set, at least one batch.
+        prefix: prefix of the names in the result, ``{prefix}_{name}``.
+        of_batches: use the statistics of each batch in batch-dependent norms; batches of one
+            example are omitted.
     """
     module = trainer.lightning_module
-    # Of each metric numerators and denominators.
+    # Numerator and denominator of each metric.
     totals: dict[str, Tensor] = {}
     with evaluating(module), batch_statistics(module) if of_batches else nullcontext():
         for batch in batches(trainer, loader):

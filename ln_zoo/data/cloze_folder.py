@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.data.cloze import ClozeData
-from ln_zoo.data.cloze_files import (
+from ln_zoo.data.base_cloze import ClozeData
+from ln_zoo.data.cloze_formats import (
     Question,
     find_json_lines,
     find_question_folders,
@@ -38,11 +38,6 @@ class ClozeQA(ClozeData):
     Args:
         corpus: name of the corpus, and of its files of JSON lines.
         root: folder or archive; default: the folder ``cloze_qa`` in ``$LN_ZOO_DATA``.
-
-    Raises:
-        FileNotFoundError: if the folder or archive does not exist, or a set is missing.
-        ValueError: if an option is invalid, the folder has another form, a file is damaged, or a
-            question cannot be answered.
     """
 
     def __init__(
@@ -63,11 +58,7 @@ class ClozeQA(ClozeData):
 
     @property
     def root(self) -> Path:
-        """The folder or archive of the corpus.
-
-        Raises:
-            FileNotFoundError: if there is none.
-        """
+        """The folder or archive of the corpus."""
         if self._root is None or not self._root.exists():
             what = "no cloze questions" if self._root is None else f"no folder or file {self._root}"
             raise FileNotFoundError(f"{what}: {_HELP}")

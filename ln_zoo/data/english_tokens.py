@@ -1,8 +1,7 @@
 """Sentences and words of English prose, as in skip-thoughts and its tasks; needs nltk.
 
-The released skip-thoughts code uses nltk: Punkt for sentences and the Penn Treebank tokeniser for
-words (``do n't``, ``it 's``, quotation marks as two backquotes and two apostrophes). So do the
-books it was trained on. Of the maintained tokenisers, nltk also needs no download of a model.
+As the released skip-thoughts code: Punkt for sentences and the Penn Treebank tokeniser for words
+(``do n't``, ``it 's``, quotation marks as two backquotes and two apostrophes).
 """
 
 from __future__ import annotations
@@ -40,12 +39,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def split_words(sentence: str) -> list[str]:
-    """Split a sentence into words and punctuation, as in the Penn Treebank.
-
-    Example:
-        >>> split_words('"It\\'s late," he said; they don\\'t stay.')
-        ['``', 'It', "'s", 'late', ',', "''", 'he', 'said', ';', 'they', 'do', "n't", 'stay', '.']
-    """
+    """Split a sentence into words and punctuation, as in the Penn Treebank."""
     return _tokenizer().tokenize(sentence)
 
 

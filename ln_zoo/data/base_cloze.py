@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.cloze_files import Question, is_entity
+from ln_zoo.data.cloze_formats import Question, is_entity
 from ln_zoo.data.loading import (
     BatchSet,
     DistributedBatches,
@@ -30,21 +30,13 @@ from ln_zoo.vocabulary import UNK, Vocabulary
 
 Entities = Literal["example", "batch", "file", "order"]
 
-#: Training batches whose examples are sorted by length together.
-_POOL = 12
+_POOL = 12  # training batches whose examples are sorted by length together
 _SENTENCE_ENDS = frozenset(".!?")
 _NO_ENDS = frozenset(("a.m", "p.m"))
 
 
 class ClozeInputs(NamedTuple):
-    """N passages and queries as word indices.
-
-    Attributes:
-        passage: int64 (N, T), padded with `EOS`.
-        passage_lengths: int64 (N,).
-        query: int64 (N, S), padded with `EOS`.
-        query_lengths: int64 (N,).
-    """
+    """N passages (N, T) and queries (N, S) as word indices padded with `EOS`, and lengths (N,)."""
 
     passage: Tensor
     passage_lengths: Tensor
@@ -63,10 +55,6 @@ def sentences(tokens: Sequence[str]) -> list[list[str]]:
 
     A sentence ends with ``.``, ``!`` or ``?``, but not within quotation marks or after "a.m." or
     "p.m.". Unpaired quotation marks are ignored.
-
-    Example:
-        >>> [" ".join(s) for s in sentences('he said " no . no " . at 9 a.m . sharp'.split())]
-        ['he said " no . no " .', 'at 9 a.m . sharp']
     """
     quotes = tokens.count('"') % 2 == 0
     found, start, inside = [], 0, False
@@ -84,13 +72,8 @@ def sentences(tokens: Sequence[str]) -> list[list[str]]:
 def closest_sentences(passage: Sequence[str], query: Sequence[str], count: int) -> list[str]:
     """The sentences of a passage with the most words in common with the query, in order.
 
-    Cooijmans et al. (2017, section 5.4) use four such sentences, chosen in an unpublished way. Here
-    each word counts once, including entities; ties go to the first sentence. The answer is not
-    used.
-
-    Example:
-        >>> closest_sentences("we sing . a cat sat . a dog".split(), "@placeholder cat".split(), 1)
-        ['a', 'cat', 'sat', '.']
+    As the four sentences of Cooijmans et al. (2017, section 5.4), whose choice is unpublished. Each
+    word counts once, including entities; ties go to the first sentence. The answer is not used.
     """
     parts = sentences(passage)
     asked = set(query)
@@ -104,15 +87,7 @@ def closest_sentences(passage: Sequence[str], query: Sequence[str], count: int) 
 
 @dataclass(eq=False)
 class ClozeQuestions:
-    """Questions as word indices.
-
-    Attributes:
-        passages: words of the passages.
-        queries: words of the queries.
-        answers: int32 (N,).
-        names: names of the questions.
-        rows: the row of each question in its full set, int64 (N,).
-    """
+    """N questions as word indices, with their names and their rows in the full set."""
 
     passages: Ragged
     queries: Ragged
@@ -146,7 +121,6 @@ class ClozeQuestions:
         return len(self.names)
 
     def pick(self, indices: Sequence[int]) -> ClozeQuestions:
-        """The questions with these indices."""
         kept = list(indices)
         return ClozeQuestions(
             self.passages.pick(kept),
@@ -164,16 +138,15 @@ class ClozeQuestions:
         return passages + queries
 
     def with_answer(self) -> np.ndarray:
-        """Whether each answer is in the kept part of its passage, bool (N,)."""
+        """Whether each passage has the answer, bool (N,)."""
         return np.array([answer in self.passages[i] for i, answer in enumerate(self.answers)])
 
 
 def rule_errors(questions: ClozeQuestions, entities: np.ndarray) -> dict[str, float]:
-    """Error rates of simple rules; ``entities`` says whether each word index is an entity's, bool.
+    """Error rates of simple rules; ``entities`` says which word indices are entities, bool (V,).
 
-    Rules are ``majority``, the most frequent entity of the passage; ``exclusive``, the most
-    frequent that is not in the query, if any; ``first``, the first entity; and ``uniform``, a
-    random one. Ties go to the first entity. A passage without an entity counts as wrong.
+    ``majority``: the most frequent entity of the passage; ``exclusive``: the most frequent that is
+    not in the query; ``first``; ``uniform``: a random one. Ties go to the first entity.
     """
     right = dict.fromkeys(("majority", "exclusive", "first", "uniform"), 0.0)
     for i, answer in enumerate(questions.answers.tolist()):
@@ -197,25 +170,9 @@ def rule_errors(questions: ClozeQuestions, entities: np.ndarray) -> dict[str, fl
 class ClozeSet(BatchSet):
     """Questions of one set, indexed by a tensor of indices.
 
-    Entities are renamed consistently in passage, query and answer; otherwise a network could learn
-    facts about a name. A renaming depends only on the seed, the set, the epoch and the row of the
-    question.
-
-    Args:
-        questions: word indices of a vocabulary.
-        entities: indices of its entities, int64 (E,).
-        renaming: ``example``, a permutation of all entities for each question; ``batch``, one for
-            each batch; ``order``, by first occurrence in passage and query; ``file``, none.
-        seed: seed of the permutations.
-        stream: number of the set, which has its own permutations.
-
-    Example:
-        >>> words = {"@entity0": 0, "@entity1": 1, "@placeholder": 2, "sings": 3}
-        >>> question = Question("a", ["@entity1", "sings"], ["@placeholder", "sings"], "@entity1")
-        >>> data = ClozeSet(ClozeQuestions.of([question], words), np.array([0, 1]), "order", 0, 0)
-        >>> inputs, answers = data[torch.tensor([0])]
-        >>> inputs.passage, inputs.query, answers
-        (tensor([[0, 3]]), tensor([[2, 3]]), tensor([0]))
+    Entities, int64 (E,), are renamed consistently in passage, query and answer, so that a network
+    cannot learn facts about a name. The permutation depends only on the seed, the set (``stream``),
+    the epoch and the row of the question.
     """
 
     questions: ClozeQuestions
@@ -327,11 +284,9 @@ class ClozeData(ZooDataModule, ABC):
     A batch is ``(ClozeInputs, answers)``: word indices, int64, and the word that answers each
     query. A subclass states its name and implements `read`.
 
-    With ``sentences``, a passage may lack the answer; the fraction that has it is logged and in
-    `facts`, and bounds the accuracy of networks that point into the passage.
-
-    An entity outside the vocabulary is renamed to one that its question does not use. If there is
-    none it becomes an unknown word, the answer last.
+    With ``sentences``, a passage may lack the answer; the fraction that has it is in `metadata`. An
+    entity outside the vocabulary is renamed to one that its question does not use, or becomes an
+    unknown word.
 
     Args:
         sentences: keep this many sentences of each passage, those with the most words in common
@@ -347,12 +302,9 @@ class ClozeData(ZooDataModule, ABC):
         vocabulary_size: size of the vocabulary, including the two special tokens; None: no limit.
         max_entities: number of entities in the vocabulary; with fewer, each is seen more often.
             None: all of the training set.
-
-    Raises:
-        ValueError: if an option is invalid, or the vocabulary has no entity.
     """
 
-    gives = "cloze questions"
+    batch_kind = "cloze questions"
     _sets: dict[str, ClozeQuestions]
 
     def __init__(
@@ -398,18 +350,15 @@ class ClozeData(ZooDataModule, ABC):
         return list(self._known())
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = super().facts
-        facts |= {f"{name}_size": len(questions) for name, questions in self._sets.items()}
-        facts["sentences"] = self.sentences
+    def metadata(self) -> dict[str, Any]:
+        metadata = super().metadata
+        metadata |= {f"{name}_size": len(questions) for name, questions in self._sets.items()}
+        metadata["sentences"] = self.sentences
         if self._sets:
-            facts["answer_kept"] = {
-                name: float(questions.with_answer().mean())
-                for name, questions in self._sets.items()
-            }
-            facts["vocabulary_size"] = self._known().size
-            facts["entities_known"] = len(self._entity_numbers())
-        return facts | {
+            metadata["answer_kept"] = self._answer_kept()
+            metadata["vocabulary_size"] = self._known().size
+            metadata["entities_known"] = len(self._entity_numbers())
+        return metadata | {
             "entities": self.entities,
             "eval_entities": self.eval_entities,
             "min_count": self.min_count,
@@ -435,10 +384,7 @@ class ClozeData(ZooDataModule, ABC):
         self._sets = {name: self._numbered(questions) for name, questions in raw.items()}
         self._raw, self._words = {}, {}
         if self.sentences is not None:
-            kept = ", ".join(
-                f"{name} {questions.with_answer().mean():.1%}"
-                for name, questions in self._sets.items()
-            )
+            kept = ", ".join(f"{name} {part:.1%}" for name, part in self._answer_kept().items())
             rank_zero_info(
                 f"{self.name}: the {self.sentences} sentences kept of each passage hold the answer "
                 f"in {kept} of the questions"
@@ -450,6 +396,9 @@ class ClozeData(ZooDataModule, ABC):
     def evaluation_set(self, name: str, examples: int | None = None) -> ClozeSet:
         """A set in its own order; names of entities do not depend on ``examples``."""
         return self._as_seen(name, subset(self._set(name), examples), self.eval_entities)
+
+    def _answer_kept(self) -> dict[str, float]:
+        return {name: float(part.with_answer().mean()) for name, part in self._sets.items()}
 
     def _as_seen(self, name: str, questions: ClozeQuestions, renaming: Entities) -> ClozeSet:
         stream = ("train", "val", "test").index(name)
@@ -490,7 +439,6 @@ class ClozeData(ZooDataModule, ABC):
         return np.array(self._known().numbers(words), np.int64)
 
     def _numbered(self, raw: ClozeQuestions) -> ClozeQuestions:
-        """Convert questions to indices of the vocabulary."""
         number = np.array(self._known().numbers(self._words), np.int32)
         passages, queries = (
             Ragged(number[part.values], part.starts) for part in (raw.passages, raw.queries)
@@ -504,7 +452,6 @@ class ClozeData(ZooDataModule, ABC):
     def _rename_unknown(
         self, raw: ClozeQuestions, found: ClozeQuestions, unknown: np.ndarray
     ) -> None:
-        """Rename entities outside the vocabulary to some that their questions do not use."""
         entities = self._entity_numbers().tolist()
         for i in range(len(raw)):
             # The answer first: it needs a name.
@@ -518,7 +465,7 @@ class ClozeData(ZooDataModule, ABC):
             used = {number for place in places for number in place.tolist()}
             free = [entity for entity in entities if entity not in used]
             if not free and unknown[parts[0]].any():
-                # Another entity becomes unknown, to release its name.
+                # Another entity becomes unknown.
                 free = [next(n for place in places for n in place.tolist() if n in entities)]
                 for place in places:
                     place[place == free[0]] = UNK

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ln_zoo.data.captioned_files import THUMBNAILS, Layout, find_layout, read_thumbnails
-from ln_zoo.data.captions import CaptionedData, CaptionedSet
+from ln_zoo.data.base_captions import CaptionedData, CaptionedSet
+from ln_zoo.data.caption_formats import THUMBNAILS, Layout, find_layout, read_thumbnails
 from ln_zoo.data.folders import local_folder
 from ln_zoo.data.loading import check_optional
 
@@ -23,10 +23,8 @@ class CaptionedImages(CaptionedData):
     ``root`` holds one of:
 
     * the form released with order embeddings: ``train.txt``, ``val.txt`` and ``test.txt``, five
-      lines per image, each a caption with tokens separated by blanks; and for each set
-      ``images/<features>/<set>.npy``, float32 (N, 4096), with ``<features>`` ``10crop`` (default)
-      or ``1crop``. COCO in Karpathy's split has 113,287 training images, including ``restval``,
-      5,000 for validation and 5,000 for tests;
+      lines of tokens per image, and ``images/<features>/<set>.npy``, float32 (N, 4096), with
+      ``<features>`` ``10crop`` (default) or ``1crop``;
     * Karpathy's ``dataset.json`` (or ``dataset_coco.json``, ...), and a file of features: ``.npy``
       with a row per image, or ``.mat`` with a column per image, as his ``vgg_feats.mat``. The first
       five captions of an image are used;
@@ -43,11 +41,6 @@ class CaptionedImages(CaptionedData):
         features: name of the features, if there are several.
         use_restval: add Karpathy's split ``restval`` to the training set.
         val_images: use the first validation images only; None: all.
-
-    Raises:
-        FileNotFoundError: if the folder or one of its files does not exist.
-        ValueError: if an option is invalid, the folder has other content, an image has fewer than
-            five captions, or features are not finite or do not match the images.
     """
 
     name = "captioned_images"
@@ -82,16 +75,14 @@ class CaptionedImages(CaptionedData):
         return self._layout is not None
 
     @property
-    def facts(self) -> dict[str, Any]:
-        return super().facts | {"features": self._layout.features if self._layout else None}
+    def metadata(self) -> dict[str, Any]:
+        return super().metadata | {"features": self._layout.features if self._layout else None}
 
     def read(self) -> dict[str, CaptionedSet]:
         if self._layout is None:
             raise FileNotFoundError(
-                f"no captioned images: --data.root (root= in Python) names the folder of "
-                f"{self.dataset or 'a dataset'}, or --data.dataset one in $LN_ZOO_DATA; "
-                "docs/results/order_embeddings.md says what it holds and where COCO and Flickr8k "
-                "come from"
+                "no captioned images: give a folder by --data.root (root= in Python), or one in "
+                "$LN_ZOO_DATA by --data.dataset; see docs/results/order_embeddings.md"
             )
         sets = self._layout.read()
         if self.val_images is not None:

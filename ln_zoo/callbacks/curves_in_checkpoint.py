@@ -1,4 +1,4 @@
-"""Takes a run's curves along in its checkpoints."""
+"""Learning curves in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from lightning.fabric.utilities.logger import _add_prefix
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
-#: Where a checkpoint holds the text of the table.
+#: Key of the CSV text in a checkpoint.
 _KEY = "metrics_csv"
 
 
-class KeptCurves(Callback):
-    """Keeps ``metrics.csv`` in every checkpoint, so that a resumed run goes on with it.
+class CurvesInCheckpoint(Callback):
+    """Save ``metrics.csv`` in checkpoints, so that a resumed run continues it.
 
-    The table of a resumed run then is that of a run that was never interrupted, whenever the first
-    process ended: rows that it logged after its last checkpoint are left out, and those of the
-    epoch that the checkpoint ends are there, although Lightning logs them only after saving it.
-    Without a `CSVLogger` it does nothing.
+    The table of a resumed run equals that of an uninterrupted run: rows after the checkpoint are
+    dropped, and rows that Lightning logs just after saving it are included. No-op without a
+    `CSVLogger`.
     """
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        pending = _pending(trainer)  # asks every process
+        pending = _pending(trainer)  # collective
         logger = _csv_logger(trainer)
         if logger is None or not trainer.is_global_zero:
             return
@@ -52,7 +51,7 @@ class KeptCurves(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         logger, text = _csv_logger(trainer), checkpoint.get(_KEY)
-        # Checkpoints written before have none.
+        # Older checkpoints have none.
         if logger is None or text is None or not trainer.is_global_zero:
             return
         table = logger.experiment
@@ -65,9 +64,9 @@ def _csv_logger(trainer: Trainer) -> CSVLogger | None:
 
 
 def _pending(trainer: Trainer) -> dict[str, Any]:
-    """The row that Lightning logs next: callbacks hear of the end of an epoch or batch before.
+    """The row that Lightning logs after the callbacks of this batch or epoch.
 
-    Lightning has no public name for it: ``logged_metrics`` also holds what was logged long ago.
+    It has no public name; ``logged_metrics`` also contains older values.
     """
     connector = trainer._logger_connector
     if not trainer.training or trainer._results is None:
@@ -78,6 +77,6 @@ def _pending(trainer: Trainer) -> dict[str, Any]:
     values = convert_tensors_to_scalars(connector.metrics["log"])
     if not values:
         return {}
-    # Counted from 0; at the end of an epoch its last update was counted already.
+    # From 0; at the end of an epoch the last update is already counted.
     step = trainer.fit_loop.epoch_loop._batches_that_stepped - ends_epoch
     return {"epoch": trainer.current_epoch, "step": step} | values

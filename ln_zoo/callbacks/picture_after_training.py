@@ -1,4 +1,4 @@
-"""A picture beside the logs of a run, made of what the run logged."""
+"""A picture of the logged metrics, beside the logs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 
-class RunPicture(Callback):
-    """Draws a picture beside the file of the run's `CSVLogger` when training ends.
+class PictureAfterTraining(Callback):
+    """Draw a picture beside ``metrics.csv`` when training ends, also by an error or a signal.
 
-    Also where it ends by an error or an interruption. Without that logger it does nothing. What is
-    drawn, and under which name, says the subclass.
+    A subclass implements `draw` and names the file. No-op without a `CSVLogger`.
     """
 
-    #: Name of the picture's file, and what the command line calls it.
+    #: File name of the picture, and its name on the command line.
     file_name: str
     written_as: str
 
@@ -24,10 +23,10 @@ class RunPicture(Callback):
         self.written: Path | None = None
 
     def draw(self, metrics: Path, picture: Path) -> bool:
-        """Draws what a ``metrics.csv`` holds; ``False`` where there is nothing to draw."""
+        """Draw a ``metrics.csv``; returns False if there is nothing to draw."""
         raise NotImplementedError
 
-    # teardown, not on_fit_end: the logger writes its last rows between the two.
+    # In teardown: the logger writes its last rows after on_fit_end.
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._draw(trainer)

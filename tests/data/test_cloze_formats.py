@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ln_zoo.data.cloze_files import (
+from ln_zoo.data.cloze_formats import (
     Question,
     find_json_lines,
     find_question_folders,

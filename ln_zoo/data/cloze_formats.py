@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ln_zoo.data.archives import open_file, read_archive, read_bounded, read_file
+from ln_zoo.data.archives import open_file, read_archive, read_file, read_rest
 from ln_zoo.data.text_files import read_lines
 
 #: The token of the query that stands for the answer.
@@ -23,13 +23,9 @@ _MAX_BYTES = 10_000_000
 
 
 class Question(NamedTuple):
-    """A passage, a query with one entity blanked, and that entity.
+    """A named passage, a query with ``@placeholder`` for one entity, and that entity.
 
-    Attributes:
-        name: name of the question in errors and predictions.
-        passage: tokens; entities are ``@entity0``, ``@entity1``, ...
-        query: tokens, including ``@placeholder``.
-        answer: an entity of the passage.
+    Entities are the tokens ``@entity0``, ``@entity1``, ...
     """
 
     name: str
@@ -39,12 +35,7 @@ class Question(NamedTuple):
 
 
 def is_entity(token: str) -> bool:
-    """Whether a token stands for an entity.
-
-    Example:
-        >>> is_entity("@entity12"), is_entity("@placeholder")
-        (True, False)
-    """
+    """Whether a token is ``@entityN``."""
     return _ENTITY.fullmatch(token) is not None
 
 
@@ -54,15 +45,6 @@ def parse_question(text: str, where: str) -> Question:
     It has five blocks separated by empty lines: URL, passage, question, answer, and the entities, a
     line ``@entityN:name`` each. Names are validated and dropped: a model must not see them.
     Errors name the file ``where``.
-
-    Raises:
-        ValueError: if the form differs, and as `checked`.
-
-    Example:
-        >>> blocks = ["url", "@entity1 sings .", "@placeholder sings", "@entity1", "@entity1:A: B"]
-        >>> parse_question("\n\n".join(blocks), "a.question")
-        Question(name='a.question', passage=['@entity1', 'sings', '.'],
-                 query=['@placeholder', 'sings'], answer='@entity1')
     """
     parts = re.split(r"\r?\n[ \t]*\r?\n", text.strip()) if text.strip() else []
     blocks = [part.strip() for part in parts]
@@ -80,12 +62,7 @@ def parse_question(text: str, where: str) -> Question:
 
 
 def checked(question: Question, where: str) -> Question:
-    """Return the question if it can be answered.
-
-    Raises:
-        ValueError: if the passage is empty, the query has no placeholder, or the answer is not an
-            entity of the passage.
-    """
+    """Return the question if it can be answered, else raise ValueError."""
     if not question.passage:
         raise ValueError(f"{where}: the passage is empty")
     if PLACEHOLDER not in question.query:
@@ -101,11 +78,7 @@ def checked(question: Question, where: str) -> Question:
 
 
 def find_question_folders(root: Path) -> dict[str, Path] | None:
-    """The folders of the sets in ``root``, ``root/questions`` or ``root/cnn/questions``, or None.
-
-    Raises:
-        FileNotFoundError: if only some of the folders exist.
-    """
+    """Folders of the sets in ``root``, ``root/questions`` or ``root/cnn/questions``, or None."""
     for inner in ("", "questions", "cnn/questions"):
         folders = {name: root / inner / folder for name, folder in FOLDERS.items()}
         missing = [path for path in folders.values() if not path.is_dir()]
@@ -120,11 +93,7 @@ def find_question_folders(root: Path) -> dict[str, Path] | None:
 
 
 def read_question_folder(folder: Path) -> Iterator[Question]:
-    """Iterate over the questions of a folder of ``.question`` files, sorted by name.
-
-    Raises:
-        ValueError: if there are no such files, or one is invalid.
-    """
+    """Iterate over the questions of a folder of ``.question`` files, sorted by name."""
     paths = sorted(folder.glob("*.question"))
     if not paths:
         raise ValueError(f"{folder} has no .question files")
@@ -138,10 +107,6 @@ def read_question_archive(path: Path) -> dict[str, list[Question]]:
 
     Members other than ``training/*.question``, ``validation/*.question`` and ``test/*.question``,
     in any folder, are skipped.
-
-    Raises:
-        OSError: if the archive cannot be opened.
-        ValueError: if the archive is damaged, a set is missing, or a file is invalid.
     """
     sets: dict[str, list[Question]] = {name: [] for name in FOLDERS}
     names = {folder: name for name, folder in FOLDERS.items()}
@@ -149,7 +114,7 @@ def read_question_archive(path: Path) -> dict[str, list[Question]]:
         *_, folder, file = ("", *Path(member).parts)
         if folder in names and file.endswith(".question"):
             where = f"{path}: {member}"
-            text = _decode(read_bounded(content, _MAX_BYTES, where), where)
+            text = _decode(read_rest(content, _MAX_BYTES, where), where)
             sets[names[folder]].append(parse_question(text, where)._replace(name=file))
     for name, questions in sets.items():
         if not questions:
@@ -169,11 +134,7 @@ def _decode(content: bytes, where: str) -> str:
 
 
 def find_json_lines(folder: Path, corpus: str) -> dict[str, Path] | None:
-    """``{corpus}_train.jsonl``, ``_valid`` and ``_test``, or compressed (.xz, .gz), or None.
-
-    Raises:
-        FileNotFoundError: if only some of the files exist.
-    """
+    """``{corpus}_train.jsonl``, ``_valid`` and ``_test``, or compressed (.xz, .gz), or None."""
     found: dict[str, Path] = {}
     for name, part in (("train", "train"), ("val", "valid"), ("test", "test")):
         for ending in ("", ".xz", ".gz"):
@@ -193,9 +154,6 @@ def read_json_lines(path: Path) -> Iterator[Question]:
     """Iterate over a file of JSON lines with ``id``, ``passage``, ``query`` and ``answer``.
 
     Other keys are ignored.
-
-    Raises:
-        ValueError: if the file is damaged or empty, or a line is not such a question.
     """
     count = 0
     with open_file(path) as file:

@@ -1,4 +1,4 @@
-"""What happens once an update."""
+"""A hook after each update."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 
-class UpdateCallback(Callback):
-    """Calls `on_update` after each update; with accumulated gradients not every batch makes one."""
+class EveryUpdate(Callback):
+    """Call `on_update` after each update; with accumulated gradients not every batch is one."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._updates = trainer.global_step
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if trainer.global_step != self._updates:
@@ -28,5 +23,5 @@ class UpdateCallback(Callback):
             self.on_update(trainer, batch_idx)
 
     def on_update(self, trainer: Trainer, batch_idx: int) -> None:
-        """Is called after an update, of which ``trainer.global_step`` have been made."""
+        """Called after update number ``trainer.global_step``."""
         raise NotImplementedError

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from ln_zoo.plots.axes import set_log_scale
+from ln_zoo.plots.figures import set_log_scale
 
 
 def labels(values: list[float]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ln_zoo.data.archives import open_file, read_file
 from ln_zoo.data.array_files import map_array, read_npz
-from ln_zoo.data.captions import CaptionedSet, caption_words
+from ln_zoo.data.base_captions import CaptionedSet, caption_words
 from ln_zoo.data.folders import check_folder, listing
 from ln_zoo.data.text_files import read_lines
 
@@ -31,13 +31,7 @@ _FORMS = (
 
 
 class Layout(NamedTuple):
-    """The format of a folder.
-
-    Attributes:
-        name: the dataset's name according to its files, or None.
-        features: name of the features.
-        read: returns the sets ``"train"``, ``"val"`` and ``"test"``.
-    """
+    """The format of a folder: name of the dataset or None, name of the features, reader of sets."""
 
     name: str | None
     features: str
@@ -45,19 +39,7 @@ class Layout(NamedTuple):
 
 
 def find_layout(root: Path, features: str | None, each: int, use_restval: bool) -> Layout:
-    """Detect the format of a folder. `Layout.read` reads captions and features.
-
-    Args:
-        root: the folder.
-        features: name of the features; None: the only ones, or the default of the format.
-        each: captions C of an image; more are dropped.
-        use_restval: add Karpathy's split ``restval`` to the training set.
-
-    Raises:
-        FileNotFoundError: if the folder or one of its files does not exist.
-        NotADirectoryError: if it is a file.
-        ValueError: if the folder has another format.
-    """
+    """Detect the format of a folder with ``each`` captions per image."""
     check_folder(root, _FORMS)
     if (root / CAPTIONS).is_file():
         path = _choose(sorted(root.glob("*.npy")), features or "mobilenetv2_pool", root)
@@ -89,11 +71,7 @@ def find_layout(root: Path, features: str | None, each: int, use_restval: bool) 
 def read_thumbnails(path: Path) -> Callable[[str], np.ndarray | None]:
     """Read an ``.npz`` of JPEG files: ``image`` (names), ``data`` (all bytes) and ``offsets``.
 
-    Returns:
-        A function from an image's name to its thumbnail, uint8 (B, A, 3), or None.
-
-    Raises:
-        ValueError: if the file is damaged or of another format.
+    Returns a function from an image's name to its thumbnail, uint8 (B, A, 3), or None.
     """
     arrays = read_npz(path)
     try:
@@ -222,7 +200,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_features(path: Path) -> np.ndarray:
-    """Read a matrix of features, mapped from an ``.npy`` file."""
     if path.suffix == ".npy":
         array = map_array(path)
     else:

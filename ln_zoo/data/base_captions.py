@@ -22,32 +22,25 @@ from ln_zoo.vocabulary import Vocabulary
 CaptionSampling = Literal["one_per_image", "all"]
 VocabularyFrom = Literal["train", "train_val"]
 
-#: Rows of features to check at a time.
-_ROWS = 8192
+_ROWS = 8192  # rows of features to check at a time
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def caption_words(caption: str) -> list[str]:
     """Split a raw caption into words in lower case, without punctuation.
 
-    The captions of COCO, Flickr8k and Flickr30k in circulation were processed in this way (Karpathy
-    and Fei-Fei 2015).
-
-    Example:
-        >>> caption_words("A tri-colored dog's ball .")
-        ['a', 'tricolored', 'dogs', 'ball']
+    As the captions of COCO, Flickr8k and Flickr30k in circulation (Karpathy and Fei-Fei 2015).
     """
     return caption.lower().translate(_PUNCTUATION).split()
 
 
 class CaptionBatch(NamedTuple):
-    """N images with C captions each.
+    """N images with C captions each; image i has captions C i to C i + C - 1.
 
     Attributes:
         images: features, float32 (N, I).
-        captions: word indices, int64 (C N, T), each caption ended and padded by `EOS`; image i has
-            rows C i to C i + C - 1.
-        lengths: tokens of each caption, including `EOS`, int64 (C N,).
+        captions: word indices, int64 (C N, T), ended and padded by `EOS`.
+        lengths: tokens of each caption with `EOS`, int64 (C N,).
         image_index: index of each image in its set, int64 (N,).
     """
 
@@ -59,14 +52,7 @@ class CaptionBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class CaptionedSet:
-    """N images with C captions each, as read.
-
-    Attributes:
-        features: (N, I), floating point; may be mapped from a file.
-        captions: words of each caption, (C N,); image i has captions C i to C i + C - 1.
-        names: names of the images, (N,).
-        where: name of the set in error messages.
-    """
+    """N images as read: features (N, I), words of C N captions, names; ``where`` is for errors."""
 
     features: np.ndarray
     captions: Sequence[Sequence[str]]
@@ -80,10 +66,7 @@ class CaptionedSet:
         """The first images with their captions."""
         each = len(self.captions) // max(1, len(self))
         return CaptionedSet(
-            self.features[:images],
-            self.captions[: each * images],
-            self.names[:images],
-            self.where,
+            self.features[:images], self.captions[: each * images], self.names[:images], self.where
         )
 
     def check(self, each: int) -> None:
@@ -121,24 +104,10 @@ class CaptionedSet:
 
 
 class CaptionSet(BatchSet):
-    """Captioned images, indexed by a tensor of indices.
+    """Captioned images with ``each`` captions, indexed by a tensor of indices.
 
-    Args:
-        images: the images.
-        vocabulary: the known words.
-        each: captions C of an image.
-        sampling: captions of a batch. None: all C of each image. ``"one_per_image"``: one of each;
-            the index is a pair of tensors, images and caption of each. ``"all"``: an example is a
-            caption with its image.
-
-    Example:
-        >>> words = [["a", "dog"], ["dogs"], ["a", "cat"], ["a", "black", "cat"]]
-        >>> images = CaptionedSet(np.eye(2, dtype=np.float32), words, ["0.jpg", "1.jpg"], "a test")
-        >>> data = CaptionSet(images, Vocabulary(["a", "cat", "dog"]), each=2)
-        >>> batch = data[torch.tensor([1])]
-        >>> batch.captions, batch.lengths
-        (tensor([[2, 3, 0, 0],
-                [2, 1, 3, 0]]), tensor([3, 4]))
+    Captions of a batch by ``sampling``: None, all of each image; ``"one_per_image"``, one of each,
+    by a pair of indices, images and captions; ``"all"``, an example is a caption with its image.
     """
 
     def __init__(
@@ -210,13 +179,9 @@ class CaptionedData(ZooDataModule, ABC):
         min_count: minimum count of a word.
         drop_last: drop the last training batch if it is smaller than ``batch_size``. A last
             training batch of one example is always dropped.
-
-    Raises:
-        ValueError: if an option is invalid.
-        OSError: if a vocabulary file cannot be read.
     """
 
-    gives = "captioned images"
+    batch_kind = "captioned images"
     captions_per_image: ClassVar[int] = 5
 
     def __init__(
@@ -272,10 +237,10 @@ class CaptionedData(ZooDataModule, ABC):
         }
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = super().facts | {"test_split": self.test_split}
-        facts |= {f"{name}_size": len(images) for name, images in self._images().items()}
-        return facts | {
+    def metadata(self) -> dict[str, Any]:
+        metadata: dict[str, Any] = super().metadata | {"test_split": self.test_split}
+        metadata |= {f"{name}_size": len(images) for name, images in self._images().items()}
+        return metadata | {
             "captions_per_image": self.captions_per_image,
             "caption_sampling": self.caption_sampling,
             "words": len(self._words()),
@@ -298,7 +263,7 @@ class CaptionedData(ZooDataModule, ABC):
         return images
 
     def thumbnail(self, name: str) -> np.ndarray | None:
-        """The thumbnail of an image by name, uint8 (B, A, 3), or None."""
+        """Thumbnail of an image by name, uint8 (B, A, 3), or None."""
         return None
 
     def training_set(self) -> CaptionSet:

@@ -1,0 +1,77 @@
+"""Creation of figures, scales of axes, and picture files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ln_zoo.files import quantize_png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Pixels per inch of pictures of fixed layout.
+DPI = 150
+
+
+def new_figure(width: float, height: float, title: str = "") -> Figure:
+    """Create a figure in inches that places its axes itself.
+
+    It is not registered with pyplot, which keeps global state and may need a display.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = False) -> None:
+    """Write a figure and create its folder. Equal figures make equal files.
+
+    Args:
+        figure: the figure.
+        picture: the file; its suffix names the format.
+        dpi: pixels per inch.
+        quantize: reduce a PNG to 256 colours; see `ln_zoo.files.quantize_png`.
+
+    Raises:
+        ValueError: if matplotlib does not know the format.
+    """
+    import matplotlib
+
+    check_picture(picture)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    kind = picture.suffix.lower()
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
+    with matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
+        figure.savefig(picture, dpi=dpi, metadata=metadata)
+    if quantize:
+        quantize_png(picture)
+
+
+def check_picture(picture: Path) -> None:
+    """Raise ValueError unless matplotlib can write the file's format."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if picture.suffix.lower().removeprefix(".") not in known:
+        raise ValueError(f"{picture} does not name a picture: end it in .svg, .png or .pdf")
+
+
+def set_log_scale(axis: Axes) -> None:
+    """Make the y axis logarithmic; ticks of a short axis are plain numbers (6, not 6×10⁰)."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, value: float, position: int | None = None) -> str:
+            # The base class returns an empty label if there is no room.
+            return f"{value:g}" if super().__call__(value, position) else ""
+
+    axis.set_yscale("log")
+    axis.yaxis.set_minor_formatter(Plain(minor_thresholds=(1.0, 0.8)))
+    low, high = axis.get_ylim()
+    if low > 1e-3 and high < 1e4:
+        axis.yaxis.set_major_formatter(Plain())

@@ -1,0 +1,414 @@
+"""Test cases for datasets and callbacks; import them from `ln_zoo.testing`."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+_SETS = ("train", "val", "test")
+
+
+class _ArgumentCase:
+    """Checks of a constructor's arguments."""
+
+    #: Invalid values by argument. Errors must name the argument and the value.
+    invalid: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    _always_invalid: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    def _made(self, **arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def test_invalid_arguments_are_named(self) -> None:
+        for name, values in {**self._always_invalid, **self.invalid}.items():
+            for value in values:
+                with pytest.raises(ValueError, match=name) as refused:
+                    self._made(**{name: value})
+                assert str(value) in str(refused.value), (
+                    f"{name}={value!r}: the message must show the value: {refused.value}"
+                )
+
+    def test_arguments_are_described(self) -> None:
+        cls = type(self._made())
+        parser = ArgumentParser()
+        parser.add_class_arguments(cls, "it")
+        for action in parser._actions:
+            if action.dest.startswith("it."):
+                assert action.help, f"{cls.__name__}: {action.dest[3:]} has no description"
+
+
+class DataCase(_ArgumentCase):
+    """Contract of a dataset, a `ln_zoo.data.ZooDataModule`; pytest runs every check.
+
+    A subclass implements `data`. To omit a check, set it to ``None``.
+
+    Example:
+        >>> from ln_zoo.data import Digits
+        >>> class TestDigits(DataCase):
+        ...     invalid = {"image_size": (7, 2.5)}
+        ...
+        ...     def data(self, **options):
+        ...         return Digits(**{"train_size": 50, "val_size": 20, **options})
+        >>> TestDigits().test_invalid_arguments_are_named()
+    """
+
+    _always_invalid: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "batch_size": (0, -4, 2.5, True),
+        "eval_batch_size": (0,),
+        "seed": (-1,),
+        "num_workers": (-1,),
+    }
+
+    def data(self, **options: Any) -> Any:
+        """A data module of at most some hundred examples; options override its own."""
+        raise NotImplementedError
+
+    def _made(self, **arguments: Any) -> Any:
+        return self.data(**arguments)
+
+    def _ready(self, **options: Any) -> Any:
+        data = self.data(**{"batch_size": 4, "eval_batch_size": 3, **options})
+        data.prepare_data()
+        data.setup()
+        return data
+
+    def test_loaders_need_setup(self) -> None:
+        with pytest.raises(RuntimeError, match="setup"):
+            self.data().train_dataloader()
+
+    def test_setup_reads_once(self) -> None:
+        data = self._ready()
+        data.read = None
+        data.setup()
+        assert len(data.training_set())
+
+    def test_metadata_is_plain(self) -> None:
+        data = self._ready(seed=7)
+        for name in ("metadata", "preprocessing"):
+            plain = getattr(data, name)
+            assert json.loads(json.dumps(plain)) == plain, f"{name} must be JSON: {plain}"
+        metadata = data.metadata
+        assert (metadata["dataset"], metadata["seed"]) == (data.name, 7)
+        assert metadata["batch_size"] == data.batch_size
+
+    def test_order_of_training_depends_on_seed_and_epoch_only(self) -> None:
+        def order(seed: int, epoch: int) -> list[Any]:
+            sampler = self._ready(seed=seed).train_dataloader().sampler
+            sampler.set_epoch(epoch)
+            return _plain(list(sampler))
+
+        first = {}
+        for seed in range(2):
+            for epoch in range(2):
+                torch.default_generator.manual_seed(10 * seed + epoch)
+                first[seed, epoch] = order(seed, epoch)
+        assert first == {key: order(*key) for key in reversed(first)}
+        assert len({str(batches) for batches in first.values()}) == len(first), (
+            "two seeds or epochs have one order"
+        )
+
+    def test_an_epoch_repeats_no_example(self) -> None:
+        data = self._ready()
+        for processes in (1, 2, 3):
+            dealt = [
+                example
+                for rank in range(processes)
+                for batch in self._sampler(data, "training", processes, rank)
+                for example in _examples(batch)
+            ]
+            assert len(set(dealt)) == len(dealt)
+
+    def test_processes_train_for_as_many_steps(self) -> None:
+        data = self._ready()
+        for processes in (2, 3):
+            steps = {
+                len(list(self._sampler(data, "training", processes, rank)))
+                for rank in range(processes)
+            }
+            assert len(steps) == 1, f"{processes} processes take {sorted(steps)} steps"
+
+    def test_evaluation_takes_each_example_once(self) -> None:
+        data = self._ready()
+        for name in _SETS:
+            whole = [_examples(batch) for batch in self._sampler(data, name, 1, 0)]
+            ids = [example for batch in whole for example, *_ in batch]
+            assert sorted(ids) == list(range(len(ids))), f"{name}: {ids}"
+            for processes in (2, 3):
+                shares = [
+                    [_examples(batch) for batch in self._sampler(data, name, processes, rank)]
+                    for rank in range(processes)
+                ]
+                assert all(shares), f"{name}: a process has no batch"
+                assert sorted(batch for share in shares for batch in share) == sorted(whole)
+
+    def test_loaders_leave_random_numbers_alone(self) -> None:
+        data = self._ready()
+        before = torch.get_rng_state()
+        for loader in (data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()):
+            next(iter(loader))
+        assert torch.equal(before, torch.get_rng_state())
+
+    def test_two_instances_agree(self) -> None:
+        for one, other in zip(self._batches(), self._batches(), strict=True):
+            assert _equal(one, other)
+
+    def test_batches_are_copies(self) -> None:
+        data = self._ready()
+        first = next(iter(data.test_dataloader()))
+        kept = copy.deepcopy(first)
+        for tensor in _tensors(first):
+            tensor.zero_()
+        assert _equal(next(iter(data.test_dataloader())), kept), (
+            "a change of a batch changes the data"
+        )
+
+    def test_sets_can_be_pickled(self) -> None:
+        data = self._ready()
+        for examples in (data.training_set(), data.evaluation_set("val")):
+            again = pickle.loads(pickle.dumps(examples))
+            index = torch.arange(2)
+            assert _equal(again.__getitems__([0, 1]), examples.__getitems__(index.tolist()))
+
+    def test_resumes_within_an_epoch(self) -> None:
+        def loader(**options: Any) -> Any:
+            made = self._ready(**options).train_dataloader()
+            made.sampler.set_epoch(1)
+            return made
+
+        interrupted = loader()
+        batches = iter(interrupted)
+        next(batches)
+        state = _saved(interrupted.state_dict())
+        rest = list(batches)
+        resumed = loader()
+        resumed.load_state_dict(state)
+        for one, other in zip(resumed, rest, strict=True):
+            assert _equal(one, other)
+        changed = loader(batch_size=2)
+        changed.load_state_dict(state)
+        with pytest.raises(ValueError, match=r"batch_size 4 \(now 2\)"):
+            next(iter(changed))
+
+    def test_prediction_is_in_the_order_of_the_set(self) -> None:
+        data = self._ready()
+        examples = data.evaluation_set("test")
+        start = 0
+        for batch in data.predict_dataloader():
+            indices = list(range(start, min(start + data.eval_batch_size, len(examples))))
+            assert _equal(batch, examples.__getitems__(indices))
+            start += len(indices)
+        assert start == len(examples)
+
+    def _batches(self) -> Iterator[Any]:
+        data = self._ready()
+        for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+            yield from loader
+
+    @staticmethod
+    def _sampler(data: Any, name: str, processes: int, rank: int) -> Any:
+        training = name == "training"
+        examples = data.training_set() if training else data.evaluation_set(name)
+        size = data.batch_size if training else data.eval_batch_size
+        options = {"training": True, "shuffle": True} if training else {}
+        return examples.batches(examples, size, num_replicas=processes, rank=rank, **options)
+
+
+class CallbackCase(_ArgumentCase):
+    """Contract of a callback; pytest runs every check.
+
+    A subclass implements `callback`, `model` and `data`. To omit a check, set it to ``None``.
+
+    Attributes:
+        stage: the stage in which it works: ``"fit"``, ``"test"`` or ``"predict"``.
+        needs: whether it needs methods of the model or the data module.
+
+    Example:
+        >>> from ln_zoo.callbacks import FiniteLoss
+        >>> class TestFiniteLoss(CallbackCase):
+        ...     invalid = {"every_n_steps": (0, -1)}
+        ...
+        ...     def callback(self, **arguments):
+        ...         return FiniteLoss(**arguments)
+        >>> TestFiniteLoss().test_invalid_arguments_are_named()
+    """
+
+    stage: ClassVar[str] = "fit"
+    needs: ClassVar[bool] = False
+
+    def callback(self, **arguments: Any) -> Any:
+        """The callback; arguments override its own."""
+        raise NotImplementedError
+
+    def model(self) -> LightningModule:
+        """A small model that the callback supports."""
+        raise NotImplementedError
+
+    def data(self) -> LightningDataModule:
+        """Data of a few batches."""
+        raise NotImplementedError
+
+    def _made(self, **arguments: Any) -> Any:
+        return self.callback(**arguments)
+
+    def trainer(self, folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
+        """A trainer of one epoch on the CPU that logs to a folder."""
+        quiet: dict[str, Any] = {
+            "accelerator": "cpu",
+            "logger": CSVLogger(folder),
+            "max_epochs": 1,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": folder,
+        }
+        return Trainer(**(quiet | options), callbacks=list(callbacks))
+
+    def _run(self, folder: Path, callback: Callback, *others: Callback, **options: Any) -> Trainer:
+        torch.default_generator.manual_seed(0)
+        trainer = self.trainer(folder, callback, *others, **options)
+        getattr(trainer, self.stage)(self.model(), datamodule=self.data())
+        return trainer
+
+    def test_training_is_unchanged(self, tmp_path: Path) -> None:
+        if self.stage != "fit":
+            pytest.skip(f"it works in {self.stage}")
+        plain, watched = _Witness(), _Witness()
+        self._run(tmp_path / "plain", plain)
+        self._run(tmp_path / "watched", self.callback(), watched)
+        assert plain.states.keys() == watched.states.keys()
+        for step, state in plain.states.items():
+            for name, value in state.items():
+                assert torch.equal(value, watched.states[step][name]), (
+                    f"{name} differs after update {step}: restore modes, buffers and random numbers"
+                )
+
+    def test_a_dry_run_writes_nothing(self, tmp_path: Path) -> None:
+        self._run(tmp_path, self.callback(), fast_dev_run=1)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+    def test_runs_again(self, tmp_path: Path) -> None:
+        callback = self.callback()
+        written = []
+        for _ in range(2):
+            trainer = self._run(tmp_path, callback)
+            found = sorted(path.name for path in Path(trainer.log_dir or "").rglob("*"))
+            written.append(found)
+            model = trainer.lightning_module
+            assert not any(module._forward_hooks for module in model.modules())
+        assert written[0] == written[1]
+
+    def test_checkpoints_are_plain(self, tmp_path: Path) -> None:
+        if self.stage != "fit":
+            pytest.skip(f"it works in {self.stage}")
+        callback = self.callback()
+        keep = ModelCheckpoint(tmp_path, "kept", every_n_train_steps=1)
+        self._run(tmp_path, callback, keep, enable_checkpointing=True)
+        saved = torch.load(tmp_path / "kept.ckpt", weights_only=True)["callbacks"]
+        if callback.state_key in saved:
+            self.callback().load_state_dict(saved[callback.state_key])
+
+    def test_an_unsuitable_model_is_refused_first(self, tmp_path: Path) -> None:
+        if not self.needs:
+            pytest.skip("it needs nothing of the model")
+        trainer = self.trainer(tmp_path, self.callback())
+        with pytest.raises(ValueError, match=type(self.callback()).__name__):
+            getattr(trainer, self.stage)(_Bare(), datamodule=_BareData())
+        assert trainer.global_step == 0
+
+
+class _Witness(Callback):
+    """State of the model and of the random generator, by update."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, dict[str, Tensor]] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._keep(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        assert pl_module.training
+        self._keep(trainer, pl_module)
+
+    def _keep(self, trainer: Trainer, module: LightningModule) -> None:
+        state = {name: value.clone() for name, value in module.state_dict().items()}
+        self.states[trainer.global_step] = state | {"random numbers": torch.get_rng_state()}
+
+
+class _Bare(LightningModule):
+    """A model without further methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.line(batch).sum()
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.line(batch)
+
+    predict_step = test_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters())
+
+
+class _BareData(LightningDataModule):
+    """Batches without further methods."""
+
+    def train_dataloader(self) -> list[Tensor]:
+        return [torch.ones(1, 1)]
+
+    test_dataloader = predict_dataloader = train_dataloader
+
+
+def _examples(batch: Any) -> list[tuple[int, ...]]:
+    """The examples of a batch of indices, with the part or draw that a sampler adds."""
+    indices, extra = batch if isinstance(batch, tuple) else (batch, ())
+    parts = (extra,) if isinstance(extra, int) else ()
+    return [(index, *parts) for index in indices.tolist()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two nested tuples of tensors and plain values are equal, bit by bit."""
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+def _saved(state: Any) -> Any:
+    """A state after it was saved and loaded as in a checkpoint."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
