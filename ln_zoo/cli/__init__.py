@@ -1,20 +1,18 @@
-"""The command ``ln-zoo``: a light front door before the LightningCLI.
+"""The command ``ln-zoo``: dispatch to the LightningCLI and to typed functions.
 
-``--version``, ``--help``, ``list`` and ``cards`` answer without importing torch; everything else is
-handed on to the part that does the work.
+``--version``, ``--help``, ``list`` and ``cards`` do not import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from ln_zoo._version import __version__
 from ln_zoo.cli import threads
-from ln_zoo.cli.errors import guarded, report
+from ln_zoo.cli.errors import report_error, run_command
 
 if TYPE_CHECKING:
     from ln_zoo.cli.arguments import Arguments
@@ -56,13 +54,13 @@ data
   ln-zoo data iam_ondb SRC DST                      convert the official IAM-OnDB, once
 
 fast paths
-  ln-zoo kernels [--build]                          kernels of this machine; build them
+  ln-zoo kernels [--build]                          list the kernels, or build them
 
 environment
   LN_ZOO_DATA        folder with datasets, one folder each (mnist, binarized_mnist, ...)
   LN_ZOO_MODELS      folder with further card folders
-  LN_ZOO_HUB         hub account with the weights that the wheel leaves out
-  LN_ZOO_KERNELS     fast paths to use: names as `ln-zoo kernels` has them, 0 for none
+  LN_ZOO_HUB         hub account with the weights that are not in the wheel
+  LN_ZOO_KERNELS     fast paths to use: names of `ln-zoo kernels`, or 0 for none
   LN_ZOO_CACHE       folder of compiled kernels and parsed data; default ~/.cache/ln_zoo
   LN_ZOO_CUDA_GRAPHS 0 launches GPU kernels one by one; all: see the reference
   LN_ZOO_CXXFLAGS    further flags of the compiler of kernels
@@ -97,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
     Args:
-        argv: arguments without the program's name; default: those of the process.
+        argv: arguments without the program's name; default: ``sys.argv[1:]``.
 
     Example:
         >>> main(["--version"])
@@ -110,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     command = argv[0] if argv else "--help"
     if any(name.startswith(f"{command} ") for name in COMMANDS):
         command = " ".join(argv[:2])  # such as `analyze fisher`
-    return guarded(command, lambda: _run(command, argv))
+    return run_command(command, lambda: _run(command, argv))
 
 
 def _run(command: str, argv: list[str]) -> int:
@@ -121,11 +119,9 @@ def _run(command: str, argv: list[str]) -> int:
         print(_HELP, end="")
         return 0
     if command in COMMANDS:
-        from ln_zoo.cli.commands import call
+        from ln_zoo.cli.commands import call, load
 
-        module, _, function = COMMANDS[command].partition(":")
-        run = getattr(importlib.import_module(module), function)
-        return call(run, command, argv[1 + command.count(" ") :])
+        return call(load(COMMANDS[command]), command, argv[1 + command.count(" ") :])
     if command in TRAINING or command.startswith("--print_completion"):
         given = check_training(argv) if command in TRAINING else None
         from ln_zoo.cli.lightning import run_trainer
@@ -135,13 +131,13 @@ def _run(command: str, argv: list[str]) -> int:
 
 
 def check_training(argv: list[str]) -> Arguments:
-    """The options of training; ends the program at misspelt ones and at files that are missing.
+    """Parses the options of training, and checks names, types and files.
 
     Raises:
         SystemExit: with code 2.
     """
     from ln_zoo.cli.arguments import Arguments
-    from ln_zoo.cli.spelling import check
+    from ln_zoo.cli.precheck import check
 
     try:
         given = Arguments(argv)
@@ -149,7 +145,7 @@ def check_training(argv: list[str]) -> Arguments:
         check(given)
         return given
     except (OSError, RecursionError, ValueError) as error:
-        raise SystemExit(report(error, argv[0], code=2)) from None
+        raise SystemExit(report_error(error, argv[0], code=2)) from None
 
 
 def _unknown(command: str) -> int:
@@ -174,11 +170,10 @@ def _unknown(command: str) -> int:
 
 
 def _find_own_classes() -> None:
-    """Lets a user's own classes be imported from the current folder, as ``my_norm.MyNorm``.
+    """Make classes in the current folder importable, such as ``my_norm.MyNorm``.
 
-    The folder goes last: put first, as Python does for ``python my_file.py``, a file there called
-    ``datasets.py`` or ``statistics.py`` would be imported in place of the package of that name.
+    The folder goes last, so that a file ``datasets.py`` there does not hide a package.
     """
-    with contextlib.suppress(FileNotFoundError):  # the folder was removed meanwhile
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
         if not {"", here := os.getcwd()} & set(sys.path):
             sys.path.append(here)

@@ -1,7 +1,4 @@
-"""``ln-zoo analyze``: what normalisation does to networks, measured.
-
-Each analysis draws a picture and prints a table.
-"""
+"""``ln-zoo analyze``: effects of normalisation, each as a picture and a table."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def gradient_flow(
     Args:
         cell: RNN (tanh), GRU, LSTM, or the class path of your own layer
         norm: classes of ln_zoo.norms, or class paths of your own
-        gains: initial gains; a norm that has a gain is measured with each of them
+        gains: initial gains, for norms that have one
         steps: number of time steps, one pixel each
         hidden: hidden size
         batch: number of sequences
@@ -57,8 +54,8 @@ def gradient_flow(
         noise: standard deviation of the initial states
         seed: seed of the weights and states
         data: input: pixels of MNIST row by row, the same pixels in a fixed random order, or random
-            numbers; default: pixels if $LN_ZOO_DATA has MNIST, else random
-        root: folder of MNIST; default: $LN_ZOO_DATA/mnist, else a download from the hub
+            numbers; default: pixels if $LN_ZOO_DATA has MNIST, otherwise random
+        root: folder of MNIST; default: $LN_ZOO_DATA/mnist, or a download from the hub
         out: picture to write (.png, .svg)
         csv: table to write: t and a column for each layer
     """
@@ -92,10 +89,10 @@ def _sequences(
         return random_sequences(steps, batch, seed=seed), "random numbers"
     if steps > 784:
         raise ValueError(f"images of MNIST have 784 pixels, got --steps {steps}")
-    most = MNIST.source_size - 1  # one at least is held out for validation
+    most = MNIST.source_size - 1  # at least one is held out for validation
     if batch > most:
         raise ValueError(
-            f"--batch may be {most} at most, by the training images of MNIST, got {batch}"
+            f"--batch must be at most {most}, the training images of MNIST, got {batch}"
         )
     data = MNIST(root, train_size=batch, val_size=1)
     data.prepare_data()
@@ -131,9 +128,9 @@ def fisher(
 ) -> None:
     """Compares the Fisher information of normalised GLMs with the paper's formulas.
 
-    Tests what section 5.2 of the layer normalization paper says about the geometry of learning, on
-    random generalised linear models in float64. It compares the formulas, as printed and corrected,
-    with automatic differentiation, and measures the effect of the scale of weights and data.
+    Tests section 5.2 of the layer normalization paper on random generalised linear models in
+    float64. It compares the formulas, as printed and corrected, with automatic differentiation, and
+    measures the effect of the scale of weights and data.
 
     Args:
         units: number of units, H
@@ -179,20 +176,20 @@ def invariance(
     out: Picture = Path("invariance.png"),
     csv: File | None = None,
 ) -> None:
-    """Computes Table 1 of the paper: what a layer's output is invariant to, by method.
+    """Computes Table 1 of the paper: invariances of a layer's output, by method.
 
     Transforms the weights and data of a random layer in float64, compares its outputs, and checks
-    them against what each norm declares. The picture shows how much eps affects the invariance to
-    rescaled weights.
+    the invariances that each norm declares. The picture shows how much eps affects the invariance
+    to rescaled weights.
 
     Args:
         norm: classes of ln_zoo.norms, or class paths of your own, such as my_norm.MyNorm
-        eps: eps of all norms; 'shipped' keeps the default of each
+        eps: eps of all norms; 'shipped' for the default of each
         format: format of the table on standard output; rich is for a terminal
         examples: number of inputs, N
         inputs: size of each input, I
         features: number of units, F
-        factors: factors for weights and data; the table has the greatest deviation
+        factors: factors for weights and data; the table shows the largest deviation
         weight_scale: factor for the weights before measuring: at 1e-3 the usual eps matters
         seed: seed of the weights and data
         out: picture to write (.png, .svg)
@@ -209,7 +206,7 @@ def invariance(
     )
     effects, refused = [], []
     for each in norms:
-        try:  # without eps there is nothing to draw: norms are drawn as shipped then
+        try:  # eps 0 has no effect to draw: the picture shows the default eps
             effects += analysis.eps_effect(
                 each, value or None, factors, inputs=data, features=features, seed=seed
             )
@@ -218,13 +215,12 @@ def invariance(
     if not effects:
         print("\n".join([f"no {out} written", *refused]), file=sys.stderr)
         return
-    plot_eps_effect(effects, out, "How far eps spoils the invariance to rescaled weights")
+    plot_eps_effect(effects, out, "Effect of eps on the invariance to rescaled weights")
     if csv:
         analysis.write_eps_effect(effects, csv)
 
 
-#: Defaults of untrained layers. In the signature they are None, so that an option given in vain is
-#: an error.
+#: Defaults of untrained layers. The signature has None, so that an unused option is an error.
 _UNTRAINED: dict[str, Any] = {
     "cell": ["LSTM", "GRU", "RNN"],
     "norm": ["LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm", "Identity"],
@@ -262,15 +258,15 @@ def dynamics(
 ) -> None:
     """Measures whether perturbations of hidden states grow or shrink, by method and gain.
 
-    Lyapunov exponents and gradients per step, in float64. By default it measures untrained layers
-    that read standard normal numbers. With --weights or --ckpt it measures the layers of trained
-    models, on test images or lines of handwriting, and of the same models before training.
+    Prints Lyapunov exponents and gradients per step, in float64. By default it measures untrained
+    layers on standard normal inputs; with --weights or --ckpt the layers of trained models, on test
+    images or lines of handwriting, before and after training.
 
     Args:
         steps: largest number of time steps
         batch: largest number of sequences
         exponents: how many exponents to compute, the largest first
-        skip: initial steps that the table leaves out; default: a quarter of all
+        skip: initial steps to exclude from the table; default: a quarter of all
         seed: seed of the weights, inputs and perturbations
         out: picture to write (.png, .svg)
         csv: table to write: layer, step, perturbation, gradient norm
@@ -278,8 +274,8 @@ def dynamics(
         norm: untrained layers: norms of ln_zoo.norms, or class paths of your own; default: all
         gains: untrained layers: initial gains, or lengths of weight vectors under weight norm;
             default: 0.1 0.5 1.0
-        start: untrained layers: torch's own weights (default), or orthogonal ones with these for
-            the candidate state
+        start: untrained layers: torch's own weights (default), or orthogonal ones, with orthogonal
+            or identity weights for the candidate state
         recurrent_scale: untrained layers: factor of the recurrent weights; default: 1
         hidden: untrained layers: size of the states; default: 256
         features: untrained layers: size of each input; default: 256
@@ -287,10 +283,10 @@ def dynamics(
         weights: names of published models
         ckpt: checkpoints of trained models
         import_: module that defines a checkpoint's own class
-        statistics: trained models: statistics for batch norm: kept (default), the running averages,
-            or batch, those of the batch, as for untrained layers
-        root: trained models: folder of the data that they read, MNIST or IAM-OnDB; default: mnist
-            or iam_ondb in $LN_ZOO_DATA, else, for MNIST, a download from the hub
+        statistics: trained models: statistics for batch norm: kept (default) for running averages,
+            or batch, as for untrained layers
+        root: trained models: folder of their data, MNIST or IAM-OnDB; default: mnist or iam_ondb
+            in $LN_ZOO_DATA, or a download of MNIST from the hub
     """
     given = {name: value for name, value in locals().items() if value is not None}
     trained = [*weights, *ckpt]

@@ -1,7 +1,7 @@
 """The options of ``ln-zoo fit|validate|test|predict`` as the user gave them. Imports no torch.
 
-They are read once, before the parser, for three questions that a parser cannot answer: which model
-do weights or a checkpoint bring, which names are misspelt, and what did the user give in vain.
+They are read before the parser runs, to find the model of weights or a checkpoint, to detect
+mistakes early, and to report options that are ignored.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ln_zoo.files import check_checkpoint
 from ln_zoo.zoo.names import nearest
 from ln_zoo.zoo.strict_yaml import parse_yaml
 
-#: Without a value of their own.
+#: Options that take no value.
 _FLAGS = ("--help", "-h", "--print_config")
 #: Options that exclude each other: one given as an argument replaces the other in a file.
 _START = ("weights", "ckpt_path")
 
 
-class Given(NamedTuple):
-    """One option as it was given.
+class Option(NamedTuple):
+    """One option as the user gave it.
 
     Attributes:
-        name: such as ``model.norm.eps``, without ``init_args``; the option itself for a class path.
-        value: as YAML reads it.
-        where: the argument, the variable of the environment, or empty for a file.
+        name: such as ``model.norm.eps``, without ``init_args`` and ``class_path``.
+        value: parsed as YAML.
+        where: the argument or the environment variable; empty for a file.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Arguments:
         argv: arguments, the subcommand first.
 
     Raises:
-        FileNotFoundError: if a configuration is not there.
-        ValueError: for a configuration that is not YAML.
+        FileNotFoundError: if a configuration file does not exist.
+        ValueError: if a configuration is not valid YAML, or a class is not named by text.
 
     Example:
         >>> given = Arguments(["fit", "--model.lr=1", "--data", "Digits"])
         >>> given.options
-        [Given(name='model.lr', value=1, where='--model.lr=1'),
-         Given(name='data', value='Digits', where='--data Digits')]
+        [Option(name='model.lr', value=1, where='--model.lr=1'),
+         Option(name='data', value='Digits', where='--data Digits')]
         >>> given.last("model.lr"), given.last("model.norm")
         (1, None)
     """
@@ -61,7 +61,7 @@ class Arguments:
     def __init__(self, argv: list[str]) -> None:
         self.argv = argv
         self.command = argv[0]
-        self.options: list[Given] = []
+        self.options: list[Option] = []
         self._bare: set[str] = set()
         prefix = f"LN_ZOO_{self.command}__".upper()
         arguments = list(_arguments(argv))
@@ -86,19 +86,22 @@ class Arguments:
             self.options += _flat(name, None if text_ is None else _value(text_), tokens)
 
     def last(self, name: str) -> Any:
-        """The value of an option: of an argument, else of a file, else of the environment."""
+        """The value of an option; arguments win over files, files over the environment."""
         return next((each.value for each in reversed(self.options) if each.name == name), None)
 
     def has(self, name: str) -> bool:
-        """Whether an option was given."""
         return any(each.name == name for each in self.options)
+
+    def lacks_class(self, group: str) -> bool:
+        """Whether a file has arguments of ``model`` or ``data``, and nothing names the class."""
+        return group in self._bare and not self.has(group) and not any(map(self.last, _START))
 
     def start(self) -> dict[str, str | None]:
         """``weights`` and ``ckpt_path``, at most one of which is not None.
 
         Raises:
-            FileNotFoundError: if the checkpoint is not there.
-            ValueError: for both, unless one is an argument and the other from a file.
+            FileNotFoundError: if the checkpoint does not exist.
+            ValueError: if both are given, unless one is an argument and the other from a file.
         """
         found = {name: self.last(name) or None for name in _START}
         if None not in found.values():
@@ -114,14 +117,14 @@ class Arguments:
         return found
 
     def named(self) -> set[str]:
-        """Every text that was given: the class paths among them may be imported."""
+        """All texts that were given; class paths among them may be imported."""
         return {each.value for each in self.options if isinstance(each.value, str)}
 
     def complete(self, model: dict[str, Any] | None, ckpt_path: str | None = None) -> list[str]:
-        """What the parser is to read.
+        """The arguments for the parser.
 
-        In front stand the model of weights or a checkpoint, over which all that the user gave wins,
-        and classes for files that hold only arguments. Behind stand weights and checkpoint: a run's
+        The model of weights or a checkpoint comes first, so that the user's options override it,
+        then classes for files that hold only arguments. Weights and checkpoint come last: a run's
         own ``config.yaml`` holds ``ckpt_path: null``.
 
         Args:
@@ -143,7 +146,7 @@ class Arguments:
 
 
 def _arguments(argv: list[str]) -> Iterator[tuple[str, str | None, str]]:
-    """Name, value and text of each argument; a value without an option has an empty name."""
+    """Name, value and text of each argument; the name of a stray value is empty."""
     tokens: list[str] = []
     for token in [*argv[1:], "--"]:
         open_ = len(tokens) == 1 and "=" not in tokens[0] and tokens[0] not in _FLAGS
@@ -157,15 +160,14 @@ def _arguments(argv: list[str]) -> Iterator[tuple[str, str | None, str]]:
 
 
 def _configuration(text: str) -> dict[str, Any]:
-    """The content of a ``--config``."""
     content = parse_yaml(text)
     if isinstance(content, dict):
         return content
     if os.path.isfile(text):
         raise ValueError(f"{text} holds no options: expected YAML with lines `name: value`")
     if not os.path.exists(text):
-        raise FileNotFoundError(f"--config {text}: there is no such file{_beside(Path(text))}")
-    # Shells open pipes for `--config <(...)`; those the parser reads.
+        raise FileNotFoundError(f"--config {text}: there is no such file{_similar(Path(text))}")
+    # The parser reads pipes that the shell opens for `--config <(...)`.
     if stat.S_ISFIFO(os.stat(text).st_mode) and not text.startswith("/dev/"):
         raise ValueError(f"--config {text} is a pipe, which may never end: give a file")
     return {}
@@ -180,9 +182,14 @@ def _value(text: str) -> Any:
         return text
 
 
-def _flat(name: str, value: Any, where: str = "") -> Iterator[Given]:
-    """The options that a value holds, by dotted name."""
+def _flat(name: str, value: Any, where: str = "") -> Iterator[Option]:
+    """The options in a value, by dotted name."""
     if isinstance(value, dict):
+        class_path, init_args = value.get("class_path", "?"), value.get("init_args", {})
+        if not (isinstance(class_path, str) and class_path):
+            raise ValueError(f"{name}.class_path must name a class, got {class_path!r}")
+        if not isinstance(init_args, dict):
+            raise ValueError(f"{name}.init_args must be a mapping of arguments, got {init_args!r}")
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}", inner, where)
         return
@@ -193,10 +200,10 @@ def _flat(name: str, value: Any, where: str = "") -> Iterator[Given]:
         for inner in value:
             if isinstance(inner, dict):
                 yield from _flat(name.rstrip("+"), inner, where)
-    yield Given(".".join(parts).rstrip("+"), value, where)
+    yield Option(".".join(parts).rstrip("+"), value, where)
 
 
-def _beside(path: Path) -> str:
+def _similar(path: Path) -> str:
     """A file of a similar name in the same folder, for messages."""
     try:
         return nearest(path.name, os.listdir(path.parent))

@@ -1,21 +1,22 @@
-"""Commands as typed functions: their arguments are read from signature and docstring.
+"""Commands as typed functions: signature and docstring define the arguments.
 
-Parameters before ``*`` are positional arguments, those after it options; ``*name`` takes what
-follows ``--``. A list takes several values, a `bool` is a flag, and a `Literal` gives choices. What
-`Annotated` adds to a type are checks, called with the option and its value, or one of the `Marks`.
+Parameters before ``*`` are positional arguments, those after it options; ``*name`` receives the
+arguments after ``--``. A list accepts several values, a `bool` is a flag, and a `Literal` gives
+choices. Metadata of `Annotated` are checks, called with the option and its value, or `Marks`.
 jsonargparse's own CLI needs YAML for lists and a value for flags, and twice the time to import.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import math
 import re
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -24,18 +25,21 @@ from ln_zoo.cli.errors import fail
 
 Check = Callable[[str, Any], object]
 
-#: Suffixes that matplotlib writes; to ask it takes half a second.
+#: Suffixes that matplotlib can write; importing it takes half a second.
 _PICTURES = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".svgz", ".tif", ".tiff", ".webp")
 
 
 class Marks(Enum):
-    """How a list is given."""
+    """How a list is passed."""
 
     ONE_EACH = "the option is repeated, with one value each"
 
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the nearest option, and exit code 2."""
+
+    #: jsonargparse reads it to prepare completion.
+    _subcommands_action = None
 
     def error(self, message: str) -> NoReturn:
         for word in re.findall(r"(?:unrecognized arguments: )(-\S+)", message):
@@ -52,7 +56,7 @@ def call(function: Callable[..., int | None], name: str, argv: Sequence[str]) ->
     Args:
         function: the command.
         name: of the command, for messages.
-        argv: its arguments.
+        argv: arguments of the command.
 
     Returns:
         The exit code: what the function returned, or 0.
@@ -97,7 +101,7 @@ def call(function: Callable[..., int | None], name: str, argv: Sequence[str]) ->
 
 
 def parser_of(function: Callable[..., object], name: str) -> argparse.ArgumentParser:
-    """The parser of a command's arguments."""
+    """The parser of a command."""
     description, documented = _documentation(function)
     parser = OneLineParser(prog=f"ln-zoo {name}", description=description, allow_abbrev=False)
     hints = typing.get_type_hints(function, include_extras=True)
@@ -115,7 +119,7 @@ def parser_of(function: Callable[..., object], name: str) -> argparse.ArgumentPa
             shown = parameter.default
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
             text += f" (default: {shown})"
-        # What is not given is left to the function's own default.
+        # Missing arguments get the function's own default.
         settings |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
         if not {"action", "choices"} & settings.keys() or settings.get("action") == "append":
             settings["metavar"] = option.upper()
@@ -128,15 +132,45 @@ def parser_of(function: Callable[..., object], name: str) -> argparse.ArgumentPa
     return parser
 
 
+def add_parsers(subparsers: Any, commands: Mapping[str, str]) -> None:
+    """Adds the parsers of commands for shell completion.
+
+    Args:
+        subparsers: as `argparse.ArgumentParser.add_subparsers` returns them.
+        commands: import path of the function by name; a name of two words is in a group.
+    """
+    groups: dict[str, Any] = {}
+    for command, path in commands.items():
+        group, _, name = command.rpartition(" ")
+        if group and group not in groups:
+            several = OneLineParser(prog=f"ln-zoo {group}")
+            groups[group] = several.add_subparsers()
+            _add_parser(subparsers, group, several)
+        _add_parser(groups.get(group, subparsers), name, parser_of(load(path), command))
+
+
+def _add_parser(subparsers: Any, name: str, parser: argparse.ArgumentParser) -> None:
+    about = (parser.description or "").partition(". ")[0]
+    subparsers._choices_actions.append(subparsers._ChoicesPseudoAction(name, (), about))
+    subparsers._name_parser_map[name] = parser
+
+
+def load(path: str) -> Callable[..., int | None]:
+    """Imports the function of a command, from ``module:function``."""
+    module, _, function = path.partition(":")
+    found: Callable[..., int | None] = getattr(importlib.import_module(module), function)
+    return found
+
+
 def _documentation(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
-    """The description in a docstring, and what it says of each parameter."""
+    """The description in a docstring, and the text of each parameter."""
     head, _, rest = (inspect.getdoc(function) or "").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
     return " ".join(head.split()), {name: " ".join(text.split()) for name, text in entries}
 
 
 def _settings(hint: Any) -> dict[str, Any]:
-    """What argparse needs for a type."""
+    """Arguments of ``add_argument`` for a type."""
     if typing.get_origin(hint) is Annotated:
         settings = _settings(hint.__origin__)
         return {"type": settings["type"], "action": "append"} if (
@@ -182,17 +216,19 @@ def positive(option: str, value: float) -> None:
 
 
 def torch_seed(option: str, value: int) -> None:
-    """Checks that torch takes a seed."""
+    """Checks that a seed is valid for torch."""
     if not -(2**63) <= value < 2**64:
         raise ValueError(f"{option} must be between -2**63 and 2**64 - 1, got {value}")
 
 
 def picture(option: str, path: Path) -> None:
-    """Checks that a file can be written, and that its suffix is one of a picture."""
+    """Checks that a file can be written and has the suffix of a picture."""
     if path.is_dir():
         raise IsADirectoryError(f"{option} {path} is a folder: give the name of a file")
     if path.suffix.lower() not in _PICTURES:
-        raise ValueError(f"{option} {path} does not name a picture: end it in .png, .svg or .pdf")
+        raise ValueError(
+            f"{option} {path} is not the name of a picture: end it in .png, .svg or .pdf"
+        )
     writable(option, path)
 
 

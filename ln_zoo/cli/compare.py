@@ -25,29 +25,28 @@ def compare(
 ) -> None:
     """Draws learning curves of several runs.
 
-    For each label it draws the median of its runs, at the epochs or updates that all of them
-    logged, and every run as a fainter line.
+    Each label has the median of its runs, at the epochs or updates that all of them logged, and a
+    faint line for each run.
 
     Args:
         runs: [LABEL=]RUN, a run's folder with metrics.csv; runs with one label should differ only
             in their seed; default label: the name of the parent folder
-        metric: metrics to draw, one panel each; A|B (quoted) takes B for runs that did not log A,
-            as in 'val_batch_accuracy|val_accuracy'
-        x: x axis; epoch; step: updates, for what StepEvaluation logs within epochs; seconds:
-            training time, as StepEvaluation measured it
+        metric: metrics to draw, one panel each; 'A|B' (quoted) falls back to B for runs that did
+            not log A, as in 'val_batch_accuracy|val_accuracy'
+        x: x axis: epoch; step for updates, as logged by StepEvaluation; seconds for training time,
+            as measured by StepEvaluation
         steps_to: METRIC VALUE ...: print the number of updates until the metric is first at or
             below each value (at or above, if higher is better), among the logged evaluations; may
             be given more than once
-        log_x: use a logarithmic axis; 0 is left out
+        log_x: use a logarithmic axis, without 0
         out: picture to write (.png or .svg)
-        csv: table to write: label, run, epoch or step, and one column per metric; with --steps_to
-            also a second table, whose name ends in _steps_to
+        csv: table to write: label, run, epoch or step, and one column per metric; --steps_to writes
+            a second table, whose name ends in _steps_to
         band: draw the range of the runs instead of each run
         title: title of the picture
-        activity: compare the activity.csv of runs with the callback ActivityByPosition instead of
-            curves
-        weight_geometry: compare what the callback WeightGeometry logged instead of curves: lengths
-            and turns of weight vectors, one run per label
+        activity: compare activity.csv of the callback ActivityByPosition, in place of curves
+        weight_geometry: compare lengths and turns of weight vectors, as logged by the callback
+            WeightGeometry, in place of curves; one run per label
     """
     from ln_zoo.plots.comparison import METRICS, draw, read_run, summary, write_csv
 
@@ -58,7 +57,7 @@ def compare(
     metrics = metric or METRICS[x]
     asked = [_metric_and_values(given) for given in steps_to]
     read = [read_run(text, metrics, x) for text in runs]
-    # The table of updates needs curves by updates, on any x axis.
+    # --steps_to needs curves by updates, with any x axis.
     by_step = [[read_run(text, [name], "step") for text in runs] for name, _ in asked]
     draw(read, metrics, out, title, x, log_x, band)
     print(summary(read, metrics, x))
@@ -74,7 +73,6 @@ def compare(
 
 
 def _metric_and_values(given: Sequence[str]) -> tuple[str, list[float]]:
-    """The arguments of one ``--steps_to``."""
     metric, *values = given
     try:
         numbers = [float(value) for value in values]

@@ -1,8 +1,7 @@
-"""``ln-zoo data``: datasets converted to the form in which they are read."""
+"""``ln-zoo data``: conversion of datasets."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,12 @@ if TYPE_CHECKING:
 _NAMED = 20
 
 
-def iam_ondb(src: Path, dst: Path) -> int:
+def iam_ondb(src: Path, dst: Path) -> None:
     """Converts the official distribution of IAM-OnDB to memory-mapped arrays, once.
 
-    If it is interrupted, the same command starts again. Damaged files are named and left out; more
-    than 1 % of them is an error. Then: --data IAMOnDB --data.root DST, or a folder iam_ondb in
-    $LN_ZOO_DATA.
+    If it is interrupted, the same command starts again. Damaged files are listed and skipped; more
+    than 1 % of them is an error. Use the result with --data IAMOnDB --data.root DST, or as the
+    folder iam_ondb in $LN_ZOO_DATA.
 
     Args:
         src: folder with lineStrokes, ascii and the lists trainset.txt, testset_v.txt,
@@ -45,20 +44,11 @@ def iam_ondb(src: Path, dst: Path) -> int:
         def show(read: int, of: int) -> None:
             progress.update(task, completed=read, total=of, visible=True)
 
-        try:
-            found = convert(source, target, show)
-        except KeyboardInterrupt:
-            print(
-                "ln-zoo data iam_ondb: interrupted; the same command starts again",
-                file=sys.stderr,
-            )
-            return 130
-    _report(found, target)
-    return 0
+        found = convert(source, target, show)
+    _print_report(found, target)
 
 
-def _report(found: Conversion, target: Path) -> None:
-    """What a conversion found, or one that was done before."""
+def _print_report(found: Conversion, target: Path) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -72,7 +62,7 @@ def _report(found: Conversion, target: Path) -> None:
     Console(highlight=False, markup=False).print(table)
     damaged = [f"{name} ({why})" for name, why in found.left_out.items()]
     for what, names in {
-        "damaged stroke files, left out": damaged,
+        "damaged stroke files, skipped": damaged,
         "lines without text": found.without_text,
         "listed forms without stroke files": found.missing_forms,
     }.items():
@@ -80,5 +70,5 @@ def _report(found: Conversion, target: Path) -> None:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             print(printable(f"{what}: {len(names):,} ({', '.join(names[:_NAMED])}{more})"))
     if found.unlisted:
-        print(f"stroke files of forms in no list, left out: {found.unlisted:,}")
+        print(f"stroke files of unlisted forms, skipped: {found.unlisted:,}")
     print(f"converted: {target} (--data IAMOnDB --data.root {target})")

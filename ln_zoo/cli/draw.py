@@ -1,4 +1,4 @@
-"""``ln-zoo draw``: images that a DRAW model generates, as a picture or as numbers."""
+"""``ln-zoo draw``: samples of a DRAW model, as a picture or as an array."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from ln_zoo.cli.commands import Count, OwnModules, Picture, Seed, at_least, suffix
 from ln_zoo.files import relative
 
-#: Images of MNIST then fill a picture of 2,800 pixels on a side.
+#: Images of MNIST then fill 2,800 x 2,800 pixels.
 _MOST = 10_000
 #: Rows of a filmstrip.
 _STRIPS = 5

@@ -1,4 +1,4 @@
-"""From an exception to one line and an exit code. Imports no torch."""
+"""Errors in one line, and their exit codes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Any, NoReturn
 
 from ln_zoo.packages import missing_package
 
-#: The two marks of place in jsonargparse's nested messages: an option, and the class it belongs to.
+#: How jsonargparse's nested messages name an option, and the class it belongs to.
 _PLACE = re.compile(r'(?:Parser key|Key) "([\w.]+)":?|Problem with given class_path \'([\w.]+)\':')
-#: Lines of such messages without information: which types were tried, and that None was one.
+#: Lines of such messages to drop: types that were tried.
 _NOISE = (
     "Does not validate against", "Subtypes: ", "Errors:", "Given value type: ", "Subclass types",
     "Expected a <class 'NoneType'>", "Expected a path but", "in \"<unicode string>\"",
     "a class path (str)", "a dict with",
 )  # fmt: skip
-#: Lightning's own class, which takes a monitor, is tried beside all others.
+#: Lightning's own class is tried along with all others.
 _PLATEAU = "does not correspond to a subclass of ReduceLROnPlateau"
 _REQUIRED = "the following arguments are required: "
-#: A name in quotes, after a colon, or of an option.
+#: A name in quotes, after a colon, or after ``--``.
 _NAME = re.compile(r"'([\w.]+)'|: ([\w.]+)(?:;|$)|--([\w.]+)")
 #: Longer lists of classes are not printed.
 _LONGEST_LIST = 24
@@ -36,51 +36,51 @@ _TRACEBACK = "LN_ZOO_DEBUG"
 
 
 def fail(text: str, command: str) -> NoReturn:
-    """Ends the program with one line on what is wrong with its arguments, and exit code 2."""
+    """Ends the program with a one-line error about its arguments, and exit code 2."""
     name = f"ln-zoo {command}".strip()
     print(f"{name}: error: {text}\noptions: {name} --help", file=sys.stderr)
     raise SystemExit(2)
 
 
-def guarded(command: str, run: Callable[[], int]) -> int:
-    """Runs a command; any error ends in one line and an exit code, not in a traceback.
+def run_command(command: str, run: Callable[[], int]) -> int:
+    """Runs a command and reports any error in one line.
 
     Args:
-        command: its name.
+        command: name of the command.
         run: does the work and returns the exit code.
 
     Returns:
-        The exit code: that of ``run``; that of the error, 1 by default; 130 after Ctrl-C; 141 if
-        the reader of standard output went away, as in ``ln-zoo list | head -1``.
+        The exit code of ``run``, or of its error (1 by default); 130 after Ctrl-C; 141 if the
+        reader of standard output is gone, as in ``ln-zoo list | head -1``.
 
     Raises:
-        Exception: any, if ``LN_ZOO_DEBUG`` is 1.
+        Exception: the error itself, if ``LN_ZOO_DEBUG`` is 1.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # where the terminal is ASCII
+            stream.reconfigure(errors="backslashreplace")  # for ASCII terminals
     try:
         try:
             return run()
         finally:
             if sys.stdout is not None:  # None if it was closed
-                sys.stdout.flush()  # at exit Python has an exit code and a message of its own
-    except SystemExit as end:  # of a parser, after help or an error
+                sys.stdout.flush()  # at exit, Python would report errors in its own way
+    except SystemExit as end:  # from a parser, after help or an error
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
         print(f"ln-zoo {command}: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        return report(error, command, getattr(error, "exit_code", 1))
+        return report_error(error, command, getattr(error, "exit_code", 1))
 
 
-def report(error: Exception, command: str, code: int = 1) -> int:
-    """Prints an error in one line, and returns the exit code.
+def report_error(error: Exception, command: str, code: int = 1) -> int:
+    """Prints an error in one line and returns the exit code.
 
     Args:
-        error: what was raised.
-        command: its name.
-        code: exit code for an error that bad input can cause; a bug has 1.
+        error: the exception.
+        command: name of the command.
+        code: exit code of an error that bad input can raise; a bug has 1.
 
     Raises:
         Exception: the error itself, if ``LN_ZOO_DEBUG`` is 1.
@@ -104,11 +104,11 @@ def report(error: Exception, command: str, code: int = 1) -> int:
 
 
 def one_line(message: str, parser: ArgumentParser | None = None) -> str:
-    """The place and the causes in jsonargparse's nested message, with the nearest known name.
+    """Condense jsonargparse's nested message to option, causes and the nearest known name.
 
     Args:
-        message: of any error; one without such structure keeps its words.
-        parser: knows the options that can be suggested.
+        message: of any error; a message of another form is only joined to one line.
+        parser: whose options can be suggested.
 
     Example:
         >>> one_line('Key "model":\\n  Key "lr":\\n    Expected a <class \\'float\\'>')
@@ -122,7 +122,7 @@ def one_line(message: str, parser: ArgumentParser | None = None) -> str:
             place += [match[1]] if match[1] else []
             owner, text = match[2] or "", text[match.end() :].strip()
         if text.startswith("Given value: "):
-            # Inner values come first, outer ones hold them.
+            # The first value is the innermost.
             given = given or text.removeprefix("Given value: ")
         elif text.startswith(_REQUIRED):
             names = text.removeprefix(_REQUIRED).split(", ")
@@ -139,7 +139,7 @@ def one_line(message: str, parser: ArgumentParser | None = None) -> str:
 
 
 def _hint(text: str, place: str, owner: str, parser: ArgumentParser | None) -> str:
-    """What is known where a cause is: arguments of a class, classes of an option, or options."""
+    """Suggestions for a cause: arguments of a class, classes of an option, or options."""
     names = [next(filter(None, match)) for match in _NAME.findall(text)]
     known = _attributes(owner)
     if known is None:
@@ -158,7 +158,7 @@ def _hint(text: str, place: str, owner: str, parser: ArgumentParser | None) -> s
 
 
 def _attributes(owner: str) -> list[str] | None:
-    """Arguments of a class, or names of its module if it has no such class; None without module."""
+    """Arguments of a class, or classes of its module; None if the module is not found."""
     if not owner:
         return []
     module, _, name = owner.rpartition(".")
@@ -173,7 +173,7 @@ def _attributes(owner: str) -> list[str] | None:
 
 
 def _hides_a_file(owner: str) -> str:
-    """A remark if a file of the current folder has the name of an installed package."""
+    """A remark if an installed package hides a file of the current folder."""
     file, module = Path(f"{owner.partition('.')[0]}.py"), sys.modules.get(owner.partition(".")[0])
     if not file.is_file() or module is None or module.__file__ is None:
         return ""
@@ -183,7 +183,7 @@ def _hides_a_file(owner: str) -> str:
 
 
 def nearest_option(name: str, options: Iterable[str]) -> str:
-    """`nearest`, which also finds a class's argument under a misspelt group: ``modle.lr``."""
+    """`nearest` that also handles a misspelt group, such as ``modle.lr``."""
     from ln_zoo.zoo.names import nearest
 
     group, dot, rest = name.partition(".")
@@ -195,7 +195,6 @@ def nearest_option(name: str, options: Iterable[str]) -> str:
 
 
 def _options(parser: ArgumentParser) -> list[str]:
-    """The options of a parser and of its subcommands."""
     found: list[str] = []
     for action in parser._actions:
         found += action.option_strings
@@ -205,7 +204,7 @@ def _options(parser: ArgumentParser) -> list[str]:
 
 
 def _known_classes(place: str) -> set[str]:
-    """Names of the imported concrete classes that an option takes."""
+    """Names of the imported concrete classes that are valid for an option."""
     if not place or "lightning" not in sys.modules:
         return set()
     from lightning.pytorch import Callback, LightningDataModule
@@ -232,27 +231,27 @@ def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 class OneLineErrors(ArgumentParser):
-    """For a parser of jsonargparse: its errors are one line, and exit code 2."""
+    """Mixin for jsonargparse parsers: errors are one line, with exit code 2."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:
-            # This is the parser of one value or class; the parser around it knows the place.
+            # A parser of one value or class: the parser around it adds the option's name.
             raise ArgumentError(None, message) from ex
         parser = getattr(ex, "subcommand_parser", None) or self
         command = parser.prog.replace(" [options]", "").removeprefix("ln-zoo").strip()
         args = getattr(self, "args", None) or [""]
         if not command and args[0].isalpha():
-            command = args[0]  # an error of the whole: its subcommand has the options
+            command = args[0]  # an error of the main parser: the subcommand has the options
         fail(one_line(message, parser), command)
 
 
 def _of_input(error: Exception) -> bool:
-    """Whether bad input can cause this error; otherwise it is a bug."""
+    """Whether bad input can raise this error; otherwise it is a bug."""
     if isinstance(error, ValueError | TypeError | OSError | ImportError | MemoryError):
         return True
     owner = type(error).__module__
     if type(error) is RuntimeError:
-        # Lightning raises these for unsupported requests, torch if memory runs out.
+        # Lightning raises it for unsupported requests, torch if memory runs out.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         owner = frame.f_globals.get("__name__", "")
         if "alloc" in str(error) or "out of memory" in str(error):
@@ -261,7 +260,6 @@ def _of_input(error: Exception) -> bool:
 
 
 def _text(error: Exception) -> str:
-    """The message of an error, in one line."""
     if isinstance(error, OSError) and error.errno and not error.filename and not _output_works():
         return f"standard output cannot be written: {error.strerror}"
     # Without torch's C++ stack.
@@ -274,7 +272,7 @@ def _text(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The last line of ln_zoo, or of a user's own file, in the traceback."""
+    """The innermost line of ln_zoo or of a user's file in the traceback."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
         if module.partition(".")[0] == "ln_zoo" or not {"site-packages", "lib"} & set(
@@ -285,9 +283,9 @@ def _place(error: Exception) -> str:
 
 
 def _output_works() -> bool:
-    """Whether standard output can be written; if not, its buffer is dropped."""
+    """Whether standard output is writable; if not, its buffer is dropped."""
     try:
-        print(flush=True)  # what failed before is not tried again by itself
+        print(flush=True)  # output that failed once is not retried by itself
     except OSError:
         _leave_output()
         return False
@@ -295,7 +293,7 @@ def _output_works() -> bool:
 
 
 def _leave_output() -> None:
-    """Drops the buffer of standard output, so that Python does not try again at exit."""
+    """Drop the buffer of standard output, so that Python does not retry at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

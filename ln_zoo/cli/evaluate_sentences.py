@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     _Scorer = Callable[[], Iterator[list[Score]]]
 
 _CONTROLS = ("majority", "word-mean", "echo-state")
-#: Sources whose rows are printed below: their tables, and how they differ.
-_BESIDE = {
+#: Published tables whose rows are printed below, by source and place.
+_PUBLISHED_TABLES = {
     ("ba2016", "Table 3, section 6.3"): "paper, Table 3",
     ("wieting2019", "Table 1"): "Wieting & Kiela 2019, Table 1, by SentEval",
 }
-#: Methods of Wieting and Kiela that are shown.
-_SHOWN = ("ST-LN", "random echo state network", "bag of embeddings")
+#: Methods of Wieting and Kiela to print.
+_PUBLISHED_METHODS = ("ST-LN", "random echo state network", "bag of embeddings")
 
 
 class Options(NamedTuple):
@@ -56,14 +56,13 @@ def evaluate_sentences(
     curve: Annotated[Path, suffix(".csv")] | None = None,
     import_: OwnModules = [],  # noqa: B006
 ) -> None:
-    """Scores sentence vectors on the five tasks of skip-thoughts, above the papers' numbers.
+    """Scores sentence vectors on the five tasks of skip-thoughts; also prints published scores.
 
-    Rows can be compared with each other if tasks and protocol are the same, but not with the
-    papers' rows, whose encoders were trained on other text for much longer. Controls: majority;
-    word-mean:SOURCE and echo-state[:SOURCE], the mean of the word vectors of a model or a text
-    file, and a random echo state network that reads them (default: random ones);
-    untrained:SOURCE, a model, or the model of a configuration of `ln-zoo fit` (several with +
-    between), with fresh weights.
+    Rows with the same tasks and protocol are comparable; published rows are not, since their
+    encoders were trained on other text for much longer. Controls: majority; word-mean:SOURCE, the
+    mean of the word vectors of a model or a text file; echo-state[:SOURCE], a random echo state
+    network that reads them (default: random vectors); untrained:SOURCE, a model or a configuration
+    of `ln-zoo fit` (several joined by +) with new weights.
 
     Args:
         encoders: [LABEL=]ENCODER, a published model's name, a card folder, a hub id, a .ckpt file,
@@ -71,7 +70,7 @@ def evaluate_sentences(
             a run with SentenceEvaluation
         protocol: fast: a penalty chosen on one part of each fold; original: the nested
             cross-validation of the released skip-thoughts code, 910 regressions per task
-        tasks: with commas between
+        tasks: names, separated by commas
         data: folder of the tasks; default: $LN_ZOO_DATA/sentence_tasks
         as_is: split sentences into words at white space; otherwise they are tokenised as in the
             released code, which needs nltk
@@ -118,14 +117,13 @@ def evaluate_sentences(
 
 
 def _reported() -> dict[str, dict[str, float]]:
-    """What papers report, by label and metric."""
     from ln_zoo.zoo.reported import reported
 
     found: dict[str, dict[str, float]] = {}
     for number in reported(model="SkipThought"):
-        source = _BESIDE.get((number.source, number.place))
+        source = _PUBLISHED_TABLES.get((number.source, number.place))
         if source is None or (
-            number.source == "wieting2019" and not number.method.startswith(_SHOWN)
+            number.source == "wieting2019" and not number.method.startswith(_PUBLISHED_METHODS)
         ):
             continue
         metric, value = number.metric, number.value
@@ -136,7 +134,6 @@ def _reported() -> dict[str, dict[str, float]]:
 
 
 def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Number of updates of each checkpoint, by label."""
     from ln_zoo.zoo.source import read_checkpoint
 
     found: dict[str, int] = {}
@@ -146,7 +143,7 @@ def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:
             raise ValueError(f"--curve needs checkpoints of training, .ckpt files; got {path}")
         if step in found.values():
             raise ValueError(
-                f"--curve: two checkpoints have {step:,} updates: give those of one run"
+                f"--curve: two checkpoints have {step:,} updates: give checkpoints of one run"
             )
         found[label] = step
     return found
@@ -166,7 +163,7 @@ def _scorer(
 def _reader(
     label: str, text: str, names: Sequence[str], tasks: Callable[[], list[Any]], protocol: str
 ) -> _Scorer:
-    """Scores of a file, which is read at once, so that mistakes in it are found first."""
+    """Scores of a file, which is read now, so that its mistakes are found first."""
     from ln_zoo.metrics.sentence_scores import read_csv, read_tested, score_of
 
     path = Path(text)
@@ -202,7 +199,7 @@ def _labelled(text: str) -> tuple[str, str]:
 
 
 def _maker(text: str, options: Options) -> Callable[[], Any]:
-    """A function that makes an encoder; mistakes in its name are found at once."""
+    """A function that makes an encoder; checks the name now."""
     from ln_zoo.zoo import sentence_encoders
 
     kind, _, source = text.partition(":")
@@ -225,7 +222,7 @@ def _maker(text: str, options: Options) -> Callable[[], Any]:
 
 
 def _untrained(source: str, seed: int) -> Any:
-    """A model with weights as before the first update, drawn by the seed."""
+    """A model with initial weights, drawn with the seed."""
     import torch
 
     from ln_zoo.callbacks.sentence_evaluation import check_encodes
@@ -236,14 +233,14 @@ def _untrained(source: str, seed: int) -> Any:
         from ln_zoo.cli.lightning import ZooCLI
 
         configs = [part for path in paths for part in ("--config", path)]
-        with tempfile.TemporaryDirectory() as folder:  # of a run that is not begun
+        with tempfile.TemporaryDirectory() as folder:
             options = ("--trainer.logger=false", f"--trainer.default_root_dir={folder}")
             model = ZooCLI(["fit", *configs, f"--seed_everything={seed}", *options]).model
         check_encodes(model)
     else:
         model = sentence_encoders.load_encoder(source)
     if not callable(getattr(model, "reset_parameters", None)):
-        raise ValueError(f"{source} is a {type(model).__name__}, which cannot draw weights anew")
+        raise ValueError(f"{source} is a {type(model).__name__}, which has no reset_parameters")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model.reset_parameters()

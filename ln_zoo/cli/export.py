@@ -1,4 +1,4 @@
-"""``ln-zoo export``: a model as a file for other runtimes, checked against the model."""
+"""``ln-zoo export``: writes models for other runtimes and checks the files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ def export(
 ) -> None:
     """Writes a model's inference to a file that runs without ln_zoo.
 
-    The file is run on random inputs of several lengths and batch sizes and compared with the model
-    before it is kept.
+    Before the file is kept, its outputs are compared with the model's on random inputs of several
+    lengths and batch sizes.
 
     Args:
         model: a published model's name, a card folder, a hub id or a .ckpt file
         out: file to write
         import_: module that defines a checkpoint's own class
         format: file format: onnx, pt2 for torch.export, or pte for ExecuTorch
-        form: step: one time step, with states as inputs and outputs; sequence: all steps, any
-            number of them
+        form: step: one time step, with states as inputs and outputs; sequence: any number of steps
         part: which part to export, for models with several, such as captions; default: the first
         opset: ONNX opset; default: 20
         overwrite: replace an existing file
@@ -59,6 +58,6 @@ def export(
     runs = "; ".join(", ".join(f"{axis}={n}" for axis, n in each.items()) for each in found.sizes)
     print(
         f"largest difference from the model: {found.difference:.1e} on values up to "
-        f"{found.scale:.2g}; error against float64 {found.ratio:.2f} of what is allowed "
+        f"{found.scale:.2g}; error against float64: {found.ratio:.2f} of the tolerance "
         f"(random inputs, {runs})"
     )

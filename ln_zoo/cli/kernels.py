@@ -1,4 +1,4 @@
-"""``ln-zoo kernels``: which fast paths this machine has, and the native one built ahead of time."""
+"""``ln-zoo kernels``: lists the kernels of this machine and builds the native ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -> int:
     """Lists the kernels for recurrent layers in the order in which they are tried.
 
-    A kernel that is not available has a reason. Nothing is compiled without --build. LN_ZOO_KERNELS
-    chooses among them, LN_ZOO_CACHE is the folder of compiled ones, CXX the compiler.
+    Each unavailable kernel has a reason. Nothing is compiled without --build. LN_ZOO_KERNELS
+    selects kernels, LN_ZOO_CACHE is the folder of compiled ones, CXX the compiler.
 
     Args:
         build: compile the native kernels now
@@ -58,9 +58,9 @@ def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -
 
 
 def _kernels() -> Iterator[dict[str, Any]]:
-    """Name, what it is and runs, whether it is available, and why not, in the order of preference.
+    """Facts of each kernel in the order of preference.
 
-    ``LN_ZOO_KERNELS`` chooses by name, so kernels of one name are one row, where the first stands.
+    ``LN_ZOO_KERNELS`` selects by name, so kernels of one name share the row of the first.
     """
     from ln_zoo.ops import KERNELS, registry
 
@@ -88,12 +88,12 @@ def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("kernel", "what it is", "runs", "available"):
+    for heading in ("kernel", "description", "runs", "available"):
         table.add_column(heading)
     for kernel in kernels:
         runs = ", ".join(kernel["tasks"])
         table.add_row(kernel["name"], kernel["title"], runs, kernel["reason"] or "yes")
-    table.add_row("(none)", "the generic loop", "everything", "always: for what no kernel takes")
+    table.add_row("(none)", "the generic loop", "everything", "always: the fallback")
     facts = Table(box=None, pad_edge=False, show_header=False)
     for name, value in _facts(native):
         facts.add_row(f"native {name}", value)
@@ -122,7 +122,6 @@ def _facts(native: Status) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _shown_log() -> Iterator[None]:
-    """Shows what is logged about building."""
     log, handler = logging.getLogger("ln_zoo"), logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     before = log.level

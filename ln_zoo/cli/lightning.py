@@ -15,7 +15,7 @@ from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-# Imported for their classes: short names on the command line reach what is imported.
+# Imported to register their classes: short names on the command line need an import.
 import ln_zoo.callbacks
 import ln_zoo.data
 import ln_zoo.models
@@ -29,9 +29,10 @@ from ln_zoo.callbacks import (
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import newest_whole, use_atomic_checkpoints
-from ln_zoo.cli import notes, optimizers, outputs, results, run_folders, signals, threads
+from ln_zoo.cli import notes, optimizers, run_folders, run_output, score_table, signals, threads
 from ln_zoo.cli.arguments import Arguments
-from ln_zoo.cli.errors import OneLineErrors, report
+from ln_zoo.cli.commands import add_parsers
+from ln_zoo.cli.errors import OneLineErrors, report_error
 from ln_zoo.files import relative
 from ln_zoo.models.base import ZooModule
 from ln_zoo.zoo import source
@@ -39,7 +40,7 @@ from ln_zoo.zoo.loading import load_into
 from ln_zoo.zoo.measured import Evaluated
 from ln_zoo.zoo.source import Source
 
-#: Properties of a data module that are arguments of models under the same name, where both have it.
+#: Properties of data modules that set the model's argument of the same name.
 _LINKS = ("image_features", "image_shape", "in_features", "num_classes", "vocabulary")
 
 
@@ -48,11 +49,11 @@ def run_trainer(argv: list[str], given: Arguments | None = None) -> int:
 
     Args:
         argv: arguments, the subcommand first.
-        given: the same, if they were read before.
+        given: the same arguments, if they have been parsed.
 
     Returns:
-        The exit code: 0; 1 if the run failed; 2 if nothing was run because the input is wrong;
-        130 or 143 if Ctrl-C or SIGTERM ended it.
+        The exit code: 0; 1 if the run failed; 2 if the input is wrong and nothing was run; 130 or
+        143 after Ctrl-C or SIGTERM.
     """
     set_parsing_settings(add_print_completion_argument=True)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
@@ -61,14 +62,14 @@ def run_trainer(argv: list[str], given: Arguments | None = None) -> int:
         # Lightning warns about training callbacks, which do not matter outside `fit`.
         warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint")
         warnings.filterwarnings("ignore", "The dirpath has changed")
-    # Adam's moments of pixels that are almost always blank decay into denormal numbers, which cost
-    # a hundred times as much as others. Set before torch starts its threads, which inherit it.
+    # Adam's moments of mostly blank pixels decay into denormal numbers, which are a hundred times
+    # slower. Set before torch starts its threads, which inherit it.
     torch.set_flush_denormal(True)
     code = 2
     cli: ZooCLI | None = None
     try:
-        with signals.raised(), outputs.quiet_writers():
-            # Installed packages may bring norms of their own, with short names here.
+        with signals.raised(), run_output.quiet_writers():
+            # Installed packages may register norms, with short names here.
             for entry_point in entry_points(group="ln_zoo.norms"):
                 entry_point.load()
             cli = ZooCLI(argv, given)
@@ -79,35 +80,44 @@ def run_trainer(argv: list[str], given: Arguments | None = None) -> int:
             signals.end_others(cli.trainer)
         return signals.report_stop(argv[0], end)
     except Exception as error:
-        full = outputs.full_disk(error, cli.trainer if cli is not None else None)
-        return report(full or signals.lost_process(error) or error, argv[0], code)
+        full = run_output.full_disk(error, cli.trainer if cli is not None else None)
+        return report_error(full or signals.lost_process(error) or error, argv[0], code)
     return 0
 
 
 class ZooParser(OneLineErrors, LightningArgumentParser):
     """A parser whose errors are one line: the cause, the nearest name, exit code 2."""
 
+    def get_completion_script(self, completion_type: str, **kwargs: Any) -> str:
+        """Prints completion of all commands, not only of those that train."""
+        from ln_zoo.cli import COMMANDS
+
+        if completion_type.startswith("shtab-"):
+            add_parsers(self._subcommands_action, COMMANDS)
+        script: str = super().get_completion_script(completion_type, **kwargs)
+        return script
+
 
 class ZooCLI(LightningCLI):
     """One command line for every model, dataset and norm.
 
-    What it adds to Lightning's own: ``--weights`` starts from published or stored weights; class
-    and arguments of the model come from weights or checkpoint; overridden arguments are noted; data
-    use the vocabulary of a stored model; ``--optimizer`` and ``--lr_scheduler`` replace the model's
-    own, in a resumed run too; ``--ckpt_path last`` finds the newest run of the same name; ``test``
-    prints measured beside reported numbers and ``predict`` writes a file.
+    Additions to Lightning's CLI: ``--weights`` starts from published or stored weights; class and
+    arguments of the model come from weights or checkpoint, with a note for each ignored argument;
+    data use the vocabulary of a stored model; ``--optimizer`` and ``--lr_scheduler`` replace the
+    model's own, also in a resumed run; ``--ckpt_path last`` finds the newest run of the same name;
+    ``test`` prints measured and reported numbers, and ``predict`` writes a file.
 
-    Making one parses the arguments and builds model, data and trainer; `run` does the rest.
+    The constructor parses the arguments and builds model, data and trainer; `run` runs them.
 
     Args:
         argv: arguments, the subcommand first.
-        given: the same, if they were read before.
+        given: the same arguments, if they have been parsed.
     """
 
     def __init__(self, argv: list[str], given: Arguments | None = None) -> None:
         self.argv = argv
         self.given = given or Arguments(argv)
-        #: What ``--weights`` or ``--ckpt_path`` stands for.
+        #: The model of ``--weights`` or ``--ckpt_path``.
         self.source: Source | None = None
         self._claimed: list[Path] = []
         self._loaded: dict[str, torch.Tensor] = {}
@@ -117,7 +127,7 @@ class ZooCLI(LightningCLI):
     def _build(self) -> None:
         commands = self.subcommands()
         if self.argv and self.argv[0] in commands:
-            # To make the parsers of all commands takes as long as all that this one has to do.
+            # The parsers of all commands take as long to build as the run takes to start.
             asked = {self.argv[0]: commands[self.argv[0]]}
             self.subcommands = lambda: asked  # type: ignore[method-assign]
         loggers = [_logger("CSVLogger"), _logger("TensorBoardLogger", default_hp_metric=False)]
@@ -139,20 +149,21 @@ class ZooCLI(LightningCLI):
         )
 
     def _completed(self, ckpt_path: str | None = None) -> list[str]:
-        """The arguments, with the model of weights or checkpoint in front of the user's own."""
+        """The arguments, after the model of weights or checkpoint."""
         start = self.given.start()
         path = ckpt_path or start["ckpt_path"]
         model = None
         if text := start["weights"] or (path if path != "last" else None):
             read = source.find if start["weights"] else source.of_checkpoint
             self.source = read(text, "give --{place} {path}", self.given.named())
-            # The words go to the data, which have to number them as the model does.
+            notes.check_arguments(self.source)
+            # Without the vocabulary, which the data module gets: both must number words alike.
             model = self.source.config
         return self.given.complete(model, ckpt_path)
 
     @contextlib.contextmanager
     def _releasing(self) -> Iterator[None]:
-        """Leaves no empty folder behind where the run fails before it writes anything."""
+        """Remove empty run folders if the run fails before it writes anything."""
         try:
             yield
         except BaseException:
@@ -183,38 +194,37 @@ class ZooCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        # The table of `results` says what Lightning's own would, and more.
+        # `score_table` replaces Lightning's own table.
         return kwargs | {"verbose": False} if subcommand in ("test", "validate") else kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
         notes.check_numbers(self.settings)
-        self._name_loggers()
         if self.settings.get("ckpt_path") == "last":
+            self._name_loggers()
             newest, damaged = newest_whole(self._runs())
             if damaged:
-                notes.note(f"note: {'; '.join(damaged)}. {newest} is the newest whole checkpoint")
-            path = str(newest)
-            # Once more, over the model of that checkpoint: what differs then is the user's.
-            self.config = parser.parse_args(self._completed(path))
-            self._name_loggers()
+                notes.print_note(f"{'; '.join(damaged)}. {newest} is the newest whole checkpoint")
+            # Again, over the model of that checkpoint: what differs then is the user's.
+            self.config = parser.parse_args(self._completed(str(newest)))
 
     def _parse_ckpt_path(self) -> None:
         if path := self.settings.get("ckpt_path"):
             assert self.source is not None
             mine = self.settings.model.clone()
-            # As Lightning's own, but without the vocabulary: to check thousands of words takes a
-            # time that grows with their square.
+            # As Lightning does, but without the vocabulary, whose check takes quadratic time.
             stored = self.source.config
             hparams = {"class_path": stored["class_path"], "dict_kwargs": stored["init_args"]}
             self.config = self.parser.parse_object(
                 {self.config.subcommand: {"model": hparams}}, self.config
             )
             notes.note_ignored(mine, self.settings.model, path)
+        # After the checkpoint's model is known, whose norm is part of the folder's name.
+        self._name_loggers()
         self._rate_of_model = self._settle_optimizer()
 
     def _settle_optimizer(self) -> bool:
-        """Takes the optimizer and schedule of the checkpoint that is resumed, else the user's.
+        """Use the optimizer and schedule of the resumed checkpoint, or the user's.
 
         Returns:
             Whether the optimizer's learning rate is the model's.
@@ -236,14 +246,10 @@ class ZooCLI(LightningCLI):
 
     @property
     def settings(self) -> Namespace:
-        """The settings of the subcommand."""
         return self.config[self.config.subcommand]
 
     def _name_loggers(self) -> None:
-        """Runs go to ``runs/<model>-<norm>/version_<n>`` unless a logger was given a name.
-
-        With ``--trainer.default_root_dir`` they go there, in place of ``runs``.
-        """
+        """Name loggers ``<model>-<norm>`` unless the user did, and apply the root folder."""
         loggers = self.settings.trainer.get("logger")
         loggers = loggers if isinstance(loggers, list) else [loggers]
         arguments = [x.get("init_args") or Namespace() for x in loggers if isinstance(x, Namespace)]
@@ -272,7 +278,7 @@ class ZooCLI(LightningCLI):
         """The folder of the runs of this name.
 
         Raises:
-            FileNotFoundError: if only a logger of another program knows it.
+            FileNotFoundError: if the logger has no folder.
         """
         trainer = self.settings.trainer
         loggers = trainer.get("logger")
@@ -282,17 +288,15 @@ class ZooCLI(LightningCLI):
         init_args = first.get("init_args") if isinstance(first, Namespace) else None
         if not init_args or not init_args.get("save_dir"):
             raise FileNotFoundError(
-                "--ckpt_path last looks in the folder of the run's logger, and this logger has "
-                "none: give the file itself"
+                "--ckpt_path last needs a logger with a folder: give the checkpoint's path"
             )
         return Path(init_args.save_dir) / (init_args.name or "")
 
     def _run_name(self) -> str:
-        """``<model>-<norm>``, by the names of their classes."""
         settings = self.settings.clone()
         norm = settings.model.get("init_args", Namespace()).get("norm")
         if norm is None:
-            # The model's own default: only a model knows it.
+            # The default is known only to an instance.
             settings.pop("trainer")
             built = self._subcommand_parsers[self.config.subcommand].instantiate_classes(settings)
             norm = built.model.hparams.get("norm")
@@ -305,8 +309,8 @@ class ZooCLI(LightningCLI):
         words = self.source and self.source.words
         if words is None:
             return super().instantiate_classes()
-        # Only here does the configuration hold the words: config.yaml needs none, since it names
-        # the weights, and thousands of words take seconds to check and to write.
+        # The configuration holds the words only here: config.yaml names the weights, and
+        # thousands of words take seconds to check and to write.
         self._dump_config()
         parts = (self.settings[part] for part in ("data", "model"))
         arguments = [part.get("init_args") or Namespace() for part in parts]
@@ -324,20 +328,18 @@ class ZooCLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         own = _no_logger(settings.logger) and not settings.fast_dev_run
         if own and run_folders.is_first_process():
-            # Checkpoints, config.yaml and results have a folder of their own without a logger too:
-            # Lightning's default is the current one, where the user's own files lie.
+            # Without a logger, Lightning would write to the current folder, among the user's files.
             folder = run_folders.claim(self._runs())
             self._claimed.append(folder)
             settings.default_root_dir = str(folder)
         trainer = super().instantiate_trainer(callbacks=callbacks + self._additional(callbacks))
         use_atomic_checkpoints(trainer.strategy)
         signals.prepare(trainer)
-        outputs.check_writable(trainer, self.model if self.subcommand == "fit" else None)
+        run_output.check_writable(trainer, self.model if self.subcommand == "fit" else None)
         self._claimed += run_folders.claim_for(trainer.loggers)
         return trainer
 
     def _additional(self, callbacks: list[Callback]) -> list[Callback]:
-        """What runs beside the user's own callbacks."""
         settings = self._get(self.config_init, "trainer")
         if self.subcommand == "predict":
             return [] if _holds(callbacks, PredictionWriter) else [PredictionWriter()]
@@ -362,14 +364,15 @@ class ZooCLI(LightningCLI):
         if "norm" in own:
             notes.note_default_norm(given, self.model)
         for name in _LINKS:
-            # A file may hold arguments of the model chosen before this one.
+            # A file may contain arguments of another model.
             if name in own and hasattr(self.datamodule, name):
                 notes.note_linked(given, name)
         if self.source is None:
             if self.subcommand != "fit":
-                notes.note(
-                    f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` uses their "
-                    "random initial values; give --ckpt_path FILE or --weights NAME."
+                notes.print_note(
+                    f"the weights are untrained. `ln-zoo {self.subcommand}` uses their random "
+                    "initial values; give --ckpt_path FILE or --weights NAME.",
+                    "WARNING",
                 )
             return
         if self.source.words is not None:
@@ -382,22 +385,22 @@ class ZooCLI(LightningCLI):
         else:
             head = load_into(self.model, self.source, new_head=self.subcommand == "fit")
             if head:
-                notes.note(
-                    f"note: new weights for {self.model.hparams.get('num_classes')} classes: "
-                    f"{', '.join(head)}; others are of {self.settings.weights}"
+                notes.print_note(
+                    f"new weights for {self.model.hparams.get('num_classes')} classes: "
+                    f"{', '.join(head)}; all others come from {self.settings.weights}"
                 )
             self._loaded = self.model.state_dict()
 
     # Running
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Deferred to `run`, which separates wrong input from a run that fails."""
+        """Deferred to `run`, which separates wrong input from failing runs."""
 
     def run(self) -> None:
         """Fits, validates, tests or predicts.
 
         Raises:
-            ValueError: if weights to start from, or what was measured, are not finite.
+            ValueError: if initial weights or measured values are not finite.
         """
         with self._releasing(), threads.limited(self.model, self.datamodule):
             start = self.settings.get("ckpt_path") or self.settings.get("weights")
@@ -409,20 +412,20 @@ class ZooCLI(LightningCLI):
         if self.settings.test_after_fit and not self.trainer.interrupted:
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
             self._report_test()
-        outputs.print_paths(self.trainer)
+        run_output.print_paths(self.trainer)
 
     def after_validate(self) -> None:
-        notes.check_finite(self.trainer.callback_metrics, "what validation measured")
-        results.report_validation(self._evaluated())
-        outputs.print_written(self.trainer)
+        notes.check_finite(self.trainer.callback_metrics, "the scores of validation")
+        score_table.report_validation(self._evaluated())
+        run_output.print_written(self.trainer)
 
     def after_test(self) -> None:
         self._report_test()
-        outputs.print_written(self.trainer)
+        run_output.print_written(self.trainer)
 
     def _report_test(self) -> None:
-        notes.check_finite(self.trainer.callback_metrics, "what the test measured")
-        results.report(self._evaluated())
+        notes.check_finite(self.trainer.callback_metrics, "the scores of the test")
+        score_table.report(self._evaluated())
 
     def _evaluated(self) -> Evaluated:
         parts = self.trainer, self.model, self.datamodule
@@ -434,12 +437,12 @@ class ZooCLI(LightningCLI):
             if isinstance(callback, PredictionWriter) and callback.written:
                 print(f"predictions: {relative(callback.written)}")
             elif isinstance(written, list) and written:
-                # Paths of pictures, drawn by one of our callbacks or of the user's.
+                # Pictures by a callback of ours or of the user's.
                 names = ", ".join(picture.name for picture in written)
                 print(f"pictures: {relative(written[0].parent)}: {names}")
 
 
-class _Unrun(ZooCLI):
+class CLIWithoutTrainer(ZooCLI):
     """Parses the arguments and builds model and data, but no trainer."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer | None:  # type: ignore[override]
@@ -447,15 +450,15 @@ class _Unrun(ZooCLI):
 
 
 def settings_of(argv: list[str]) -> Namespace:
-    """All settings of a ``fit``, with its model and data built but nothing trained.
+    """All settings of a ``fit``; builds model and data, but trains nothing.
 
     Args:
-        argv: arguments, the subcommand first; errors are those of ``ln-zoo fit``.
+        argv: arguments, the subcommand first; errors as in ``ln-zoo fit``.
     """
     before = logging.root.manager.disable
     logging.disable(logging.INFO)  # silences which seed was set
     try:
-        return _Unrun(argv).settings
+        return CLIWithoutTrainer(argv).settings
     finally:
         logging.disable(before)
 

@@ -1,8 +1,9 @@
-"""What a run tells the user about its arguments, and what it refuses to go on with."""
+"""Notes on the arguments of a run, and checks that end it."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.models.base import ZooModule, public_module
+from ln_zoo.zoo.names import nearest
+from ln_zoo.zoo.source import Source
 
-#: The largest numbers that torch takes.
+#: The largest numbers that are valid in torch.
 _LARGEST_INT, _LARGEST_FLOAT = 2**63 - 1, 3.4e38
-#: Least values of options that Lightning divides by without a check.
+#: Lower bounds of options by which Lightning divides without a check.
 _LEAST = {
     "trainer.accumulate_grad_batches": 1,
     "trainer.check_val_every_n_epoch": 1,
@@ -27,12 +30,12 @@ _LEAST = {
 
 
 @rank_zero_only
-def note(text: str) -> None:
-    """Tells the user something, once for all processes."""
-    print(text, file=sys.stderr)
+def print_note(text: str, kind: str = "note") -> None:
+    """Print a note to stderr, in one process only."""
+    print(f"{kind}: {text}", file=sys.stderr)
 
 
-# Refusals
+# Checks
 
 
 def check_numbers(settings: Namespace) -> None:
@@ -49,6 +52,17 @@ def check_numbers(settings: Namespace) -> None:
                 raise ValueError(f"{name} must be at least {_LEAST[name]}, got {each}")
 
 
+def check_arguments(source: Source) -> None:
+    """Raises ValueError for a class that is no model, or does not take the stored arguments."""
+    parameters = inspect.signature(source.cls).parameters
+    unknown = [name for name in source.init_args if name not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ValueError(
+            f"{source.where} holds {', '.join(unknown)}, which {source.cls.__name__} does not take"
+            f"{nearest(unknown[0], parameters)}: it was written by another version of this class"
+        )
+
+
 def check_fit(model: LightningModule, data: LightningDataModule) -> None:
     """Raises ValueError unless the model takes what the data give, if both declare it."""
     takes = getattr(model, "input_kinds", None)
@@ -61,42 +75,42 @@ def check_fit(model: LightningModule, data: LightningDataModule) -> None:
 
 
 def check_words(data: LightningDataModule, words: list[str], given: Arguments, source: str) -> None:
-    """Checks that data number their words as a stored model does; notes words given in vain.
+    """Checks that data number words as a stored model does; notes an ignored vocabulary.
 
     Args:
-        data: the data module, which got the words if it takes any.
+        data: the data module, already with these words if it accepts a vocabulary.
         words: vocabulary of the model.
         given: the user's options.
         source: weights or checkpoint.
 
     Raises:
-        ValueError: if the data have words of their own.
+        ValueError: if the data module has another vocabulary.
     """
     own = getattr(data, "vocabulary", None)
     if own is not None and list(own) != words:
         raise ValueError(
-            f"{source} has a vocabulary of {len(words):,} words, and {type(data).__name__} has one "
-            f"of its own, of {len(own):,}: choose data that take a vocabulary with --data"
+            f"{source} has a vocabulary of {len(words):,} words, {type(data).__name__} has another "
+            f"one of {len(own):,}: choose data with the argument `vocabulary`"
         )
     if given.last("data.vocabulary") is not None:
-        note(f"note: data.vocabulary is ignored: {source} has its own, of {len(words):,} words")
+        print_note(f"data.vocabulary is ignored: {source} has its own, of {len(words):,} words")
 
 
 def check_complete(checkpoint: dict[str, Any], path: str, command: str) -> None:
-    """Raises ValueError if a checkpoint lacks what Lightning needs beside the weights."""
+    """Raises ValueError if a checkpoint lacks entries that Lightning needs."""
     needed = ["pytorch-lightning_version", "epoch", "global_step"]
     if command == "fit":
         needed += ["loops", "callbacks", "optimizer_states", "lr_schedulers"]
     if missing := [key for key in needed if key not in checkpoint]:
         what = "resumed" if command == "fit" else "read by Lightning"
         raise ValueError(
-            f"{path} cannot be {what}: it lacks {', '.join(missing)}, as if saved with weights "
-            f"only; use --weights {path} in place of --ckpt_path to start from its weights"
+            f"{path} cannot be {what}: it lacks {', '.join(missing)}; --weights {path} in place of "
+            "--ckpt_path starts from its weights"
         )
 
 
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
-    """Raises ValueError, naming the first, if values are NaN or infinite.
+    """Raises ValueError if values are NaN or infinite, with the name of the first.
 
     Args:
         values: by name; integers always pass.
@@ -114,39 +128,38 @@ def check_finite(values: Mapping[str, Tensor], what: str) -> None:
 # Notes
 
 
-def note_ignored(mine: Namespace, used: Namespace, path: str) -> None:
-    """Notes which of the user's model arguments lose against those in the checkpoint.
+def note_ignored(given: Namespace, used: Namespace, path: str) -> None:
+    """Notes the user's model arguments that the checkpoint overrides.
 
     Args:
-        mine: the user's model arguments, with the checkpoint's as defaults.
-        used: the model as the checkpoint holds it.
+        given: the user's model arguments, with the checkpoint's as defaults.
+        used: the model in the checkpoint.
         path: of the checkpoint.
     """
-    asked, stored = _flat(mine), _flat(used)
+    asked, stored = _flat(given), _flat(used)
     for name, value in asked.items():
-        # None asks for the model's own choice, which the checkpoint holds. For the vocabulary see
-        # `note_linked` and `check_words`.
+        # None stands for the model's default. `note_linked` and `check_words` note a vocabulary.
         if name == "model.vocabulary" or value is None or name not in stored:
             continue
         if stored[name] != value:
-            note(
-                f"note: {name} = {value} is ignored: {path} was trained with {stored[name]} "
+            print_note(
+                f"{name} = {value} is ignored: {path} was trained with {stored[name]} "
                 "(--weights in place of --ckpt_path starts afresh from its weights)"
             )
 
 
 def note_linked(given: Arguments, name: str) -> None:
-    """Notes a model argument given in vain because the data decide it."""
+    """Notes a model argument that the data override."""
     if given.has(f"model.{name}"):
-        note(f"note: model.{name} is ignored: it is taken from data.{name}")
+        print_note(f"model.{name} is ignored: data.{name} sets it")
 
 
 def note_default_norm(given: Arguments, model: ZooModule) -> None:
-    """Notes which norm runs for ``norm: null``, which asks for the model's own choice."""
+    """Notes which norm ``norm: null`` stands for."""
     if given.has("model.norm") and given.last("model.norm") is None:
         name = model.hparams["norm"]["class_path"].rpartition(".")[2]
-        note(
-            f"note: model.norm is null, so the model's default, {name}, is used; give Identity "
+        print_note(
+            f"model.norm is null, which stands for the default, {name}; give Identity "
             "for no normalisation"
         )
 
@@ -166,7 +179,7 @@ def _flat(model: Namespace) -> dict[str, Any]:
 
 
 def _one_path(class_path: str) -> str:
-    """The one path of a class that can be imported from several."""
+    """The public path of a class that can be imported from several."""
     module, _, name = class_path.rpartition(".")
     cls = getattr(importlib.import_module(module), name)
     return f"{public_module(cls)}.{cls.__qualname__}"

@@ -1,6 +1,6 @@
-"""``--optimizer`` and ``--lr_scheduler``: another optimizer or a schedule than the model's own.
+"""``--optimizer`` and ``--lr_scheduler``: replace the model's own.
 
-What a run was trained with is stored in its checkpoints, so that a resumed run goes on with it.
+Checkpoints store both, so that a resumed run keeps them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import SGD, Adam, Optimizer
 
 from ln_zoo.cli.arguments import Arguments
-from ln_zoo.cli.notes import note
+from ln_zoo.cli.notes import print_note
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.zoo import trust
 from ln_zoo.zoo.measured import OPTIMIZATION
 
-#: The options, and the keys under which checkpoints hold them.
+#: The options, also the keys in checkpoints.
 OPTIONS = ("optimizer", "lr_scheduler", "lr_scheduler_config")
 
 
@@ -38,7 +38,7 @@ class SchedulerConfig:
 
     Args:
         interval: ``step``: after updates; ``epoch``: after epochs.
-        frequency: after how many of them.
+        frequency: number of updates or epochs between two steps.
     """
 
     interval: Literal["epoch", "step"] = "epoch"
@@ -53,14 +53,14 @@ def add_arguments(parser: LightningArgumentParser) -> None:
 
 
 def use_rate_of_model(settings: Namespace, given: Arguments) -> bool:
-    """Gives the optimizer the model's learning rate, unless it was given one of its own.
+    """Set the optimizer's learning rate to the model's, unless the user gave one.
 
     Args:
         settings: of the subcommand, changed in place.
         given: the user's options.
 
     Returns:
-        Whether the rate is the model's.
+        Whether the model's rate is used.
     """
     if settings.optimizer is None:
         return False
@@ -70,65 +70,64 @@ def use_rate_of_model(settings: Namespace, given: Arguments) -> bool:
         return False
     if given.has("optimizer.lr"):
         if init_args.lr != rate:
-            note(f"note: model.lr = {rate} is ignored: optimizer.lr is {init_args.lr}")
+            print_note(f"model.lr = {rate} is ignored: optimizer.lr is {init_args.lr}")
         return False
     init_args.lr = rate
     return True
 
 
 def of_checkpoint(checkpoint: Mapping[str, Any], path: str, given: Arguments) -> dict[str, Any]:
-    """The options that a checkpoint was trained with; all None if with the model's own optimizer.
+    """The options that a checkpoint was trained with; None for the model's own optimizer.
 
     Args:
         checkpoint: its content.
-        path: where it lies, for messages.
-        given: the user's options: they name the classes that may be imported.
+        path: for messages.
+        given: the user's options, whose classes may be imported.
 
     Raises:
-        ValueError: if it names a class which is neither torch's nor ours nor named by the user.
+        ValueError: if a class is neither loaded nor named by the user.
     """
     found = checkpoint.get(OPTIMIZATION) or {}
     for option in OPTIONS[:2]:
         class_path = (found.get(option) or {}).get("class_path")
         if class_path and class_path not in given.named() and not trust.is_loaded(class_path):
             raise ValueError(
-                f"{path} asks for {class_path}, which is not one of ln_zoo's classes, and modules "
-                f"named in a file are not imported: if you trust the file, give --{option} "
-                f"{class_path}"
+                f"{path} asks for {class_path}, and modules named in a file are not imported: if "
+                f"you trust the file, give --{option} {class_path}"
             )
     return {option: found.get(option) for option in OPTIONS}
 
 
-def note_ignored(mine: Namespace, used: Namespace, given: Arguments, path: str) -> None:
-    """Notes which of the user's options lose against those of the checkpoint.
+def note_ignored(asked: Namespace, used: Namespace, given: Arguments, path: str) -> None:
+    """Notes the user's options that the checkpoint overrides.
 
     Args:
-        mine: the settings as the user gave them.
-        used: as the checkpoint has them.
+        asked: settings with the user's options.
+        used: settings with the checkpoint's.
         given: the user's options.
         path: of the checkpoint.
     """
-    asked = {each.name.partition(".")[0] for each in given.options}
+    names = {each.name.partition(".")[0] for each in given.options}
     for option in OPTIONS:
-        if option in asked and _plain(mine[option]) != _plain(used[option]):
-            theirs = used[option] and used[option].get("class_path", "another one")
-            note(
-                f"note: --{option} is ignored: {path} was trained with "
-                f"{theirs or 'the default of the model'} (to start a new run from its weights, "
-                "give --weights in place of --ckpt_path)"
+        if option in names and _plain(asked[option]) != _plain(used[option]):
+            stored = used[option] and used[option].get("class_path", "another one")
+            print_note(
+                f"--{option} is ignored: {path} was trained with "
+                f"{stored or 'the default of the model'} (--weights in place of --ckpt_path starts "
+                "a new run)"
             )
 
 
 def install(model: ZooModule, settings: Namespace, rate_of_model: bool) -> Callback | None:
-    """Puts the options in place of the model's ``configure_optimizers``.
+    """Replace the model's ``configure_optimizers`` according to the options.
 
     Args:
-        model: any model, its own ``configure_optimizers`` included.
+        model: any model, also one with its own ``configure_optimizers``.
         settings: of the subcommand.
-        rate_of_model: whether the optimizer takes ``model.lr`` as it is when training begins.
+        rate_of_model: whether the optimizer uses ``model.lr``, read when training begins.
 
     Returns:
-        A callback that stores the options in checkpoints; None if there are none.
+        A callback that stores the options in checkpoints; None without options.
     """
     if settings.optimizer is None and settings.lr_scheduler is None:
         return None
@@ -149,14 +148,12 @@ def install(model: ZooModule, settings: Namespace, rate_of_model: bool) -> Callb
             config["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
 
-    # torch's modules take functions for attributes, its stubs do not.
+    # torch's stubs do not allow functions as attributes.
     model.__dict__["configure_optimizers"] = configure_optimizers
-    return _Stored(settings)
+    return _StoreOptions(settings)
 
 
-class _Stored(Callback):
-    """Stores the options in checkpoints."""
-
+class _StoreOptions(Callback):
     def __init__(self, settings: Namespace) -> None:
         self.settings = settings
 
@@ -167,8 +164,8 @@ class _Stored(Callback):
 
 
 def _optimizer(model: ZooModule, config: dict[str, Any]) -> Optimizer:
-    """The optimizer of a configuration, in its fused form on a CPU as the models' own are."""
-    # What is frozen now may join later, in a group of its own.
+    """The optimizer of a configuration; fused on a CPU, as the models' own are."""
+    # Frozen parameters may join later, in another parameter group.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: Optimizer = instantiate_class(trained, config)
     choices = ("fused", "foreach", "differentiable")
@@ -181,14 +178,14 @@ def _optimizer(model: ZooModule, config: dict[str, Any]) -> Optimizer:
 def _single(model: ZooModule, configured: OptimizerLRScheduler) -> Optimizer:
     if not isinstance(configured, Optimizer):
         raise MisconfigurationException(
-            f"{type(model).__name__} has a schedule of its own, or several optimizers: give "
+            f"{type(model).__name__} has its own schedule or several optimizers: give "
             "--optimizer together with --lr_scheduler to replace them"
         )
     return configured
 
 
 def _plain(value: Any) -> Any:
-    """A configuration as plain values; functions by the path from which they are imported."""
+    """A configuration as plain values; functions and classes by import path."""
     if isinstance(value, Namespace):
         value = value.as_dict()
     if isinstance(value, Mapping):

@@ -43,8 +43,7 @@ def cards(name: str | None = None, *, refresh: bool = False, facts: str | None =
     Args:
         name: name of a published model, or a card folder
         refresh: regenerate the README of this card, or of all, from config.json and results.json
-        facts: with --refresh NAME: facts of the author, as for `ln-zoo card`, that replace the
-            card's own
+        facts: with --refresh NAME: file of facts, as for `ln-zoo card`, that replace the card's
     """
     if facts and not refresh:
         raise CardError("--facts goes with --refresh")
@@ -77,8 +76,8 @@ def card(
         checkpoint: a .ckpt file of one of the zoo's models
         results: the test_results.json that ln-zoo test wrote for it
         out: card folder to write
-        name: name of the model; default: that of the folder
-        facts: YAML or JSON file with facts that only the author knows: license, license_name,
+        name: name of the model; default: the folder's name
+        facts: YAML or JSON file with the author's facts: license, license_name,
             license_link, language, description, intended_use, limitations, uncertainty,
             training_time, notes, differences, training_commands, datasets, tags, main_metric,
             size, pictures, version
@@ -103,7 +102,7 @@ def publish(
 ) -> None:
     """Uploads a model's card folder to the Hugging Face hub.
 
-    The token is that of `hf auth login`, or HF_TOKEN.
+    The token comes from `hf auth login` or HF_TOKEN.
 
     Args:
         name: name of a published model, or a card folder
@@ -117,4 +116,4 @@ def publish(
     sent = upload(name, repo_id, private=private, revision=revision, dry_run=dry_run)
     for file, size in sent.files.items():
         print(f"{size:>12,} bytes  {file}")
-    print("would be sent to" if sent.commit is None else "published:", sent.url)
+    print("would be uploaded to" if sent.commit is None else "published:", sent.url)

@@ -1,4 +1,4 @@
-"""``ln-zoo reproduce``: the claims of the paper, and a sweep and a verdict for each."""
+"""``ln-zoo reproduce``: claims of the paper, each with a sweep and a verdict."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ def reproduce(
         claim: name of the claim; default: list all
         size: size of the sweep
         out: folder of the sweep; default: sweeps/CLAIM-SIZE
-        seeds: as for ln-zoo sweep, in place of the claim's; more may be added later
+        seeds: as for ln-zoo sweep, in place of the claim's; may be increased later
         jobs: runs at a time
         print_: run nothing, print one command per line, as in ln-zoo sweep
-        gather: run nothing, judge by the runs that have finished
+        gather: run nothing, judge the finished runs
         recompute: run nothing, judge all claims by the tables in docs/figures of the current folder
         json: run nothing, print all claims with outcomes as JSON
         write: run nothing, write the page of all claims, and the table into the README.md of a
             parent folder, if that has one
 
     Returns:
-        The exit code: 0, also if a claim does not hold; 1 if a run failed, or if a verdict computed
-        from tables differs from the written one; 2 if nothing was run because the input is wrong;
-        128 plus the number of the signal that stopped it.
+        The exit code: 0, also if a claim does not hold; 1 if a run failed, or a recomputed verdict
+        differs; 2 if the input is wrong and nothing was run; 128 plus the number of a signal.
     """
     if write:
         _write(write)
@@ -107,14 +106,14 @@ def _test(
     if grid is None:
         raise SweepError(f"there is no sweep in {out}")
     found = judge(Report(grid, Path(out), claim.rule.baseline), claim.rule)
-    print(f"{claim.claim}: {_in_words(found)} ({size} size)")
+    print(f"{claim.claim}: {_format_finding(found)} ({size} size)")
     return code
 
 
-def _in_words(found: Finding) -> str:
+def _format_finding(found: Finding) -> str:
     text = f"{found.verdict}; {found.number}, {found.seeds} seed{'s' if found.seeds > 1 else ''}"
     if found.verdict == claims.UNDECIDED and found.seeds_needed:
-        text += f"; some {found.seeds_needed} seeds would decide it"
+        text += f"; about {found.seeds_needed} seeds would decide it"
     return text
 
 
@@ -135,7 +134,7 @@ def _measure(claim: Claim, shown: bool, gather: bool) -> int:
 
 
 def _recompute() -> int:
-    """Computes verdicts from the tables in git; returns 1 if one differs from what is written."""
+    """Recompute verdicts from the tables in git; return 1 if one differs from claims.yaml."""
     from ln_zoo.sweeps.evidence import recompute
 
     root = Path.cwd()
@@ -150,7 +149,7 @@ def _recompute() -> int:
             agrees = found.verdict == outcome.verdict and found.seeds == outcome.seeds
             same &= agrees
             differs = "" if agrees else f" BUT claims.yaml: {outcome.verdict}, {outcome.seeds}"
-            print(f"{name}: {_in_words(found)}{differs}")
+            print(f"{name}: {_format_finding(found)}{differs}")
     return 0 if same else 1
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: ``<root>/version_<n>``, which no other run has."""
+"""Run folders ``<root>/version_<n>``, each claimed by one process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from ln_zoo.checkpoints import sweep
 
-#: Where runs lie unless ``--trainer.default_root_dir`` or a logger's ``save_dir`` says otherwise.
+#: Default of ``--trainer.default_root_dir`` and of the loggers' ``save_dir``.
 DEFAULT = "runs"
 
 
 def claim(root: str | Path) -> Path:
-    """Makes the next version's folder, which belongs to this process alone.
+    """Makes the next version's folder, for this process alone.
 
-    Runs that start at the same time get folders of their own: the one that cannot make a folder
-    takes the next number. What kills left half-written in the folders before is removed.
+    Runs that start at the same time get different folders: if a folder exists, the next number is
+    tried. Partial checkpoints that kills left in earlier folders are removed.
 
     Args:
-        root: the folder of the runs of one name.
+        root: folder of the runs of one name.
 
     Raises:
         OSError: if no folder can be made there.
@@ -53,15 +53,15 @@ def claim(root: str | Path) -> Path:
 
 
 def claim_for(loggers: Iterable[Logger]) -> list[Path]:
-    """Claims the folders of loggers that were given no version; those with one root share one.
+    """Claims a folder for each root of loggers without a version.
 
-    Of several processes the first decides: the others write nothing, and ask it for the folder.
+    No-op except in the first process: the others write nothing.
 
     Returns:
-        The folders made.
+        The claimed folders.
 
     Raises:
-        OSError: if one cannot be made.
+        OSError: if a folder cannot be made.
     """
     claimed: dict[str, Path] = {}
     if not is_first_process():
@@ -69,7 +69,7 @@ def claim_for(loggers: Iterable[Logger]) -> list[Path]:
     for logger in loggers:
         if not isinstance(logger, CSVLogger | TensorBoardLogger):
             continue
-        # A version that was given is the user's choice. Only a folder can be claimed.
+        # A given version is the user's choice; a URL cannot be claimed.
         if logger._version is None and "://" not in str(logger.root_dir):
             folder = claimed.get(logger.root_dir) or claim(logger.root_dir)
             claimed[logger.root_dir] = folder
@@ -78,21 +78,21 @@ def claim_for(loggers: Iterable[Logger]) -> list[Path]:
 
 
 def spare_training(logger: Namespace, command: str) -> None:
-    """Moves the log of a test out of a training's folder, into a folder within it.
+    """Moves the log of a test from a training's folder into a folder within it.
 
-    A test with the ``config.yaml`` of a sweep's run would otherwise log to the run's own folder,
-    replacing its settings and deleting its curves.
+    A test with the ``config.yaml`` of a sweep's run would otherwise replace the run's settings and
+    delete its curves.
 
     Args:
         logger: arguments of a logger; its version may change.
-        command: ``"test"``, ``"validate"`` or ``"predict"``: the name of the folder within.
+        command: ``"test"``, ``"validate"`` or ``"predict"``; names the inner folder.
     """
     if not all(isinstance(logger.get(part), str) for part in ("save_dir", "name")):
         return
     version = logger.get("version")
     if version is None:
         return
-    # As Lightning's loggers spell it.
+    # The folder's name in Lightning.
     version = version if isinstance(version, str) else f"version_{version}"
     if _holds_training(Path(logger.save_dir) / logger.name / version):
         logger.version = f"{version}/{command}"
@@ -105,17 +105,17 @@ def _holds_training(folder: Path) -> bool:
         config = (folder / "config.yaml").read_text(encoding="utf-8")
     except OSError:
         return False
-    # The configurations of the other commands hold an argument that fit does not have.
+    # Configurations of the other commands contain an argument that fit lacks.
     return re.search(r"^(verbose|return_predictions):", config, re.MULTILINE) is None
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that writes, of those that the environment tells of."""
+    """Whether this is the process that writes files."""
     return not getattr(rank_zero_only, "rank", 0)
 
 
 def release(folders: Iterable[Path]) -> None:
-    """Removes claimed folders that a run which failed left empty."""
+    """Removes claimed folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -123,7 +123,7 @@ def release(folders: Iterable[Path]) -> None:
 
 
 def unwritable(folder: Path, error: OSError) -> OSError:
-    """The error that says that a folder cannot take what a run writes."""
+    """The error for an output folder without write access."""
     return OSError(
         f"the output folder {folder} cannot be written to ({error.strerror}): choose another with "
         "--trainer.logger.save_dir or --trainer.default_root_dir"

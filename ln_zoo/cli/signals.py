@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line that says how to go on, and the shell's exit code."""
+"""Ctrl-C and SIGTERM: how to resume, in one line, and the exit code."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from ln_zoo.signals import signal_handler
 
 
 def raised() -> AbstractContextManager[None]:
-    """Raises `Interrupted` at a signal; in training `LastCheckpoint` waits for the update's end."""
+    """Raise `Interrupted` on a signal; `LastCheckpoint` defers it to the end of an update."""
     return signal_handler(_raise)
 
 
 def prepare(trainer: Trainer) -> None:
-    """Replaces the trainer's own handlers of SIGTERM and, under SLURM, of SIGUSR1.
+    """Replaces the trainer's handlers of SIGTERM and, under SLURM, of SIGUSR1.
 
-    They wait for the other processes within the handler, which may be at another place: where
-    one process alone has the signal, all of them hang. The one of SLURM also saves there, in the
-    middle of an update.
+    They wait for the other processes within the handler: a signal to one process alone blocks all
+    of them. The handler of SLURM also saves there, in the middle of an update.
     """
     connector: Any = trainer._signal_connector
     connector._sigterm_notifier_fn = _raise
@@ -39,7 +38,7 @@ def prepare(trainer: Trainer) -> None:
 
 
 def end_others(trainer: Trainer) -> None:
-    """Ends the processes that this one has started."""
+    """Send SIGTERM to the processes that this one started."""
     for process in getattr(trainer.strategy.launcher, "procs", ()):
         with contextlib.suppress(OSError):
             process.send_signal(signal.SIGTERM)
@@ -48,8 +47,8 @@ def end_others(trainer: Trainer) -> None:
 def report_stop(command: str, end: Interrupted) -> int:
     """Prints how to resume, and returns the exit code.
 
-    Where all processes stop together, the first one speaks for all: Lightning would kill it if
-    another ended with an error before.
+    If all processes stop together, only the first one fails: Lightning would kill it if another
+    ended with an error before.
     """
     if end.on_all_processes and _rank():
         return 0
@@ -58,7 +57,7 @@ def report_stop(command: str, end: Interrupted) -> int:
     how = ""
     if end.checkpoint:
         path = relative(os.path.abspath(end.checkpoint))
-        how = f": go on with the same command and --ckpt_path {path}"
+        how = f": resume with the same command and --ckpt_path {path}"
     elif command == "fit":
         how = ": no checkpoint was written"
     print(f"ln-zoo {command}: stopped by {name}{process}{how}", file=sys.stderr)
@@ -67,7 +66,7 @@ def report_stop(command: str, end: Interrupted) -> int:
 
 def lost_process(error: Exception) -> ConnectionError | None:
     """A readable error if a peer process was lost, else None."""
-    # Gloo raises plain RuntimeErrors. The environment no longer tells: Lightning has cleared it.
+    # Gloo raises plain RuntimeErrors.
     words = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
     plain = type(error) is RuntimeError and any(word in str(error) for word in words)
     if plain or isinstance(error, torch.distributed.DistError):

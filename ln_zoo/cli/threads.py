@@ -1,4 +1,4 @@
-"""Threads of the command line: few for small models, and short waits on a busy machine."""
+"""Number of threads for small models, and OpenMP's spinning."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-#: Some 2 ms, a tenth of libgomp's default, whose threads can take the processor from the one they
-#: wait for. Measurements: docs/explanation/kernels.md.
+#: About 2 ms, a tenth of libgomp's default: spinning threads can block the one they wait for.
+#: Measurements: docs/explanation/kernels.md.
 _SPINS = 30_000
 #: Multiplications of a forward pass below which a second thread gains nothing.
 _SMALL = 2**23
-#: The optimizer reads all weights in each step, however few examples there are.
+#: Lower bound: the optimizer reads all weights in each step, also for fewer examples.
 _LEAST_EXAMPLES = 64
 
 
@@ -29,12 +29,12 @@ def shorten_spinning() -> None:
 def limited(model: Any, data: Any) -> Iterator[None]:
     """Run a model on one thread if a batch is little work.
 
-    The choice depends on sizes only, so that runs can be repeated to the last bit. Larger models,
+    The choice depends on sizes only, so that runs are reproducible to the last bit. Larger models,
     and models of unknown work, keep torch's number of threads.
 
     Args:
         model: a `ln_zoo.models.base.ZooModule`.
-        data: a data module with ``batch_size``, or another, or None.
+        data: a data module, or None; without ``batch_size`` the number of threads is kept.
     """
     import torch
 

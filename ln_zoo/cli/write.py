@@ -1,4 +1,4 @@
-"""``ln-zoo write``: text in handwriting, as a picture or as strokes."""
+"""``ln-zoo write``: text as handwriting, in a picture or as offsets."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ln_zoo.models import Handwriting
     from ln_zoo.models.handwriting import Line
 
+_MAX_SAMPLES = 1_000
+#: Characters from which writing takes long enough for a note: some ten seconds.
+_LONG = 500
+
 
 def write(
     text: list[str] = [],  # noqa: B006
@@ -29,7 +33,7 @@ def write(
     out: Picture = Path("writing.svg"),
     bias: Annotated[float, at_least(0)] = 0.7,
     seed: Seed = 0,
-    samples: Count = 1,
+    samples: Annotated[int, at_least(1, most=_MAX_SAMPLES)] = 1,
     width: Count = 40,
     thickness: Annotated[float, positive] = 1.2,
     prime: str | None = None,
@@ -46,7 +50,7 @@ def write(
     Args:
         text: texts to write, each on a new line
         model: a published model's name, a card folder, a hub id or a .ckpt file
-        file: a text file to use instead of TEXT
+        file: a text file, in place of TEXT
         import_: module that defines a checkpoint's own class
         out: picture to write (.svg, .png, .pdf)
         bias: how strongly to prefer likely strokes: 0 samples from the model as it is, 1 is very
@@ -56,20 +60,19 @@ def write(
         width: largest number of characters in a line
         thickness: width of the pen, in points
         prime: continue in the handwriting of a line: its id in IAM-OnDB, or a .npy or .npz file of
-            its offsets (T, 3): dx, dy (upwards), and 1 where the pen is lifted
+            offsets (T, 3): dx, dy (upwards), and 1 if the pen is lifted
         prime_text: text of the line in such a file
         data: folder of IAM-OnDB; default: $LN_ZOO_DATA/iam_ondb
         show_prime: also draw that line, in grey, before each
-        attention: picture to write of the window on the text, for the first line
-        strokes: file to write with the offsets, in the units of the data: .json for all lines, .npy
-            for one
+        attention: picture of the window on the text, for the first line
+        strokes: file of the offsets, in the units of the data: .json, or .npy for a single line
     """
     texts = _lines(text, file, width, samples)
     number = sum(text is not None for text in texts)
     if strokes and strokes.suffix == ".npy" and number > 1:
-        raise ValueError(f"--strokes {strokes} holds one line, and these are {number}: give .json")
+        raise ValueError(f"--strokes {strokes} can store one line, got {number}: give a .json file")
     if attention == out:
-        raise ValueError(f"--attention and --out both name {out}: give two files")
+        raise ValueError(f"--attention and --out are both {out}: give two files")
 
     from ln_zoo.models import Handwriting
     from ln_zoo.plots.figures import save_figure
@@ -77,6 +80,9 @@ def write(
     from ln_zoo.plots.pen_maps import plot_window
     from ln_zoo.zoo import source
 
+    characters = sum(len(text) for text in texts if text)
+    if characters > _LONG:
+        print(f"note: {characters:,} characters, which may take minutes", file=sys.stderr)
     network = source.load_model_of(Handwriting, model, "does not write")
     start = _prime(prime, prime_text, show_prime, data, network)
     given = None if start is None else start[0]
@@ -103,7 +109,7 @@ def write(
 
 
 def _lines(given: list[str], file: Path | None, width: int, samples: int) -> list[str | None]:
-    """The text of each line of the page; ``None`` is a blank one."""
+    """The text of each line of the page; None for a blank line."""
     if bool(given) == bool(file):
         raise ValueError("give either the text to write, or a text file with --file")
     text = "\n".join(given)
@@ -119,8 +125,8 @@ def _lines(given: list[str], file: Path | None, width: int, samples: int) -> lis
         wrapped = textwrap.wrap(paragraph.strip(), width, break_long_words=False)
         lines += wrapped or [None]
     if not any(lines):
-        raise ValueError("there is nothing to write: the text is empty")
-    # Versions of a page are set apart, those of a line lie one below the other.
+        raise ValueError("the text is empty")
+    # A blank line separates versions of several lines.
     between: list[str | None] = [None] if len(lines) > 1 else []
     return lines + (samples - 1) * (between + lines)
 
@@ -132,7 +138,7 @@ def _lines_written(
     bias: float,
     seed: int,
 ) -> list[Line]:
-    """The lines that are not blank; each warning of the model becomes a note."""
+    """Write the lines that are not blank; print warnings of the model as notes."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
@@ -152,10 +158,10 @@ def _lines_written(
 def _prime(
     prime: str | None, text: str | None, show: bool, folder: str | None, model: Handwriting
 ) -> tuple[Tensor, str] | None:
-    """The offsets and the text of the line whose hand is continued."""
+    """Offsets and text of the line whose handwriting is continued."""
     if prime is None:
         if text or show:
-            raise ValueError("--prime_text and --show_prime need a line given with --prime")
+            raise ValueError("--prime_text and --show_prime need --prime")
         return None
     path = Path(prime)
     if path.suffix in (".npy", ".npz"):
@@ -166,8 +172,8 @@ def _prime(
         offsets, known = _stored_line(prime, folder, model)
         text = text or known
     if not text:
-        raise ValueError(f"--prime {path} needs --prime_text: what that line says")
-    # The next text is a word of its own.
+        raise ValueError(f"--prime {path} needs --prime_text, the text of that line")
+    # A space separates it from the next word.
     return offsets, f"{text.rstrip()} "
 
 
@@ -179,7 +185,7 @@ def _stored_line(name: str, folder: str | None, model: Handwriting) -> tuple[Ten
 
     data = IAMOnDB(folder)
     sets = data.read()
-    # Offsets that were not scaled had been divided by the median step of their line.
+    # Without scaling, offsets were divided by the median step of their line.
     per_line = bool((model.offset_mean == 0).all() and (model.offset_std == 1).all())
     for lines in sets.values():
         if name in lines.line_id:

@@ -1,4 +1,4 @@
-"""A sweep as it runs: a table that stays in its place on a terminal."""
+"""A live table of a running sweep."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.text import Text
 from ln_zoo.sweeps.grid import Run
 from ln_zoo.sweeps.processes import Progress, Watcher, duration, outcome
 from ln_zoo.sweeps.state import FAILED, FINISHED, State
-from ln_zoo.sweeps.statistics import Spread
+from ln_zoo.sweeps.statistics import SeedSummary
 from ln_zoo.zoo.reported import metric_unit
 
 
 class LiveTable(Watcher):
-    """A row for each label: what is done, what runs and how far it is, what failed."""
+    """A row for each label: finished, running, waiting and failed runs, and scores."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -30,14 +30,13 @@ class LiveTable(Watcher):
         self.live.stop()
 
     def began(self, run: Run, progress: Progress) -> None:
-        """The table shows it, with what an earlier sweep has done of it."""
         self.live.update(progress_table(progress))
 
     def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
         if state.kind == FAILED:
             self.console.print(Text(f"{run.name}: {outcome(state)}", style="red"))
 
-    def looked(self, progress: Progress) -> None:
+    def checked(self, progress: Progress) -> None:
         self.live.update(progress_table(progress))
 
     def stopping(self, runs: int) -> None:
@@ -47,7 +46,7 @@ class LiveTable(Watcher):
 
 
 def progress_table(progress: Progress) -> Table:
-    """The state of a sweep."""
+    """The table of a sweep."""
     left = f"{duration(progress.left)} left" if progress.left else "time left: not known yet"
     done = sum(s.kind == FINISHED for s in progress.states.values())
     table = Table(
@@ -81,13 +80,12 @@ def progress_table(progress: Progress) -> Table:
 
 
 def _measured(finished: list[State]) -> str:
-    """Means of the test metrics."""
     if not finished:
         return ""
     parts = []
     for name in finished[0].metrics:
         known = metric_unit(name)
         scale, unit = (known.scale, known.unit) if known else (1.0, "")
-        spread = Spread.of([s.metrics[name] * scale for s in finished if name in s.metrics])
+        spread = SeedSummary.of([s.metrics[name] * scale for s in finished if name in s.metrics])
         parts.append(f"{name} {spread.mean:.4g} {unit}".strip())
     return ", ".join(parts)

@@ -1,14 +1,14 @@
-"""Verdicts computed anew from the tables in git, those of ``data`` in ``claims.yaml``.
+"""Verdicts recomputed from the tables in git, ``data`` in ``claims.yaml``.
 
-A table has one row for each run, or for each run and update. Its columns ``seed`` (or ``run``, a
-run's number within its label) tell the pairs. The keys of ``data``:
+A table has one row for each run, or for each run and update. Its column ``seed`` (or ``run``, the
+number of a run within its label) identifies pairs. The keys of ``data``:
 
 - ``file``: path of the table from the root of the repository, or several with the same columns;
-- ``norm``, ``baseline``: values of the first column that has them, ``label``, ``norm`` or
-  ``method``; default: those of the rule;
-- ``where``: values that other columns have to have;
-- ``metric``: column, or a sum such as ``100*a+b``; default: the metric of the rule. Where it is a
-  score and a run has several rows, the last counts;
+- ``norm``, ``baseline``: values in the column ``label``, ``norm`` or ``method``; default: from the
+  rule;
+- ``where``: required values of other columns;
+- ``metric``: column, or a sum such as ``100*a+b``; default: the metric of the rule. The last row
+  of a run has its score;
 - ``start``: for curves that were logged late, the value of an untrained network;
 - ``scale``: factor of the column, such as 100 for fractions in points;
 - ``groups``: ``measured`` alone: a column; the rule holds if it holds in each group;
@@ -29,23 +29,15 @@ from typing import Any
 from ln_zoo.plots import comparison
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.statistics import Difference, paired
-from ln_zoo.sweeps.verdicts import (
-    Finding,
-    Scores,
-    judge_growth,
-    judge_own_best,
-    judge_scores,
-    judge_speed,
-    log_odds,
-)
-from ln_zoo.zoo import claims, speed
+from ln_zoo.sweeps.verdicts import Finding, Scores, judge_rule, mean_leads
+from ln_zoo.zoo import claims
 from ln_zoo.zoo.claims import Outcome, Rule
 
 Row = dict[str, str]
-#: Columns that name the method of a row.
+#: Columns with the method of a row.
 _METHODS = ("method", "norm", "label")
-#: A seed in one file is not the same run as in another.
-_APART = 100_000
+#: Offset between the seeds of two files, whose runs differ.
+_SEED_OFFSET = 100_000
 
 
 def recompute(rule: Rule, outcome: Outcome, root: Path) -> Finding:
@@ -57,7 +49,7 @@ def recompute(rule: Rule, outcome: Outcome, root: Path) -> Finding:
         root: of the repository.
 
     Raises:
-        SweepError: if a table is missing, or lacks a column or all pairs of runs.
+        SweepError: if a table, a column or a pair of runs is missing.
     """
     try:
         return _judge(rule, outcome.data, root)
@@ -71,20 +63,14 @@ def _judge(rule: Rule, data: dict[str, Any], root: Path) -> Finding:
     if rule.kind == "measured":
         return _judge_measured(rows, names, data)
     metric = data.get("metric", rule.metric)
-    if rule.kind in claims.OF_CURVES:
-        mine, theirs = (_curves(rows, name, metric) for name in names)
-        if rule.kind == "own_best":
-            assert rule.value is not None
-            return judge_own_best(mine, theirs, rule.metric, rule.value)
-        return judge_speed(mine, theirs, rule.metric, data.get("start"), rule.matters)
-    if rule.kind == "grows":
-        leads = [
-            _leads(rows, rule, value, scale) for scale in _scales(rule) for value in _ends(rule)
-        ]
-        odds = (leads[2], leads[3]) if rule.log_odds else None
-        return judge_growth(leads[0], leads[1], rule.metric, rule.matters, odds)
-    mine_, theirs_ = (_scores(rows, name, metric, data.get("scale", 1)) for name in names)
-    return judge_scores(mine_, theirs_, rule.metric, rule.kind, rule.margin, rule.matters)
+    return judge_rule(
+        rule,
+        names,
+        lambda name: _curves(rows, name, metric),
+        lambda name: _scores(rows, name, metric, data.get("scale", 1)),
+        lambda value, scale: _leads(rows, rule, value, scale),
+        data.get("start"),
+    )
 
 
 def _judge_measured(rows: list[Row], names: tuple[str, str], data: dict[str, Any]) -> Finding:
@@ -128,7 +114,7 @@ def _side(found: Difference, test: str, margin: float) -> str:
 
 
 def _shown(found: Difference, log: bool) -> str:
-    """A difference, or the ratio that it is the log of."""
+    """A difference, or a ratio if the difference is of logs."""
     change: Callable[[float], str] = (lambda v: f"{math.exp(v):.3g}") if log else "{:+.3g}".format
     text = change(found.mean)
     return (
@@ -147,7 +133,7 @@ def _rows(data: dict[str, Any], root: Path) -> Iterable[Row]:
                     row[column] == str(value) for column, value in data.get("where", {}).items()
                 ):
                     seed = int(row["seed" if "seed" in row else "run"])
-                    yield row | {"seed": str(number * _APART + seed)}
+                    yield row | {"seed": str(number * _SEED_OFFSET + seed)}
 
 
 def _of(rows: list[Row], name: str) -> list[Row]:
@@ -179,35 +165,18 @@ def _curves(rows: list[Row], name: str, metric: str) -> dict[int, comparison.Cur
 
 
 def _scores(rows: list[Row], name: str, metric: str, scale: float) -> dict[int, float]:
-    # The last row of a run is the one that stays.
     values = {int(row["seed"]): _value(row, metric) for row in _of(rows, name)}
     return {seed: scale * value for seed, value in values.items() if value is not None}
 
 
-def _scales(rule: Rule) -> list[Callable[[float], float]]:
-    return [float, log_odds] if rule.log_odds else [float]
-
-
-def _ends(rule: Rule) -> tuple[str, str]:
-    return rule.less, rule.more
-
-
 def _leads(rows: list[Row], rule: Rule, value: str, scale: Callable[[float], float]) -> Scores:
-    """Mean lead by seed over all other settings, of seeds that have all of them."""
-    sign = 1 if speed.higher_is_better(rule.metric) else -1
-    settings = [column for column in rows[0] if "." in column]
+    columns = [column for column in rows[0] if "." in column]
     scores = {
-        (row["norm"], tuple(row[column] for column in settings), int(row["seed"])): scale(
+        (row["norm"], tuple(row[column] for column in columns), int(row["seed"])): scale(
             float(row[rule.metric])
         )
         for row in rows
         if row[rule.setting] == value
     }
-    every = {setting for _, setting, _ in scores}
-    found = {}
-    for seed in sorted({seed for *_, seed in scores}):
-        pairs = [[scores.get((n, s, seed)) for n in (rule.norm, rule.baseline)] for s in every]
-        each = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
-        if len(each) == len(pairs):
-            found[seed] = sum(each) / len(each)
-    return found
+    settings = {setting for _, setting, _ in scores}
+    return mean_leads(scores, settings, (rule.norm, rule.baseline), rule.metric)

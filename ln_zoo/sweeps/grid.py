@@ -1,10 +1,11 @@
-"""The grid of a sweep: which runs there are, what each is called, and how it is trained."""
+"""The grid of a sweep: its runs, their names and their arguments."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -15,11 +16,13 @@ from ln_zoo.files import atomic_write_text
 from ln_zoo.zoo.names import nearest
 
 MANIFEST = "sweep.json"
-#: Options that a sweep sets itself, and what sets them there.
-_OURS = {
+#: Upper bound, more than a sweep can train.
+_MAX_SEEDS = 10_000
+#: Options that the sweep sets, and the options of the sweep for them.
+_RESERVED = {
     "seed_everything": "--seeds",
     "data.seed": "--seeds",
-    "ckpt_path": "nothing: each run resumes by itself",
+    "ckpt_path": "none: runs resume by themselves",
     "test_after_fit": "--test",
     "trainer.logger.save_dir": "--out",
     "trainer.logger.name": "--out",
@@ -28,7 +31,7 @@ _OURS = {
 
 
 class SweepError(ValueError):
-    """A sweep that cannot be run as it was asked for."""
+    """An invalid request for a sweep."""
 
     exit_code = 2
 
@@ -38,10 +41,10 @@ class Run:
     """One run of a grid.
 
     Attributes:
-        norm: of ``--norms``, as given.
-        settings: value by option of ``--set``.
+        norm: item of ``--norms``.
+        settings: values by option of ``--set``.
         seed: of weights, noise and the order of the data.
-        name: folder of the run below that of the sweep.
+        name: folder of the run, relative to the sweep's.
     """
 
     norm: str
@@ -51,22 +54,22 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What the runs of all seeds are called together: ``"layer, model.lr=2e-4"``."""
+        """Name of the runs of all seeds: ``"layer, model.lr=2e-4"``."""
         return ", ".join([norm_name(self.norm), *_assignments(self.settings)])
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A sweep as it is kept in ``sweep.json``.
+    """A sweep, as stored in ``sweep.json``.
 
     Attributes:
         configs: configuration files that all runs share.
         norms: the norms: files, or classes.
         seeds: of weights, noise and the order of the data.
         settings: values by option.
-        options: further arguments of ``ln-zoo fit``, for all runs.
-        test: which weights are tested: ``"last"``, or ``"best"`` by validation.
-        threads: of each run; 0: as many as torch takes.
+        options: other arguments of ``ln-zoo fit``, for all runs.
+        test: weights to test: ``"last"``, or ``"best"`` by validation.
+        threads: of each run; 0 for torch's default.
         data_seed: whether the data module has a seed.
         digests: SHA-256 of each file.
     """
@@ -82,7 +85,7 @@ class Grid:
     digests: dict[str, str] = field(default_factory=dict)
 
     def runs(self) -> list[Run]:
-        """All runs: a seed of every label, then the next, so that comparisons come early."""
+        """All runs; all labels with one seed come before the next seed."""
         names = {}
         for norm, values in product(self.norms, product(*self.settings.values())):
             settings = dict(zip(self.settings, values, strict=True))
@@ -94,16 +97,16 @@ class Grid:
         ]
 
     def labels(self) -> list[str]:
-        """The labels of all runs, each once, in order."""
+        """Unique labels, in order."""
         return list(dict.fromkeys(run.label for run in self.runs()))
 
     def arguments(self, run: Run) -> list[str]:
-        """Arguments that ``ln-zoo fit`` and ``test`` take for a run, but for where it writes."""
+        """Arguments of ``ln-zoo fit`` and ``test`` for a run, without its output folder."""
         configs = [f"--config={path}" for path in self.configs]
         seeds = ["--seed_everything", "--data.seed"][: 1 + self.data_seed]
         return [
             *configs,
-            # Before the settings, which may be of the norm.
+            # Before the settings, which may override the norm's arguments.
             *_norm_arguments(run.norm),
             *self.options,
             *(f"--{option}={value}" for option, value in run.settings.items()),
@@ -111,14 +114,14 @@ class Grid:
         ]
 
 
-# What the user gives
+# Parsing
 
 
 def parse_time(text: str) -> int:
     """Seconds of ``HH:MM:SS``.
 
     Raises:
-        SweepError: for anything else, or no time at all.
+        SweepError: for anything else, or 0.
 
     Example:
         >>> parse_time("01:02:03")
@@ -133,10 +136,10 @@ def parse_time(text: str) -> int:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """A number of seeds, from 0 on, or a list of them.
+    """A number of seeds, starting at 0, or a list of them.
 
     Raises:
-        SweepError: for anything else, none, or one twice.
+        SweepError: for anything else, an empty list, or duplicates.
 
     Example:
         >>> parse_seeds("3"), parse_seeds("7,8"), parse_seeds("7,")
@@ -152,6 +155,8 @@ def parse_seeds(text: str) -> list[int]:
         if seeds[0] < 1:
             alone = ", or `0,` for seed 0 alone" if seeds[0] == 0 else ""
             raise SweepError(f"--seeds {text} gives no runs: give at least 1{alone}")
+        if seeds[0] > _MAX_SEEDS:
+            raise SweepError(f"--seeds must be at most {_MAX_SEEDS:,}, got {text}")
         seeds = list(range(seeds[0]))
     if min(seeds) < 0:
         raise SweepError(f"--seeds must be 0 or more, got {text}")
@@ -160,14 +165,14 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
-    """Files of norms, or classes, of a list of names.
+    """Resolves names of norms to files or classes.
 
-    ``layer`` stands for ``norms/layer.yaml`` beside a configuration file or beside its folder, else
-    for ``configs/norms/layer.yaml``. A name that ends in .yaml is a file; one with a capital or a
-    dot is a class.
+    ``layer`` stands for ``norms/layer.yaml`` in the folder of a configuration or its parent, then
+    for ``configs/norms/layer.yaml``. A name that ends in .yaml is a file; a name with a capital or
+    a dot is a class.
 
     Raises:
-        SweepError: for an empty list, an unknown name, or one that is given twice.
+        SweepError: for an empty list, an unknown name, or duplicates.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -178,11 +183,10 @@ def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
 
 
 def parse_settings(given: Sequence[str]) -> dict[str, list[str]]:
-    """Values by option, of ``OPTION=V1,V2``; commas within brackets or quotes part nothing.
+    """Values by option, from ``OPTION=V1,V2``; commas in brackets or quotes do not separate.
 
     Raises:
-        SweepError: for another form, no value, one that is given twice, or an option that the
-            sweep sets itself.
+        SweepError: for another form, no value, duplicates, or an option that the sweep sets.
 
     Example:
         >>> parse_settings(["model.lr=2e-4,1e-3", "model.hidden_sizes=[8, 8],[16]"])
@@ -205,21 +209,21 @@ def parse_settings(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def check_option(argument: str) -> None:
-    """Raises SweepError for an option of ``fit`` that the sweep sets itself."""
+    """Raises SweepError for an option of ``fit`` that the sweep sets."""
     option = argument.lstrip("-").partition("=")[0]
-    if option in _OURS:
-        raise SweepError(f"--{option} is set by the sweep ({_OURS[option]})")
+    if option in _RESERVED:
+        raise SweepError(f"--{option} is set by the sweep ({_RESERVED[option]})")
 
 
 def folder_name(norm: str, settings: Mapping[str, str]) -> str:
-    """The folder of a label: readable, and different for different labels.
+    """The folder of a label: readable and unique.
 
     Example:
         >>> folder_name("configs/norms/layer.yaml", {"model.lr": "2e-4"})
         'layer-model.lr-2e-4'
     """
     whole = "-".join([norm_name(norm), *_assignments(settings)])
-    # Without "=", which parts label and folder in `ln-zoo compare`.
+    # Without "=", which separates label and folder in `ln-zoo compare`.
     name = re.sub(r"[^\w.+-]+", "_", whole.replace("=", "-")).strip("._")
     if name != whole.replace("=", "-") or len(name) > 100:
         name = f"{name[:100]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
@@ -227,7 +231,7 @@ def folder_name(norm: str, settings: Mapping[str, str]) -> str:
 
 
 def norm_name(norm: str) -> str:
-    """What a norm is called: ``"layer"`` for its file, ``"LayerNorm"`` for its class."""
+    """Name of a norm: ``"layer"`` for its file, ``"LayerNorm"`` for its class."""
     return Path(norm).stem if _is_file(norm) else norm.rpartition(".")[2]
 
 
@@ -238,7 +242,7 @@ def digests(grid_files: Sequence[str]) -> dict[str, str]:
     """SHA-256 of files.
 
     Raises:
-        SweepError: if one cannot be read.
+        SweepError: if a file cannot be read.
     """
     found = {}
     for path in grid_files:
@@ -250,15 +254,15 @@ def digests(grid_files: Sequence[str]) -> dict[str, str]:
 
 
 def files_of(configs: Sequence[str], norms: Sequence[str]) -> list[str]:
-    """The configuration files among those of a grid."""
+    """The configuration files of a grid."""
     return [*configs, *(norm for norm in norms if _is_file(norm))]
 
 
 def read_grid(folder: Path) -> Grid | None:
-    """The grid of a sweep's folder; ``None`` if there is none.
+    """The grid in a sweep's folder, or None.
 
     Raises:
-        SweepError: if the file is damaged, or of a newer version.
+        SweepError: if the file is damaged or from a newer version.
     """
     path = folder / MANIFEST
     try:
@@ -276,15 +280,15 @@ def read_grid(folder: Path) -> Grid | None:
 
 
 def write_grid(grid: Grid, folder: Path) -> None:
-    """Writes the file of a grid, whole or not at all."""
+    """Atomically write a grid to its folder."""
     content = {"format_version": 1} | asdict(grid)
     atomic_write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
 
 
 def check_extends(new: Grid, old: Grid, folder: Path) -> None:
-    """Raises SweepError, naming what differs, unless all runs of the old grid are in the new.
+    """Raises SweepError unless the new grid contains all runs of the old one.
 
-    Norms, seeds and values may be added: what was trained already is of use then.
+    Norms, seeds and values may be added; finished runs stay valid.
     """
     differing = []
     for name in ("configs", "options", "test", "threads"):
@@ -321,8 +325,7 @@ def _is_file(norm: str) -> bool:
 def _norm_arguments(norm: str) -> list[str]:
     if _is_file(norm):
         return [f"--config={norm}"]
-    # Every field is written out: an argument of the norm in the configuration would otherwise
-    # stay where this one has a field of the same name.
+    # All fields, so that no argument of the configuration's norm remains.
     from ln_zoo.norms import to_config
     from ln_zoo.zoo.names import norm_class
 
@@ -337,8 +340,8 @@ def _find_norm(name: str, configs: Sequence[str]) -> str:
         return name
     if "." in name or name[0].isupper():
         return name
-    beside = [Path(config).parent for config in configs]
-    folders = [d / "norms" for d in [*beside, *(b.parent for b in beside)]]
+    parents = [Path(config).parent for config in configs]
+    folders = [d / "norms" for d in [*parents, *(p.parent for p in parents)]]
     folders.append(Path("configs/norms"))
     for folder in folders:
         if (folder / f"{name}.yaml").is_file():
@@ -351,7 +354,7 @@ def _find_norm(name: str, configs: Sequence[str]) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that stand in no bracket and no quotes, without empty ones."""
+    """Split at commas outside brackets and quotes; drop empty parts."""
     parts, depth, quote, start = [], 0, "", 0
     for place, letter in enumerate(text + ","):
         if quote:
@@ -366,12 +369,12 @@ def _split(text: str) -> list[str]:
             parts.append(text[start:place].strip())
             start = place + 1
     if quote or depth:
-        raise SweepError(f"--set: brackets or quotes that do not match in {text!r}")
+        raise SweepError(f"--set: unmatched brackets or quotes in {text!r}")
     return [part for part in parts if part]
 
 
 def _check_distinct(option: str, values: Sequence[str]) -> None:
-    twice = sorted({value for value in values if list(values).count(value) > 1})
+    twice = sorted(value for value, count in Counter(values).items() if count > 1)
     if twice:
         raise SweepError(f"{option} has {', '.join(twice)} twice")
 

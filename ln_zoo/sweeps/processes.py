@@ -1,4 +1,4 @@
-"""At most N runs of a sweep at a time, each a process of its own."""
+"""Runs of a sweep as processes, at most N at a time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ln_zoo.sweeps.state import (
     WAITING,
     State,
     checkpoint_of,
-    last_words,
-    place_of,
+    last_error_line,
+    progress_of,
     state_of,
     write_failure,
 )
@@ -33,23 +33,23 @@ from ln_zoo.sweeps.state import (
 if TYPE_CHECKING:
     from ln_zoo.sweeps.state import Length
 
-#: Seconds between two looks at the processes.
+#: Seconds between two checks of the processes.
 _PAUSE = 0.25
-#: Seconds between two lines about progress, without a terminal.
+#: Seconds between two lines of progress, without a terminal.
 _LINE_EVERY = 60.0
-#: Signals that ask the sweep to stop.
+#: Signals that stop the sweep.
 _STOPPING = (*STOPPING, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
 @dataclass
 class Progress:
-    """What is known while a sweep runs.
+    """Progress of a sweep.
 
     Attributes:
-        runs: of the grid.
-        states: by name of the run; those that are running are not in it.
-        shares: how much of a run is done, by name, for those that are running.
-        left: seconds until all are done; ``None``: not known yet.
+        runs: all runs of the grid.
+        states: state by name, of runs that are not running.
+        shares: finished share by name, of running runs.
+        left: remaining seconds; None if unknown.
     """
 
     runs: Sequence[Run]
@@ -59,27 +59,27 @@ class Progress:
 
 
 class Watcher:
-    """Callbacks of `Processes`; this one prints a line for each run that ends, and every minute."""
+    """Callbacks of `Processes`; prints a line for each run, and every minute."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()
 
     def began(self, run: Run, progress: Progress) -> None:
-        """A run has begun, or goes on."""
+        """Called when a run begins or resumes."""
         share = progress.shares.get(run.name, 0)
         done = sum(state.kind == FINISHED for state in progress.states.values())
         how = f"resumed at {share:.0%}" if share else "begun"
         print(f"[{done}/{len(progress.runs)} finished] {run.name}: {how}", flush=True)
 
     def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
-        """A run has ended."""
+        """Called when a run ends."""
         done = sum(s.kind in (FINISHED, FAILED) for s in progress.states.values())
         count = f"[{done}/{len(progress.runs)}]"
         left = f", {duration(progress.left)} left" if progress.left else ""
         print(f"{count} {run.name}: {outcome(state)}, {duration(seconds)}{left}", flush=True)
 
-    def looked(self, progress: Progress) -> None:
-        """Some time has passed."""
+    def checked(self, progress: Progress) -> None:
+        """Called after each check of the processes."""
         if time.monotonic() - self._printed < _LINE_EVERY:
             return
         self._printed = time.monotonic()
@@ -88,7 +88,7 @@ class Watcher:
         print(f"running: {running}{left}", flush=True)
 
     def stopping(self, runs: int) -> None:
-        """The user asked to stop."""
+        """Called when the sweep is stopped."""
         print(
             f"stopping: {runs} runs write their checkpoints (interrupt again to stop at once)",
             flush=True,
@@ -102,9 +102,9 @@ class Processes:
         runs: of the grid.
         out: folder of the sweep.
         lengths: of the runs, by label.
-        jobs: how many run at a time.
-        watcher: its callbacks are called.
-        max_time: seconds after which the runs are stopped, as by SIGTERM; default: never.
+        jobs: number of processes.
+        watcher: callbacks.
+        max_time: seconds after which the runs are stopped, as on SIGTERM; default: never.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Processes:
         self.jobs = jobs
         self.watcher = watcher
         states = {run.name: state_of(out / run.name) for run in runs}
-        # What has failed is tried again.
+        # Failed runs are repeated.
         states = {k: State(WAITING) if s.kind == FAILED else s for k, s in states.items()}
         self.progress = Progress(runs, states, {})
         self._running: dict[str, tuple[Run, subprocess.Popen[bytes], float]] = {}
         self._signals: list[int] = []
         self._began = time.monotonic()
-        # A resumed run writes its table anew, and for a while it is not there.
+        # A resumed run rewrites its table, which is missing for a while.
         self._resumed: dict[str, float] = {}
         self._resumed = {
             run.name: self._share_of(run) for run in runs if checkpoint_of(out / run.name)
@@ -136,7 +136,7 @@ class Processes:
         self._share_at_start = self._share()
 
     def run(self) -> int:
-        """Runs what is not finished; returns the signal that stopped it, or 0."""
+        """Runs all unfinished runs; returns the signal that stopped the sweep, or 0."""
         states = self.progress.states
         waiting = deque(r for r in self.progress.runs if states[r.name].kind != FINISHED)
         with handling(lambda number, frame: self._signals.append(number), _STOPPING):
@@ -145,13 +145,13 @@ class Processes:
                     while waiting and len(self._running) < self.jobs:
                         self._start(waiting.popleft())
                     time.sleep(_PAUSE)
-                    self._look()
+                    self._check()
                     if time.monotonic() - self._began > self.max_time:
                         self._signals.append(signal.SIGTERM)
                 if self._signals:
                     self._stop()
             finally:
-                # After an error of our own too: no process outlives the sweep.
+                # Also after an error: no process outlives the sweep.
                 for _, process, _ in self._running.values():
                     process.kill()
                     process.wait()
@@ -165,11 +165,11 @@ class Processes:
         with (folder / LOG).open("ab") as log:
             process = subprocess.Popen(
                 [*_PYTHON, "sweep", f"--out={self.out}", f"--run={run.name}", "--attached"],
-                # A pipe that ends with this process, whatever ends it.
+                # A pipe that is closed whenever this process ends.
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal is for this process alone, which passes it on.
+                # Only this process gets Ctrl-C, and passes it on.
                 start_new_session=True,
             )
         del self.progress.states[run.name]
@@ -177,8 +177,8 @@ class Processes:
         self.progress.shares[run.name] = self._share_of(run)
         self.watcher.began(run, self.progress)
 
-    def _look(self) -> None:
-        """Takes up what has ended."""
+    def _check(self) -> None:
+        """Collect the runs that have ended."""
         for name, (run, process, began) in list(self._running.items()):
             self.progress.shares[name] = self._share_of(run)
             if process.poll() is None:
@@ -192,7 +192,7 @@ class Processes:
             self.progress.left = self._time_left()
             self.watcher.ended(run, state, time.monotonic() - began, self.progress)
         self.progress.left = self._time_left()
-        self.watcher.looked(self.progress)
+        self.watcher.checked(self.progress)
 
     def _ended(self, run: Run, code: int) -> State:
         folder = self.out / run.name
@@ -202,27 +202,27 @@ class Processes:
         if code < 0:
             error = f"killed by {signal.Signals(-code).name}"
             if -code == getattr(signal, "SIGKILL", 9):
-                error += ", as the system does where memory runs out"
+                error += ", perhaps because memory ran out"
         else:
-            error = last_words(folder) or f"exit code {code}"
+            error = last_error_line(folder) or f"exit code {code}"
         write_failure(folder, error)
         return State(FAILED, error=error)
 
     def _stop(self) -> None:
-        """Lets the runs write their checkpoints; kills them when it is asked for once more."""
+        """Let the runs write their checkpoints; return early on another signal."""
         asked = len(self._signals)
         self.watcher.stopping(len(self._running))
         for _, process, _ in self._running.values():
             process.terminate()
         while self._running and len(self._signals) == asked:
             time.sleep(_PAUSE)
-            self._look()
+            self._check()
 
     # Progress
 
     def _share_of(self, run: Run) -> float:
         length = self.lengths.get(run.label)
-        epochs, updates = place_of(self.out / run.name)
+        epochs, updates = progress_of(self.out / run.name)
         shares = [self._resumed.get(run.name, 0.0)]
         if length and length.epochs and length.epochs > 0:
             shares.append(epochs / length.epochs)
@@ -231,7 +231,7 @@ class Processes:
         return min(max(shares), 1.0)
 
     def _share(self) -> float:
-        """Runs that are done, and parts of runs."""
+        """Number of finished runs, with fractions of running ones."""
         done = 0.0
         for run in self.progress.runs:
             state = self.progress.states.get(run.name)
@@ -247,12 +247,12 @@ class Processes:
         return (time.monotonic() - self._began) / gained * (len(self.progress.runs) - share)
 
 
-#: Python without the current folder in front of its path, and our command.
+#: Python without the current folder first in its path (-P).
 _PYTHON = [sys.executable, "-P", "-c", "import sys; from ln_zoo.cli import main; sys.exit(main())"]
 
 
 def outcome(state: State) -> str:
-    """How a run ended, in words."""
+    """Formats the state of a run that has ended."""
     if state.kind == FINISHED:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in state.metrics.items())
         return f"finished ({shown})"
@@ -262,7 +262,7 @@ def outcome(state: State) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, rounded.
+    """Formats seconds, rounded.
 
     Example:
         >>> duration(12.3), duration(754), duration(5025)

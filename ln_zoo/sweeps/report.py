@@ -15,13 +15,14 @@ from ln_zoo.files import atomic_write_text
 from ln_zoo.plots import comparison
 from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
 from ln_zoo.sweeps.state import FAILED, FINISHED, State, metrics_of, state_of
-from ln_zoo.sweeps.statistics import Difference, Spread, paired
+from ln_zoo.sweeps.statistics import Difference, SeedSummary, paired
+from ln_zoo.sweeps.verdicts import Scores, mean_leads
 from ln_zoo.zoo import speed
 from ln_zoo.zoo.reported import metric_unit
 
-#: What skip-thoughts are judged by besides, as in the paper's Figure 3.
+#: Scores of skip-thoughts in the paper's Figure 3.
 _SENTENCES = ("sick_pearson", "sick_mse", "mr", "cr", "subj", "mpqa")
-#: What the curves show, the first of these that all runs logged.
+#: Metrics to draw: the first group that all runs logged.
 _CURVES = (
     (("epoch_train_nll", "epoch_test_error"), "epoch"),
     (("step_val_bound",), "step"),
@@ -45,18 +46,18 @@ class Member:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run met the best value of the baseline's run of the same seed and settings.
+    """Updates and seconds of a run to the best value of the baseline with its seed and settings.
 
     Attributes:
-        run: that met it, or not.
+        run: the run.
         metric: of the curve.
-        best: of the baseline.
-        steps: updates until then; infinite: not within the run.
-        baseline_steps: updates until the baseline's own best.
-        seconds: wall time of training until then; NaN: not known.
-        baseline_seconds: the same of the baseline.
-        own_best: of the run.
-        own_steps: updates until that.
+        best: best value of the baseline.
+        steps: updates of the run to that value; infinite if it is missed.
+        baseline_steps: updates of the baseline.
+        seconds: wall time of the run's training; NaN if unknown.
+        baseline_seconds: wall time of the baseline's training.
+        own_best: best value of the run.
+        own_steps: updates to its own best value.
     """
 
     run: Run
@@ -71,24 +72,24 @@ class Reached:
 
     @property
     def share(self) -> float:
-        """Updates to the baseline's best, as a share of the baseline's; NaN if it learned none."""
+        """Updates relative to the baseline's; NaN if the baseline never improved."""
         return self.steps / self.baseline_steps if self.baseline_steps else math.nan
 
     @property
     def own_share(self) -> float:
-        """Updates to the run's own best, as a share of the baseline's to its own."""
+        """Updates to the own best value, relative to the baseline's."""
         return self.own_steps / self.baseline_steps if self.baseline_steps else math.nan
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The settings that are best by validation, of one norm.
+    """The best settings of a norm by validation.
 
     Attributes:
         norm: of the grid.
         label: of its best runs.
         score: mean over the seeds.
-        edges: options whose best value is the least or greatest that was tried.
+        edges: options whose best value is the smallest or largest of the grid.
         tied: labels of other settings with the same score.
     """
 
@@ -100,17 +101,16 @@ class Chosen:
 
 
 class Report:
-    """What has finished of a sweep.
+    """Report on the finished runs of a sweep.
 
     Args:
         grid: of the sweep.
-        out: its folder.
-        baseline: norm that others are compared with; default: ``none`` if the grid has it, else
-            its first.
-        metrics: curves to draw; default: what all runs logged of those we know.
-        x: ``"epoch"`` or ``"step"``; what the curves go by.
-        select: metric of ``metrics.csv`` by which settings are chosen; default: validation's of the
-            first test metric.
+        out: folder of the sweep.
+        baseline: norm to compare with; default: ``none`` if the grid has it, else the first.
+        metrics: curves to draw; default: known metrics that all runs logged.
+        x: x axis of the curves, ``"epoch"`` or ``"step"``.
+        select: metric of ``metrics.csv`` to choose settings by; default: the first test metric, in
+            validation.
 
     Raises:
         SweepError: if nothing has finished, or for an unknown baseline or metric.
@@ -154,7 +154,7 @@ class Report:
 
     @property
     def reached_metrics(self) -> list[str]:
-        """Those of the curves, and the one that chooses settings."""
+        """Metrics of the curves, and the metric that chooses settings."""
         return list(dict.fromkeys([*self.metrics, *([self.select] if self.select else [])]))
 
     def of_label(self, label: str) -> list[Member]:
@@ -171,19 +171,21 @@ class Report:
 
     def leads(
         self,
-        norm: str,
-        baseline: str,
+        names: tuple[str, str],
         metric: str,
         setting: str,
         value: str,
         scale: Callable[[float], float] = float,
-    ) -> dict[int, float]:
-        """How far a norm is ahead of another by a test metric, by seed, at one value of a setting.
+    ) -> Scores:
+        """`mean_leads` of a norm over a baseline at one value of a setting.
 
-        It is the mean over all other settings, of seeds that have finished at all of them, after
-        ``scale`` has been applied to the metric.
+        Args:
+            names: the norm and the baseline.
+            metric: test metric.
+            setting: option of ``--set``.
+            value: its value.
+            scale: applied to the metric.
         """
-        sign = 1 if speed.higher_is_better(metric) else -1
         scores = {
             (norm_name(m.run.norm), tuple(m.run.settings.items()), m.run.seed): scale(
                 m.metrics[metric]
@@ -191,28 +193,19 @@ class Report:
             for m in self.members
             if m.run.settings.get(setting) == value and metric in m.metrics
         }
-        runs = [run for run in self.grid.runs() if run.settings.get(setting) == value]
-        found = {}
-        for seed in self.grid.seeds:
-            settings = dict.fromkeys(tuple(r.settings.items()) for r in runs if r.seed == seed)
-            pairs = [
-                (scores.get((norm, s, seed)), scores.get((baseline, s, seed))) for s in settings
-            ]
-            each = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
-            if each and len(each) == len(pairs):
-                found[seed] = statistics.fmean(each)
-        return found
+        runs = [run for run in self.runs if run.settings.get(setting) == value]
+        return mean_leads(scores, {tuple(r.settings.items()) for r in runs}, names, metric)
 
     def labels(self) -> list[str]:
-        """Labels of which a run has finished."""
+        """Labels with a finished run."""
         return list(dict.fromkeys(member.run.label for member in self.members))
 
-    # Parts
+    # Statistics
 
-    def spreads(self) -> dict[tuple[str, str], Spread]:
+    def spreads(self) -> dict[tuple[str, str], SeedSummary]:
         """The spread of each test metric, by label and metric."""
         return {
-            (label, metric): Spread.of(list(values.values()))
+            (label, metric): SeedSummary.of(list(values.values()))
             for label in self.labels()
             for metric in self.test_metrics
             if (values := self.by_seed(label, metric))
@@ -221,8 +214,8 @@ class Report:
     def differences(self) -> dict[tuple[str, str, str], Difference]:
         """Paired differences by label, label of the baseline, and metric.
 
-        Each label with the baseline at the same settings, then each norm at its best settings
-        with the baseline at its own.
+        Compares each label with the baseline at the same settings, then each norm at its best
+        settings with the baseline at its best.
         """
         pairs = {label: other for label in self.labels() if (other := self._baseline_of(label))}
         found = {}
@@ -231,17 +224,16 @@ class Report:
         asked = [*pairs.items(), *((label, best) for label in chosen.values() if best)]
         for label, other in asked:
             for metric in self.test_metrics:
-                mine, theirs = self.by_seed(label, metric), self.by_seed(str(other), metric)
-                difference = paired(mine, theirs)
+                difference = paired(self.by_seed(label, metric), self.by_seed(str(other), metric))
                 if label != other and difference is not None:
                     found[label, str(other), metric] = difference
         return found
 
     def chosen(self) -> list[Chosen]:
-        """The best settings of each norm by validation; nothing where there is one setting.
+        """The best settings of each norm by validation; empty for a single setting.
 
-        Settings are compared over the seeds that have finished with all settings of the norm, or
-        over all seeds where there is none.
+        Means are over the seeds that have finished with all settings of the norm, or over all
+        seeds if no seed has.
         """
         if not self.select or not any(len(values) > 1 for values in self.grid.settings.values()):
             return []
@@ -268,10 +260,9 @@ class Report:
         return found
 
     def median_seed(self, label: str) -> int | None:
-        """The seed whose validation score is the median of a label's, the run to publish.
+        """The seed with the median validation score, the run to publish; None without a score.
 
-        Of an even number of runs it is the worse of the two in the middle. ``None``: without a
-        validation score.
+        For an even number of runs, the worse of the two in the middle.
         """
         if not self.select:
             return None
@@ -282,7 +273,7 @@ class Report:
         return ordered[len(ordered) // 2].run.seed
 
     def reached(self) -> list[Reached]:
-        """When each run met its baseline's best, by each of `reached_metrics`."""
+        """`Reached` of each run, for each of `reached_metrics`."""
         pairs = {label: self._baseline_of(label) for label in self.labels()}
         return [
             reached
@@ -293,22 +284,22 @@ class Report:
         ]
 
     def reach(self, label: str, other: str, metric: str) -> list[Reached]:
-        """When the runs of a label met the best value of another's, seed by seed."""
+        """`Reached` of the runs of a label, with another label as the baseline."""
         sign = -1 if speed.higher_is_better(metric) else 1
-        theirs = {member.run.seed: member for member in self.of_label(other)}
+        baselines = {member.run.seed: member for member in self.of_label(other)}
         found = []
-        for mine in self.of_label(label):
-            base = theirs.get(mine.run.seed)
+        for member in self.of_label(label):
+            base = baselines.get(member.run.seed)
             if base is None:
                 continue
             curves = [
-                comparison.read_curves(m.curves, [metric], "step")[metric] for m in (mine, base)
+                comparison.read_curves(m.curves, [metric], "step")[metric] for m in (member, base)
             ]
             own, best = (min(curve.values(), key=lambda v: sign * v) for curve in curves)
             steps, before = (speed.steps_to(curve, metric, best) for curve in curves)
-            times = (steps * _pace(mine.curves), before * _pace(base.curves))
+            times = (steps * _pace(member.curves), before * _pace(base.curves))
             to_own = speed.steps_to(curves[0], metric, own)
-            found.append(Reached(mine.run, metric, best, steps, before, *times, own, to_own))
+            found.append(Reached(member.run, metric, best, steps, before, *times, own, to_own))
         return found
 
     def best_label(self, norm: str) -> str:
@@ -328,8 +319,7 @@ class Report:
     def write(self, folder: Path) -> str:
         """Writes ``report.md``, the tables as CSV and ``curves.png``; returns the Markdown.
 
-        Curves by updates are drawn against seconds too, ``curves_seconds.png``, where all runs have
-        timed their training.
+        Also draws ``curves_seconds.png`` if all runs have timed their training.
 
         Raises:
             OSError: if a file cannot be written.
@@ -354,7 +344,7 @@ class Report:
         return text
 
     def _tables(self) -> dict[str, list[list[Any]]]:
-        """Rows by name of the table, the first of each with the names of its columns."""
+        """Rows by name of the table; the first row has the names of the columns."""
         names = self.test_metrics
         options = list(self.grid.settings)
         runs: list[list[Any]] = [["norm", *options, "seed", "state", *names, "updates", "failure"]]
@@ -366,7 +356,7 @@ class Report:
             settings = [run.settings[option] for option in options]
             row = [norm_name(run.norm), *settings, run.seed, state.kind, *values]
             runs.append([*row, steps, state.error])
-        spread: list[list[Any]] = [["label", "metric", "unit", *Spread.__dataclass_fields__]]
+        spread: list[list[Any]] = [["label", "metric", "unit", *SeedSummary.__dataclass_fields__]]
         for (label, metric), s in self.spreads().items():
             spread.append([label, metric, _unit(metric), *vars(s).values()])
         columns = ["label", "baseline", "metric", "unit", "pairs", "mean", "low", "high"]
@@ -394,82 +384,59 @@ class Report:
         return "\n".join(f"- `{name}` failed: {error}" for name, error in failed.items())
 
     def _spread_table(self) -> str:
-        spreads = self.spreads()
-        units = [
-            f"{name} ({unit})" if (unit := _unit(name)) else name for name in self.test_metrics
-        ]
-        lines = ["## Test", "", "Mean ± standard deviation (least to greatest) over seeds."]
-        if self.select:
-            lines[-1] += f" Median seed: the one with the median {self.select}."
-        lines += ["", *comparison.table_head(["", "seeds", "median seed", *units])]
+        spreads, rows = self.spreads(), []
         for label in self.labels():
             found = [spreads.get((label, metric)) for metric in self.test_metrics]
+            seed, count = self.median_seed(label), len(self.of_label(label))
             cells = [_spread_cell(spread) if spread else "—" for spread in found]
-            median = self.median_seed(label)
-            head = [label, str(len(self.of_label(label))), "—" if median is None else str(median)]
-            lines.append(f"| {' | '.join(head + cells)} |")
-        return "\n".join(lines)
+            rows.append([label, str(count), "—" if seed is None else str(seed), *cells])
+        text = "Mean ± standard deviation (least to greatest) over seeds."
+        if self.select:
+            text += f" Median seed: the one with the median {self.select}."
+        head = ["", "seeds", "median seed", *map(_with_unit, self.test_metrics)]
+        return _section("Test", text, head, rows)
 
     def _chosen_table(self) -> str:
-        chosen = self.chosen()
-        if not chosen:
-            return ""
-        lines = ["## Best settings by validation", ""]
-        lines += ["Means over the seeds that have finished with all settings of a norm.", ""]
-        lines += comparison.table_head(
-            ["", "settings", f"mean {self.select}", "at an edge of the grid"]
-        )
-        for each in chosen:
+        rows = []
+        for each in self.chosen():
             labels = [each.label, *each.tied]
             settings = " or ".join(label.partition(", ")[2] for label in labels)
-            edges = ", ".join(each.edges) or "no"
-            lines.append(f"| {each.norm} | {settings} | {each.score:.4g} | {edges} |")
-        return "\n".join(lines)
+            rows.append([each.norm, settings, f"{each.score:.4g}", ", ".join(each.edges) or "no"])
+        text = "Means over the seeds that have finished with all settings of a norm."
+        head = ["", "settings", f"mean {self.select}", "at an edge of the grid"]
+        return _section("Best settings by validation", text, head, rows)
 
     def _difference_table(self) -> str:
-        differences = self.differences()
-        if not differences:
-            return ""
-        lines = [f"## Paired differences from {self.baseline}", ""]
-        lines += [
+        rows = []
+        for (label, other, metric), d in self.differences().items():
+            interval = "—" if math.isnan(d.low) else f"{d.low:+.3g} to {d.high:+.3g}"
+            cells = [label, other, _with_unit(metric), str(d.number), f"{d.mean:+.3g}", interval]
+            rows.append(cells)
+        text = (
             "Mean over pairs of runs with the same seed, tested on the same examples, with the "
             "95 % interval of the paired t statistic over seeds. A single pair has no interval: "
-            "two runs do not tell a method from its seed.",
-            "",
-        ]
-        lines += comparison.table_head(
-            ["", "compared with", "metric", "pairs", "difference", "95 % interval"]
+            "two runs cannot separate the effects of method and seed."
         )
-        for (label, other, metric), d in differences.items():
-            interval = "—" if math.isnan(d.low) else f"{d.low:+.3g} to {d.high:+.3g}"
-            unit = f" ({_unit(metric)})" if _unit(metric) else ""
-            cells = [label, other, f"{metric}{unit}", str(d.number), f"{d.mean:+.3g}", interval]
-            lines.append(f"| {' | '.join(cells)} |")
-        return "\n".join(lines)
+        head = ["", "compared with", "metric", "pairs", "difference", "95 % interval"]
+        return _section(f"Paired differences from {self.baseline}", text, head, rows)
 
     def _reached_table(self) -> str:
-        reached = self.reached()
-        if not reached:
-            return ""
-        lines = [f"## Updates and seconds to the best of {self.baseline}", ""]
-        lines += [
-            f"The best value that {self.baseline} has logged with the same seed and settings, and "
-            "when it is met: median (least to greatest) over seeds. Seconds are wall time of "
-            "training. The last two columns are updates to the best value of the run itself, "
-            "whatever that is, and their share of the baseline's to its own.",
-            "",
-        ]
-        share = "share of the baseline's"
-        head = ["", "metric", "updates", share, "seconds", "met by", "updates to own best", share]
-        lines += comparison.table_head(head)
+        reached, rows = self.reached(), []
         for label in self.labels():
             for metric in self.reached_metrics:
-                rows = [r for r in reached if r.run.label == label and r.metric == metric]
-                if rows:
-                    lines.append(_reached_row(label, metric, rows))
-        return "\n".join(lines)
+                found = [r for r in reached if r.run.label == label and r.metric == metric]
+                if found:
+                    rows.append(_reached_cells(label, metric, found))
+        text = (
+            f"The best value that {self.baseline} has logged with the same seed and settings: "
+            "median (least to greatest) over seeds. Seconds are wall time of training. The last "
+            "two columns are updates to the run's own best value and their share of the baseline's."
+        )
+        share = "share of the baseline's"
+        head = ["", "metric", "updates", share, "seconds", "met by", "updates to own best", share]
+        return _section(f"Updates and seconds to the best of {self.baseline}", text, head, rows)
 
-    # What the parts are made of
+    # Helpers
 
     def _members(self) -> Iterable[Member]:
         for run in self.runs:
@@ -481,7 +448,7 @@ class Report:
                 yield Member(run, metrics, curves)
 
     def _score(self, member: Member) -> float:
-        """What a run is selected by: of its best epoch if that is the one tested, else the last."""
+        """The selecting metric in the tested epoch, the best or the last."""
         assert self.select is not None
         curve = comparison.read_curves(member.curves, [self.select])[self.select]
         if self.grid.test != "best":
@@ -490,7 +457,7 @@ class Report:
         return min(curve.values(), key=lambda value: sign * value)
 
     def _baseline_of(self, label: str) -> str | None:
-        """The label of the baseline with the same settings, if a run of it has finished."""
+        """The label of the baseline with the same settings, if a run has finished."""
         settings = self.of_label(label)[0].run.settings
         for member in self.members:
             if norm_name(member.run.norm) == self.baseline and member.run.settings == settings:
@@ -531,7 +498,7 @@ def _columns(curves: Path) -> set[str]:
 
 
 def _pace(curves: Path) -> float:
-    """Seconds of an update, as callbacks have timed training or epochs; NaN where none has."""
+    """Seconds per update from the timings of callbacks; NaN without timings."""
     if seconds := _seconds(curves):
         return seconds[max(seconds)] / max(seconds)
     with curves.open(newline="") as file:
@@ -543,7 +510,7 @@ def _pace(curves: Path) -> float:
 
 
 def _seconds(curves: Path) -> comparison.Curve:
-    """Seconds of training by update; nothing where none were logged."""
+    """Seconds of training by update; empty if none were logged."""
     return comparison.read_seconds(curves) if "step_seconds" in _columns(curves) else {}
 
 
@@ -557,26 +524,33 @@ def _unit(metric: str) -> str:
     return known.unit if known else ""
 
 
-def _spread_cell(spread: Spread) -> str:
+def _with_unit(metric: str) -> str:
+    unit = _unit(metric)
+    return f"{metric} ({unit})" if unit else metric
+
+
+def _section(title: str, text: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A heading, a paragraph and a Markdown table; empty without rows."""
+    if not rows:
+        return ""
+    table = [*comparison.table_head(head), *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([f"## {title}", "", text, "", *table])
+
+
+def _spread_cell(spread: SeedSummary) -> str:
     if spread.number == 1:
         return f"{spread.mean:.4g}"
     text = f"{spread.mean:.4g} ± {spread.deviation:.2g}"
     return f"{text} ({spread.least:.4g} to {spread.greatest:.4g})"
 
 
-def _reached_row(label: str, metric: str, rows: Sequence[Reached]) -> str:
+def _reached_cells(label: str, metric: str, rows: Sequence[Reached]) -> list[str]:
     met = sum(math.isfinite(row.steps) for row in rows)
-    cells = [
-        label,
-        metric,
-        _range([row.steps for row in rows]),
-        _range([row.share for row in rows]),
-        _range([row.seconds for row in rows]),
-        f"{met} of {len(rows)}",
-        _range([row.own_steps for row in rows]),
-        _range([row.own_share for row in rows]),
-    ]
-    return f"| {' | '.join(cells)} |"
+    steps, share, seconds, own_steps, own_share = (
+        _range([getattr(row, name) for row in rows])
+        for name in ("steps", "share", "seconds", "own_steps", "own_share")
+    )
+    return [label, metric, steps, share, seconds, f"{met} of {len(rows)}", own_steps, own_share]
 
 
 def _range(values: Sequence[float]) -> str:

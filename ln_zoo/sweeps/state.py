@@ -1,4 +1,4 @@
-"""What lies in the folder of a run, and what that says about it."""
+"""Files in the folder of a run, and the state of the run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 from ln_zoo.files import atomic_write_text
 
-#: Files in the folder of a run, beside what `fit` writes.
+#: Files of the sweep in the folder of a run.
 LOG = "log.txt"
 FAILURE = "failure.json"
 LOCK = ".lock"
-#: Folder within that of a run for the log of ``--test best``. A user's own ``ln-zoo test`` with the
-#: run's ``config.yaml`` writes to ``test``, and must not be taken for it.
+#: Folder of the log of ``--test best``; a user's own ``ln-zoo test`` writes to ``test``.
 TEST_FOLDER = "sweep_test"
 
 #: States of a run.
@@ -28,9 +27,9 @@ class State:
     """The state of a run.
 
     Attributes:
-        kind: ``"finished"`` (tested), ``"failed"``, ``"begun"`` (it can go on) or ``"waiting"``.
-        results: what the test wrote, if it is finished.
-        error: why it failed.
+        kind: ``"finished"`` (tested), ``"failed"``, ``"begun"`` (can be resumed) or ``"waiting"``.
+        results: test results of a finished run.
+        error: of a failed run.
     """
 
     kind: str
@@ -39,7 +38,7 @@ class State:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Test metrics as they were logged."""
+        """Test metrics, as logged."""
         return dict(self.results["metrics"]) if self.results else {}
 
 
@@ -52,11 +51,11 @@ class Length:
 
 
 def state_of(folder: Path) -> State:
-    """The state of a run, by what the sweep itself has written to its folder."""
+    """The state of a run, from the files in its folder."""
     for path in (folder / "test_results.json", folder / TEST_FOLDER / "test_results.json"):
         results = _read(path)
         if results is not None and isinstance(results.get("metrics"), dict):
-            # Cut short, it would be no JSON.
+            # A truncated file would not parse.
             values = results["metrics"].items()
             bad = [k for k, v in values if not (isinstance(v, int | float) and math.isfinite(v))]
             if bad:
@@ -69,7 +68,7 @@ def state_of(folder: Path) -> State:
 
 
 def checkpoint_of(folder: Path) -> Path | None:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint to resume from."""
     path = folder / "checkpoints" / "last.ckpt"
     return path if path.is_file() else None
 
@@ -81,7 +80,7 @@ def metrics_of(folder: Path) -> Path | None:
 
 
 def write_failure(folder: Path, error: str) -> None:
-    """Notes why a run failed; where the disk is full, that is lost."""
+    """Writes the error of a failed run; no-op on a full disk."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(folder / FAILURE, json.dumps({"error": error}) + "\n")
@@ -89,8 +88,8 @@ def write_failure(folder: Path, error: str) -> None:
         pass
 
 
-def place_of(folder: Path) -> tuple[int, int]:
-    """Epochs ended and updates made so far, by the last row that was logged."""
+def progress_of(folder: Path) -> tuple[int, int]:
+    """Finished epochs and updates, from the last logged row."""
     path = metrics_of(folder)
     if path is None:
         return 0, 0
@@ -106,12 +105,12 @@ def place_of(folder: Path) -> tuple[int, int]:
                 row = dict(zip(names, cells, strict=True))
                 return int(row["epoch"]), int(row["step"])
     except (OSError, KeyError, ValueError):
-        pass  # being written to at this moment
+        pass  # the file is being written
     return 0, 0
 
 
-def last_words(folder: Path) -> str:
-    """The last line of a run's log that says anything."""
+def last_error_line(folder: Path) -> str:
+    """The last error in a run's log, or its last line."""
     try:
         with (folder / LOG).open("rb") as file:
             size = file.seek(0, 2)

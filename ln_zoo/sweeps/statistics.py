@@ -1,4 +1,4 @@
-"""What several seeds say: spread, and differences between runs of the same seed."""
+"""Statistics over seeds: summaries, and differences between runs of the same seed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Several values: their number, mean, standard deviation (n - 1; NaN of one) and range."""
+class SeedSummary:
+    """Number, mean, standard deviation (n - 1; NaN for one value) and range of values."""
 
     number: int
     mean: float
@@ -19,12 +19,12 @@ class Spread:
     greatest: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of one value or more.
+    def of(cls, values: Sequence[float]) -> SeedSummary:
+        """Summarises one or more values.
 
         Example:
-            >>> Spread.of([1.0, 3.0])
-            Spread(number=2, mean=2.0, deviation=1.414..., least=1.0, greatest=3.0)
+            >>> SeedSummary.of([1.0, 3.0])
+            SeedSummary(number=2, mean=2.0, deviation=1.414..., least=1.0, greatest=3.0)
         """
         deviation = statistics.stdev(values) if len(values) > 1 else math.nan
         return cls(len(values), statistics.fmean(values), deviation, min(values), max(values))
@@ -48,10 +48,10 @@ class Difference:
 
 
 def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
-    """The difference to a baseline, over the seeds that both have; ``None`` if there is none.
+    """The difference from a baseline over shared seeds; None without a shared seed.
 
-    The interval is that of Student's t with n - 1 degrees of freedom for the mean of n differences,
-    each of two runs with the same seed.
+    The interval is from Student's t with n - 1 degrees of freedom, for the mean of n differences
+    between runs with the same seed.
 
     Args:
         values: by seed.
@@ -67,7 +67,7 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Differ
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return Difference(1, mean, math.nan, math.nan)
-    from scipy.stats import t  # here, since it takes a second
+    from scipy.stats import t  # slow to import
 
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     half = float(t.ppf(0.975, len(differences) - 1)) * error
@@ -77,8 +77,8 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Differ
 def signed_rank(differences: Sequence[float]) -> tuple[float, float]:
     """Exact one-sided p-values of Wilcoxon's signed-rank test, below 0 and above 0.
 
-    Differences of 0 are dropped and ties share their ranks, so infinite differences, of runs that
-    were never there, rank highest alike.
+    Differences of 0 are dropped and ties share their ranks; infinite differences, of runs that miss
+    a target, tie for the highest rank.
 
     Args:
         differences: paired differences; may be infinite.
@@ -93,9 +93,9 @@ def signed_rank(differences: Sequence[float]) -> tuple[float, float]:
     if not kept:
         return 1.0, 1.0
     sizes = sorted(map(abs, kept))
-    # Twice the mean rank of those of a size, which is an integer.
+    # Twice the mean rank of equal sizes, an integer.
     ranks = {size: 2 * sizes.index(size) + sizes.count(size) + 1 for size in sizes}
-    counts = {0: 1}  # number of choices of signs by the doubled sum of positive ranks
+    counts = {0: 1}  # choices of signs by twice the sum of positive ranks
     for each in kept:
         shifted = {total + ranks[abs(each)]: count for total, count in counts.items()}
         counts = {t: counts.get(t, 0) + shifted.get(t, 0) for t in counts | shifted}
@@ -112,7 +112,7 @@ def seeds_to_decide(deviation: float, effect: float, most: int = 1000) -> int | 
     Args:
         deviation: of the paired differences, from the seeds seen so far.
         effect: that matters, in the same units.
-        most: above this number, ``None``.
+        most: return None above this number.
 
     Example:
         >>> seeds_to_decide(1.0, 1.0)

@@ -1,39 +1,41 @@
-"""Verdicts of rules on claims, from curves and test scores by seed.
+"""Verdicts of the rules in ``ln_zoo/zoo/claims.yaml``, from curves and test scores by seed.
 
-The rules are those of ``ln_zoo/zoo/claims.yaml``. The same functions judge the runs of a sweep and
-the tables in ``docs/figures``.
+The same functions judge the runs of a sweep and the tables in ``docs/figures``.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ln_zoo.plots import comparison
 from ln_zoo.sweeps.statistics import Difference, paired, seeds_to_decide, signed_rank
 from ln_zoo.zoo import claims, speed
+from ln_zoo.zoo.claims import Rule
 
-#: Shares of the baseline's fall that a run has to reach, the targets of the rule ``faster``.
+#: Targets of the rule ``faster``, as shares of the baseline's improvement.
 TARGETS = (0.90, 0.95, 0.99)
 #: By seed.
 Curves = Mapping[int, comparison.Curve]
 Scores = Mapping[int, float]
+#: Values of the options of a run.
+Setting = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict of a rule, and what it rests on.
+    """The verdict of a rule and its evidence.
 
     Attributes:
         verdict: ``"holds"``, ``"holds in part"``, ``"does not hold"`` or ``"undecided"``.
-        number: effect with its 95 % interval, in words.
-        seeds: pairs of runs behind it.
-        interval: 95 % interval of the effect, of the last target for a speed; ``None`` for a single
-            seed, or where the rank test decided.
-        seeds_needed: that would show the effect which matters to the rule, from the spread
-            seen so far; ``None``: not known.
+        number: text with the effect and its 95 % interval.
+        seeds: number of pairs of runs.
+        interval: 95 % interval of the effect, for the last target of a speed; None for a single
+            seed or after a rank test.
+        seeds_needed: seeds to detect the rule's effect with the spread so far; None if unknown.
     """
 
     verdict: str
@@ -45,15 +47,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a norm meets one target, compared with the baseline.
+    """Updates to reach one target, for a norm and the baseline.
 
     Attributes:
-        share: of the baseline's fall.
+        share: of the baseline's improvement.
         target: value of the metric.
-        steps: updates of each seed's run; infinite: not within the run.
-        baseline_steps: the same of the baseline.
-        rounding: standard deviation of a log ratio that comes from scoring at intervals alone:
-            the target is met somewhere between two scores.
+        steps: updates by seed; infinite if the run misses the target.
+        baseline_steps: updates of the baseline by seed.
+        rounding: standard deviation of a log ratio due to scoring at intervals.
     """
 
     share: float
@@ -69,30 +70,30 @@ class Speed:
         for seed, steps in self.steps.items():
             base = self.baseline_steps[seed]
             both = math.isinf(steps) and math.isinf(base)
-            # A run that is there before its first update took the shortest time that is seen.
+            # A target that is met before the first update counts as one update.
             found.append(0.0 if both else math.log(max(steps, 1)) - math.log(max(base, 1)))
         return found
 
     @property
     def missed(self) -> bool:
-        """Whether a run misses the target."""
+        """Whether any run misses the target."""
         return any(map(math.isinf, [*self.steps.values(), *self.baseline_steps.values()]))
 
     @property
     def difference(self) -> Difference:
-        """Mean log ratio with its interval, which is never narrower than rounding makes it."""
+        """Mean log ratio with its interval, at least as wide as from rounding alone."""
         return _difference(self.logs, self.rounding)
 
     @property
     def verdict(self) -> str:
-        """Of this target alone, with 2.5 % of error on either side."""
+        """Verdict for this target, with 2.5 % of error on either side."""
         if self.missed:
             below, above = signed_rank(self.logs)
             return claims.HOLDS if below <= 0.025 else _opposed(above <= 0.025)
         return claims.decide(self.difference.low, self.difference.high, "below")
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Ratio of the baseline's updates to the norm's, with its interval."""
         head = f"{self.share:.0%}".replace("%", " %")
         if self.missed:
@@ -110,38 +111,40 @@ def _opposed(opposed: bool) -> str:
     return claims.DOES_NOT_HOLD if opposed else claims.UNDECIDED
 
 
-def speeds(mine: Curves, theirs: Curves, metric: str, start: float | None = None) -> list[Speed]:
-    """Updates to each of `TARGETS`, for the seeds that both have.
+def speeds(
+    curves: Curves, baseline: Curves, metric: str, start: float | None = None
+) -> list[Speed]:
+    """Updates to each of `TARGETS`, for shared seeds.
 
-    The fall goes from the median over seeds of the baseline's first logged value to the median of
-    its best ones.
+    The baseline improves from the median over seeds of its first values to the median of its best
+    values.
 
     Args:
-        mine: curves of the norm.
-        theirs: curves of the baseline.
-        metric: name of the metric, which says whether lower is better.
-        start: where the fall begins, if the first value was logged late.
+        curves: of the norm.
+        baseline: curves of the baseline.
+        metric: name of the metric, which determines whether lower is better.
+        start: initial value, if the first one was logged late.
 
     Raises:
-        ValueError: if no seed has both.
+        ValueError: if no seed is shared.
     """
-    seeds = [seed for seed in mine if seed in theirs]
+    seeds = [seed for seed in curves if seed in baseline]
     if not seeds:
-        raise ValueError("no seed has runs of both")
+        raise ValueError("no seed has runs of both norms")
     best = max if speed.higher_is_better(metric) else min
     first = start
     if first is None:
-        first = statistics.median(theirs[seed][min(theirs[seed])] for seed in seeds)
-    last = statistics.median(best(theirs[seed].values()) for seed in seeds)
+        first = statistics.median(baseline[seed][min(baseline[seed])] for seed in seeds)
+    last = statistics.median(best(baseline[seed].values()) for seed in seeds)
     found = []
     for share in TARGETS:
         target = first + share * (last - first)
         steps, base = (
-            {seed: speed.steps_to(curves[seed], metric, target) for seed in seeds}
-            for curves in (mine, theirs)
+            {seed: speed.steps_to(each[seed], metric, target) for seed in seeds}
+            for each in (curves, baseline)
         )
         variances = [
-            _rounding(mine[seed], steps[seed]) + _rounding(theirs[seed], base[seed])
+            _rounding(curves[seed], steps[seed]) + _rounding(baseline[seed], base[seed])
             for seed in seeds
         ]
         found.append(Speed(share, target, steps, base, math.sqrt(statistics.fmean(variances))))
@@ -149,13 +152,13 @@ def speeds(mine: Curves, theirs: Curves, metric: str, start: float | None = None
 
 
 def _rounding(curve: comparison.Curve, step: float) -> float:
-    """Variance of log(step) if the target was met at any time since the score before."""
+    """Variance of log(step), uniform since the previous score."""
     before = max((place for place in curve if place < step), default=0)
     return ((step - before) / step) ** 2 / 12 if math.isfinite(step) and step else 0.0
 
 
 def _difference(logs: Sequence[float], rounding: float) -> Difference:
-    """The interval of the mean, with a standard deviation of at least ``rounding``."""
+    """The mean and its interval, with a standard deviation of at least ``rounding``."""
     found = paired(dict(enumerate(logs)), dict.fromkeys(range(len(logs)), 0.0))
     assert found is not None
     if found.number < 2 or statistics.stdev(logs) >= rounding:
@@ -166,15 +169,76 @@ def _difference(logs: Sequence[float], rounding: float) -> Difference:
     return Difference(found.number, found.mean, found.mean - half, found.mean + half)
 
 
+def judge_rule(
+    rule: Rule,
+    names: tuple[str, str],
+    curves: Callable[[str], Curves],
+    scores: Callable[[str], Scores],
+    leads: Callable[[str, Callable[[float], float]], Scores],
+    start: float | None = None,
+) -> Finding:
+    """The verdict of any rule but ``measured``.
+
+    Args:
+        rule: of the claim.
+        names: the norm and the baseline.
+        curves: reads the curves of a norm.
+        scores: reads the test scores of a norm.
+        leads: computes `mean_leads` at a value of the rule's setting, on a scale.
+        start: as in `speeds`.
+
+    Raises:
+        ValueError: if no seed is shared.
+    """
+    if rule.kind in claims.OF_CURVES:
+        own, base = (curves(name) for name in names)
+        if rule.kind == "own_best":
+            assert rule.value is not None
+            return judge_own_best(own, base, rule.metric, rule.value)
+        return judge_speed(own, base, rule.metric, start, rule.matters)
+    if rule.kind == "grows":
+        less, more = (leads(value, float) for value in (rule.less, rule.more))
+        odds = None
+        if rule.log_odds:
+            odds = leads(rule.less, log_odds), leads(rule.more, log_odds)
+        return judge_growth(less, more, rule.metric, rule.matters, odds)
+    values, baseline = (scores(name) for name in names)
+    return judge_scores(values, baseline, rule.metric, rule.kind, rule.margin, rule.matters)
+
+
+def mean_leads(
+    scores: Mapping[Any, float],
+    settings: Collection[Setting],
+    names: tuple[str, str],
+    metric: str,
+) -> Scores:
+    """Mean lead of a norm over a baseline by seed, for seeds with all settings.
+
+    Args:
+        scores: by norm, setting and seed.
+        settings: all settings.
+        names: the norm and the baseline.
+        metric: name of the metric.
+    """
+    sign = 1 if speed.higher_is_better(metric) else -1
+    found = {}
+    for seed in sorted({seed for *_, seed in scores}):
+        pairs = [[scores.get((name, each, seed)) for name in names] for each in settings]
+        leads = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
+        if leads and len(leads) == len(pairs):
+            found[seed] = statistics.fmean(leads)
+    return found
+
+
 def judge_speed(
-    mine: Curves,
-    theirs: Curves,
+    curves: Curves,
+    baseline: Curves,
     metric: str,
     start: float | None = None,
     matters: float | None = None,
 ) -> Finding:
-    """The verdict of the rule ``faster``; arguments as in `speeds`, and the ratio that matters."""
-    found = speeds(mine, theirs, metric, start)
+    """The verdict of the rule ``faster``; arguments as in `speeds`, and the relevant ratio."""
+    found = speeds(curves, baseline, metric, start)
     verdicts = {each.verdict for each in found}
     faster, slower = claims.HOLDS in verdicts, claims.DOES_NOT_HOLD in verdicts
     if faster and slower:
@@ -183,48 +247,48 @@ def judge_speed(
         (verdict,) = verdicts
     else:
         verdict = claims.UNDECIDED
-    number = f"times as fast to {'; '.join(each.words for each in found)}"
+    number = f"times as fast to {'; '.join(each.text for each in found)}"
     pairs = len(found[0].steps)
     interval, spread = None, math.nan
     if not found[-1].missed and pairs > 1:
         last = found[-1].difference
         interval = math.exp(-last.high), math.exp(-last.low)
     if pairs > 1:
-        # The widest of those that can be measured.
+        # The largest that can be measured.
         measured = [
             max(statistics.stdev(each.logs), each.rounding) for each in found if not each.missed
         ]
         spread = max(measured, default=math.nan)
     needed = seeds_to_decide(spread, math.log(matters)) if matters else None
     if needed and any(each.missed for each in found):
-        needed = max(needed, 6)  # below, no outcome of the rank test is beyond 2.5 %
+        needed = max(needed, 6)  # with fewer, no rank test reaches 2.5 %
     return Finding(verdict, number, pairs, interval, needed)
 
 
-def judge_own_best(mine: Curves, theirs: Curves, metric: str, value: float) -> Finding:
-    """The verdict of the rule ``own_best``: each run's time to its own best.
+def judge_own_best(curves: Curves, baseline: Curves, metric: str, value: float) -> Finding:
+    """The verdict of the rule ``own_best``: updates of each run to its own best value.
 
     Args:
-        mine: curves of the norm.
-        theirs: curves of the baseline.
+        curves: of the norm.
+        baseline: curves of the baseline.
         metric: name of the metric.
-        value: the paper's ratio of the norm's time to the baseline's.
+        value: the paper's ratio of the norm's updates to the baseline's.
 
     Raises:
-        ValueError: if no seed has both.
+        ValueError: if no seed is shared.
     """
     best = max if speed.higher_is_better(metric) else min
     logs, variances = [], []
-    for seed in mine:
-        if seed in theirs:
+    for seed in curves:
+        if seed in baseline:
             own, base = (
                 speed.steps_to(curve, metric, best(curve.values()))
-                for curve in (mine[seed], theirs[seed])
+                for curve in (curves[seed], baseline[seed])
             )
             logs.append(math.log(max(own, 1)) - math.log(max(base, 1)))
-            variances.append(_rounding(mine[seed], own) + _rounding(theirs[seed], base))
+            variances.append(_rounding(curves[seed], own) + _rounding(baseline[seed], base))
     if not logs:
-        raise ValueError("no seed has runs of both")
+        raise ValueError("no seed has runs of both norms")
     rounding = math.sqrt(statistics.fmean(variances))
     found = _difference(logs, rounding)
     low, high = math.exp(found.low), math.exp(found.high)
@@ -237,23 +301,23 @@ def judge_own_best(mine: Curves, theirs: Curves, metric: str, value: float) -> F
 
 
 def judge_scores(
-    mine: Scores, theirs: Scores, metric: str, kind: str, margin: float, matters: float | None
+    scores: Scores, baseline: Scores, metric: str, kind: str, margin: float, matters: float | None
 ) -> Finding:
     """The verdict of the rules ``lower``, ``higher`` and ``comparable`` on paired test scores.
 
     Raises:
-        ValueError: if no seed has both.
+        ValueError: if no seed is shared.
     """
-    found = paired(mine, theirs)
+    found = paired(scores, baseline)
     if found is None:
-        raise ValueError("no seed has runs of both")
+        raise ValueError("no seed has runs of both norms")
     if kind == "comparable":
         verdict = claims.decide_margin(found.low, found.high, margin)
     else:
         side = "below" if kind == "lower" else "above"
         verdict = claims.decide(found.low, found.high, side)
     number = f"{metric} {found.mean:+.3g}{_interval(found.low, found.high, '+')}"
-    differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+    differences = [scores[seed] - baseline[seed] for seed in scores if seed in baseline]
     needed = _needed(differences, matters or margin or None)
     return Finding(verdict, number, found.number, _ends(found.low, found.high), needed)
 
@@ -268,11 +332,11 @@ def judge_growth(
     """The verdict of the rule ``grows``: whether a lead is larger at one setting than at another.
 
     Args:
-        less: leads by seed where they are said to be smaller.
-        more: leads by seed where they are said to be larger.
+        less: leads by seed at the setting of the smaller lead.
+        more: leads by seed at the setting of the larger lead.
         metric: name of the metric.
-        matters: change that matters.
-        odds: the same leads in log-odds. Then both scales have to agree.
+        matters: relevant change.
+        odds: the same leads in log-odds; then both scales must agree.
 
     Raises:
         ValueError: if no seed has finished at both settings.

@@ -12,7 +12,7 @@ from ln_zoo.files import read_bounded
 #: Values of a configuration; a few aliases of aliases would make more than memory holds.
 _LARGEST = 100_000
 #: Bytes of a configuration file.
-_LARGEST_FILE = 10_000_000
+_LARGEST_FILE = 1_000_000
 
 
 def parse_yaml(text: str) -> Any:

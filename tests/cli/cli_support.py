@@ -1,4 +1,4 @@
-"""Helpers of the command line's tests: quick commands, and whole processes."""
+"""Helpers of the command line's tests: commands in forked processes, and their results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import gzip
 import json
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import torch
@@ -46,7 +43,7 @@ class Done:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a user: without what Lightning leaves in that of the tests."""
+    """The environment without Lightning's variables of the test process."""
     left = ("PL_", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(left)}
     # The warnings are between Lightning and jsonargparse.
@@ -66,42 +63,16 @@ def _zygote() -> subprocess.Popen[str]:
     return zygote
 
 
-def _ask_zygote(request: dict) -> TextIO:
-    """Hands a request to the process that forks; gives where it may answer."""
-    zygote = _zygote()
-    assert zygote.stdin is not None
-    assert zygote.stdout is not None
-    zygote.stdin.write(json.dumps(request) + "\n")
-    zygote.stdin.flush()
-    return zygote.stdout
-
-
-@functools.cache
-def _server() -> TextIO:
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"{folder}/commands")
-        listening.listen()
-        _ask_zygote({"socket": f"{folder}/commands"})
-        channel, _ = listening.accept()
-    return channel.makefile("rw")  # type: ignore[return-value]  # text, by its mode
-
-
-def end_server() -> None:
-    """The next command has a new process: classes of a user's own outlive the command that imported
-    them, and would be among those that errors of later commands name."""
-    _server().close()
-    _server.cache_clear()
-
-
 def run(*argv: str | Path) -> Done:
-    """Runs a command in the current folder; quick, since its process is there already."""
-    server = _server()
-    request = {"argv": [str(a) for a in argv], "folder": str(Path.cwd()), "env": environment()}
-    server.write(json.dumps(request) + "\n")
-    server.flush()
-    reply = json.loads(server.readline())
-    assert not reply["raised"], reply["raised"]
-    return Done(reply["code"], reply["out"], reply["err"])
+    """Runs a command in the current folder."""
+    return script(Path.cwd(), *argv)
+
+
+def succeed(*argv: str | Path) -> Done:
+    """`run`, which must end with exit code 0."""
+    done = run(*argv)
+    assert done.code == 0, done.err
+    return done
 
 
 def fails(*argv: str | Path, code: int = 2, says: Iterable[object] = ()) -> str:
@@ -124,24 +95,43 @@ def fails(*argv: str | Path, code: int = 2, says: Iterable[object] = ()) -> str:
 
 
 def fit(*argv: str | Path, epochs: int = 1) -> Done:
-    """Trains the small model in the current folder, and insists that it worked."""
-    done = run("fit", *SMALL, *QUIET, f"--trainer.max_epochs={epochs}", *argv)
-    assert done.code == 0, done.err
-    return done
+    """Trains the small model in the current folder."""
+    return succeed("fit", *SMALL, *QUIET, f"--trainer.max_epochs={epochs}", *argv)
+
+
+def results(folder: Path) -> dict:
+    """The results of the only test below a folder."""
+    (path,) = folder.rglob("test_results.json")
+    return json.loads(path.read_text())
+
+
+def heavy_imports(*argv: str) -> tuple[str, set[str]]:
+    """What a command prints, and the large packages that it imports."""
+    code = (
+        "import sys\nfrom ln_zoo.cli import main\n"
+        f"try: main({list(argv)})\nexcept SystemExit: pass\n"
+        "print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *printed, modules = done.stdout.splitlines()
+    heavy = {"torch", "lightning", "torchmetrics", "jsonargparse", "numpy", "matplotlib"}
+    return "\n".join(printed) + done.stderr, heavy & set(modules.split())
 
 
 def _forked(folder: Path, argv: list[str], code: str | None, timeout: float) -> Done:
+    zygote = _zygote()
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
     request = {"folder": str(folder), "env": environment(), "timeout": timeout}
-    reply = json.loads(_ask_zygote(request | {"argv": argv, "code": code}).readline())
+    zygote.stdin.write(json.dumps(request | {"argv": argv, "code": code}) + "\n")
+    zygote.stdin.flush()
+    reply = json.loads(zygote.stdout.readline())
     assert reply["code"] != -signal.SIGALRM, f"no end within {timeout} s: {reply['err'][-2000:]}"
     return Done(**reply)
 
 
 def script(folder: Path, *argv: str | Path, timeout: float = 300) -> Done:
-    """Runs a command in a folder, in a process of its own, which may be killed.
-
-    It is what the installed script does, without its imports: see `installed`.
-    """
+    """Runs a command in a folder, in a forked process of its own, which may be killed."""
     return _forked(folder, [str(SCRIPT), *map(str, argv)], None, timeout)
 
 
@@ -162,12 +152,12 @@ def together(folder: Path, *commands: list[str], timeout: float = 300) -> Done:
     return _forked(folder, [str(folder / "together.py")], code, timeout)
 
 
-def installed(folder: Path, *argv: str | Path, timeout: float = 300) -> Done:
+def installed(folder: Path, *argv: str | Path, timeout: float = 300, **env: str) -> Done:
     """Runs the installed script in a folder, as a user does."""
     done = subprocess.run(
-        [str(SCRIPT), *map(str, argv)],
+        [SCRIPT, *argv],
         cwd=folder,
-        env=environment(),
+        env=environment(**env),
         capture_output=True,
         text=True,
         timeout=timeout,

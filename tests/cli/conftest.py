@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_support import end_server, fit
+from cli_support import fit
 
 
 @pytest.fixture
 def here(in_tmp: Path) -> Path:
     """A temporary current folder."""
     return in_tmp
-
-
-@pytest.fixture
-def own_classes(here: Path) -> Iterator[Path]:
-    """A temporary current folder for files with classes, which later commands do not know."""
-    yield here
-    end_server()
 
 
 @pytest.fixture(scope="session")

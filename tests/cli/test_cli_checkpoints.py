@@ -10,122 +10,44 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, SMALL, fails, fit, load, run
+from cli_support import QUIET, SMALL, fails, fit, load, results, run, succeed
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import ln_zoo
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier, ZooModule
-from ln_zoo.norms import BatchNorm, LayerNorm, RMSNorm
-from ln_zoo.zoo import CardError, card_from_checkpoint, describe, source, write_card
+from ln_zoo.norms import LayerNorm, RMSNorm
+from ln_zoo.zoo import card_from_checkpoint, describe, source
 from ln_zoo.zoo.catalog import results_csv
-from ln_zoo.zoo.source import check_fits
 
 DATA = SMALL[2:]  # the model comes from the checkpoint
-PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
 
 
-def metrics(folder: Path) -> dict[str, float]:
-    """The metrics of the only test run below a folder."""
-    (path,) = folder.glob("**/test_results.json")
-    return json.loads(path.read_text())["metrics"]
-
-
-def card(folder: Path, **model_args: object) -> Path:
-    """A published model of random weights."""
-    model = MLPClassifier(64, [8], 10, **model_args)  # type: ignore[arg-type]
-    results = {
-        "metrics": [
-            {"name": "error", "value": 0.9, "unit": "fraction", "dataset": "digits",
-             "split": "test"},
-        ],
-        "evaluation": {
-            "command": "ln-zoo test", "seed": 0, "hardware": "CPU", "date": "2026-01-01",
-            "versions": {},
-        },
-        "training": {"epochs": 1, "steps": 5, "commands": []},
-        "size": {}, "data": {"dataset": "digits"}, "card": {},
-    }  # fmt: skip
-    return write_card(folder, model, results, preprocessing=PREPROCESSING)
-
-
-# What a checkpoint holds
-
-
-def test_holds_plain_values_and_its_class(trained: Path) -> None:
-    checkpoint = load(trained)
-    hparams = checkpoint["hyper_parameters"]
-    assert hparams["_class_path"] == "ln_zoo.models.MLPClassifier"
-    assert hparams["norm"] == {
-        "class_path": "ln_zoo.norms.LayerNorm",
-        "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "channel", "per_gate": False},
-    }
-    assert (hparams["lr"], hparams["hidden_sizes"]) == (0.01, [8])
-
-
-def test_loads_by_base_class_and_by_class(trained: Path) -> None:
+def test_loads_in_python_and_trains_again(trained: Path, here: Path) -> None:
     state = load(trained)["state_dict"]
     for cls in (ZooModule, MLPClassifier):
         model = cls.load_from_checkpoint(trained)
-        assert type(model) is MLPClassifier
-        assert model.lr == 0.01
-        assert model.network[1].site.norm == LayerNorm()
+        assert (type(model), model.lr, model.network[1].site.norm) == (
+            MLPClassifier, 0.01, LayerNorm(),
+        )  # fmt: skip
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-
-
-def test_overrides_win_when_loading(trained: Path) -> None:
     model = ZooModule.load_from_checkpoint(trained, lr=0.5, norm=LayerNorm(eps=1e-3))
-    assert (model.lr, model.network[1].site.norm) == (0.5, LayerNorm(eps=1e-3))
-    assert model.hparams["norm"]["init_args"]["eps"] == 1e-3
-
-
-def test_load_fit_save_again(trained: Path, here: Path) -> None:
-    model = ZooModule.load_from_checkpoint(trained)
     trainer = Trainer(
         max_epochs=1, logger=False, enable_progress_bar=False, default_root_dir=here,
         callbacks=ModelCheckpoint(here, "again"), accelerator="cpu", enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, datamodule=Digits(batch_size=20, train_size=100))
-    first, again = load(trained), load(here / "again.ckpt")
-    assert again["hyper_parameters"] == first["hyper_parameters"]
-    assert ZooModule.load_from_checkpoint(here / "again.ckpt").lr == 0.01
-    # And the command line reads it.
-    assert run("test", "--ckpt_path", here / "again.ckpt", *DATA, *QUIET).code == 0
-
-
-def test_made_in_python_with_a_norm_object(here: Path) -> None:
-    data = Digits(batch_size=20, train_size=100)
-    options = {
-        "logger": False, "enable_progress_bar": False, "default_root_dir": here,
-        "accelerator": "cpu", "enable_model_summary": False,
-    }  # fmt: skip
-    keep = ModelCheckpoint(here, monitor="val_nll")
-    trainer = Trainer(max_epochs=2, callbacks=keep, **options)
-    trainer.fit(MLPClassifier(64, [8], norm=BatchNorm(momentum=0.2)), datamodule=data)
-    (by_trainer,) = trainer.test(ckpt_path="best", datamodule=data, verbose=False)
-    assert (
-        load(Path(keep.best_model_path))["hyper_parameters"]["norm"]["init_args"]["momentum"] == 0.2
-    )
-    # Resumed in Python, and scored by the command line, which needs no --model.
-    longer = Trainer(max_epochs=3, callbacks=ModelCheckpoint(here / "more"), **options)
-    longer.fit(
-        MLPClassifier(64, [8], norm=BatchNorm()), datamodule=data, ckpt_path=keep.best_model_path
-    )
-    assert longer.current_epoch == 3
-    done = run("test", "--ckpt_path", keep.best_model_path, "--data=Digits", *QUIET)
-    assert done.code == 0, done.err
-    assert metrics(here / "runs") == {
-        "nll": by_trainer["test_nll"], "error": by_trainer["test_error"],
-    }  # fmt: skip
+    hparams = load(here / "again.ckpt")["hyper_parameters"]
+    assert (hparams["lr"], hparams["norm"]["init_args"]["eps"]) == (0.5, 1e-3)
+    succeed("test", "--ckpt_path", here / "again.ckpt", *DATA, *QUIET)
 
 
 # test and validate
 
 
 def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
-    done = run("test", "--ckpt_path", trained, *DATA, *QUIET)
-    assert done.code == 0, done.err
+    done = succeed("test", "--ckpt_path", trained, *DATA, *QUIET)
     assert "untrained" not in done.err
     assert "ignored" not in done.err
     model = MLPClassifier.load_from_checkpoint(trained).eval()
@@ -135,57 +57,53 @@ def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
         wrong = sum(
             float(model.per_example(batch)["error"].sum()) for batch in data.test_dataloader()
         )
-    assert metrics(here)["error"] == wrong / 300
+    assert results(here)["metrics"]["error"] == wrong / 300
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_untrained_weights_are_said_loudly(here: Path, command: str) -> None:
-    done = run(command, *SMALL, *QUIET)
-    assert done.code == 0
-    assert f"WARNING: the weights are untrained. `ln-zoo {command}` uses their" in done.err
+def test_a_warning_of_untrained_weights(here: Path, command: str) -> None:
+    done = succeed(command, *SMALL, *QUIET)
+    assert "WARNING: the weights are untrained" in done.err
+    assert bool(list(here.rglob("test_results.json"))) == (command == "test")
+    if command != "predict":
+        for word in ("MLPClassifier, LayerNorm", "metric", "measured", "error", "nll"):
+            assert word in done.out
 
 
 # What is ignored is said
 
 
-def test_resuming_tells_which_arguments_are_ignored(trained: Path, here: Path) -> None:
-    done = run(
+def test_resuming_notes_ignored_arguments(trained: Path, here: Path) -> None:
+    done = succeed(
         "fit", *SMALL, *QUIET, "--ckpt_path", trained, "--trainer.max_epochs=2",
         "--model.lr=0.5", "--model.norm=RMSNorm", "--model.activation=relu",
     )  # fmt: skip
-    assert done.code == 0, done.err
-    notes = [line for line in done.err.splitlines() if line.startswith("note:")]
-    tail = "(--weights in place of --ckpt_path starts afresh from its weights)"
-    assert notes == [
-        f"note: model.norm = ln_zoo.norms.RMSNorm is ignored: {trained} was trained with "
-        f"ln_zoo.norms.LayerNorm {tail}",
-        f"note: model.lr = 0.5 is ignored: {trained} was trained with 0.01 {tail}",
-    ]
-    (last,) = here.glob("runs/**/last.ckpt")
+    norm, rate = [line for line in done.err.splitlines() if line.startswith("note:")]
+    for word in ("model.norm", "RMSNorm", trained, "LayerNorm", "--weights"):
+        assert str(word) in norm
+    for word in ("model.lr", "0.5", trained, "0.01"):
+        assert str(word) in rate
+    # The folder has the name of what was trained.
+    (last,) = here.glob("runs/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt")
     assert load(last)["hyper_parameters"]["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
     assert load(last)["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
     assert load(last)["epoch"] == 1
+    for norm in ("LayerNorm", "ln_zoo.norms.LayerNorm", "ln_zoo.LayerNorm"):
+        given = (f"--model.norm={norm}", "--model.lr=1e-2")
+        assert "ignored" not in succeed("test", "--ckpt_path", trained, *SMALL, *QUIET, *given).err
 
 
-@pytest.mark.parametrize("norm", ["LayerNorm", "ln_zoo.norms.LayerNorm", "ln_zoo.LayerNorm"])
-def test_what_agrees_is_not_called_ignored(trained: Path, here: Path, norm: str) -> None:
-    done = run(
-        "test", "--ckpt_path", trained, *SMALL, *QUIET, f"--model.norm={norm}", "--model.lr=1e-2"
-    )
-    assert done.code == 0, done.err
-    assert "ignored" not in done.err
-
-
-def test_what_the_data_decide_is_said(trained: Path, here: Path) -> None:
-    note = "note: model.in_features is ignored: it is taken from data.in_features"
-    done = run("test", *SMALL, *QUIET, "--model.in_features=40")
-    assert (done.code, note in done.err) == (0, True)
+def test_notes_of_arguments_that_the_data_determine(trained: Path, here: Path) -> None:
     (here / "c.yaml").write_text("model: {init_args: {num_classes: 7}}\n")
-    done = run("test", *SMALL, *QUIET, "--config=c.yaml")
-    assert (done.code, note in done.err) == (0, False)
-    assert "note: model.num_classes is ignored: it is taken from data.num_classes" in done.err
-    done = run("test", *DATA, *QUIET, "--ckpt_path", trained)
-    assert (done.code, "note" in done.err) == (0, False)
+    for argv, noted in (
+        ([*SMALL, "--model.in_features=40"], {"in_features"}),
+        ([*SMALL, "--config=c.yaml"], {"num_classes"}),
+        ([*DATA, "--ckpt_path", trained], set()),
+    ):
+        found = succeed("test", *argv, *QUIET).err
+        assert {name for name in ("in_features", "num_classes") if f"model.{name} is" in found} == (
+            noted
+        )
 
 
 # last
@@ -203,8 +121,7 @@ def test_last_finds_the_newest_run_of_the_name(here: Path) -> None:
     assert "note: model.lr = 0.5 is ignored: runs/MLPClassifier-LayerNorm/version_1" in done.err
 
 
-@pytest.mark.parametrize("limit", [(), ("--trainer.max_steps=25",)])
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("every", "limit"), [(1, ()), (2, ("--trainer.max_steps=25",))])
 def test_resumed_after_an_epoch_it_goes_on_as_if_uninterrupted(
     here: Path, every: int, limit: tuple[str, ...]
 ) -> None:
@@ -229,15 +146,13 @@ def test_resumed_after_an_epoch_it_goes_on_as_if_uninterrupted(
 # --weights
 
 
-def test_weights_start_afresh_and_arguments_win(trained: Path, here: Path) -> None:
-    done = run(
-        "fit", "--weights", trained, *DATA, *QUIET, "--trainer.max_epochs=1", "--model.lr=1e-30"
-    )
-    assert done.code == 0, done.err
+def test_weights_start_a_new_run_and_arguments_win(trained: Path, here: Path) -> None:
+    start = ("fit", "--weights", trained, *DATA, *QUIET, "--trainer.max_epochs=1")
+    succeed(*start, "--model.lr=1e-30")
     (last,) = here.glob("runs/**/last.ckpt")
     checkpoint = load(last)
-    assert (checkpoint["global_step"], checkpoint["hyper_parameters"]["lr"]) == (5, 1e-30)
-    assert checkpoint["hyper_parameters"]["hidden_sizes"] == [8]
+    hparams = checkpoint["hyper_parameters"]
+    assert (checkpoint["global_step"], hparams["lr"], hparams["hidden_sizes"]) == (5, 1e-30, [8])
     before = load(trained)["state_dict"]  # at that rate nothing moves
     assert all(torch.equal(v, before[k]) for k, v in checkpoint["state_dict"].items())
 
@@ -246,54 +161,38 @@ def test_training_before_a_run_counts(
     trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten updates in two runs, which started from the weights after five."""
-    more = ("fit", *DATA, *QUIET, "--test_after_fit=true")
-    start = run(*more, "--weights", trained, "--trainer.max_epochs=1", "--test_after_fit=false")
-    assert start.code == 0, start.err
+    more = ("fit", *DATA, *QUIET)
+    succeed(*more, "--weights", trained, "--trainer.max_epochs=1")
     first = here / "runs/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt"
-    done = run(*more, "--ckpt_path", first, "--trainer.max_epochs=2", "--trainer.logger=false")
-    assert done.code == 0, done.err
+    resumed = ("--trainer.max_epochs=2", "--trainer.logger=false", "--test_after_fit=true")
+    succeed(*more, "--ckpt_path", first, *resumed)
     (last,) = here.glob("runs/*/version_1/checkpoints/last.ckpt")
-    assert run("test", "--ckpt_path", last, *DATA, *QUIET).code == 0
     of_all = {"dataset": "digits", "train_size": 100, "batch_size": 20}
     digest = hashlib.sha256(trained.read_bytes()).hexdigest()
     before = of_all | {"epochs": 1, "steps": 5, "weights": f"last.ckpt, sha256 {digest}"}
     runs = [before, of_all | {"epochs": 2, "steps": 10}]
-    found = [json.loads(path.read_text()) for path in here.glob("runs/**/test_results.json")]
-    assert [measured["training_runs"] for measured in found] == [runs, runs]
-    results = next(here.glob("runs/**/test_results.json"))
+    assert results(here / "runs")["training_runs"] == runs
+    file = next(here.rglob("test_results.json"))
     monkeypatch.setenv("LN_ZOO_MODELS", str(here))
-    card_from_checkpoint(last, results, here / "mlp.continued")
+    card_from_checkpoint(last, file, here / "mlp.continued")
     assert describe("mlp.continued").results["training"]["earlier"] == [before]
-    readme = (here / "mlp.continued/README.md").read_text()
-    assert f"- started from: {before['weights']}: 1 epoch, 5 updates, on digits" in readme
+    assert before["weights"] in (here / "mlp.continued/README.md").read_text()
     for row in csv.DictReader(results_csv(["mlp.continued"]).splitlines()):
         assert (row["epochs"], row["steps"]) == ("3", "15")
-    # Of the size of batches in a test nothing depends.
-    again = run("test", "--weights=mlp.continued", *DATA, *QUIET, "--data.batch_size=300")
-    assert again.code == 0, again.err
-    published = max(here.glob("runs/**/test_results.json"), key=lambda path: path.stat().st_mtime)
-    *earlier, of_card = json.loads(published.read_text())["training_runs"]
-    assert earlier == [before]
+    # Nothing depends on the size of batches in a test.
+    own = "--trainer.logger.save_dir=again"
+    succeed("test", "--weights=mlp.continued", *DATA, *QUIET, "--data.batch_size=300", own)
+    *earlier, of_card = results(here / "again")["training_runs"]
     assert of_card.pop("weights").startswith("mlp.continued, sha256 ")
-    assert of_card == runs[1]
+    assert [*earlier, of_card] == runs
 
 
-def test_weights_of_a_card_by_name_and_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = card(here / "cards/mlp.mine", norm=RMSNorm(eps=1e-4))
+def test_a_card_overridden_in_part(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MLPClassifier(64, [8], norm=RMSNorm(eps=1e-4)).save_pretrained(here / "cards/mlp.mine")
     monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
-    results = []
-    for weights in ("mlp.mine", folder):
-        done = run("test", "--weights", weights, *DATA, *QUIET)
-        assert done.code == 0, done.err
-        assert "untrained" not in done.err
-        results.append(metrics(here / "runs"))
-        shutil.rmtree(here / "runs")
-    assert results[0] == results[1]
-    (here / "a").mkdir()
-    done = run(
-        "fit", "--weights=mlp.mine", *DATA, *QUIET, "--trainer.max_epochs=1", "--model.norm.eps=1"
-    )
-    assert done.code == 0, done.err
+    more = ("--trainer.max_epochs=1", "--model.norm.eps=1")
+    done = succeed("fit", "--weights=mlp.mine", *DATA, *QUIET, *more)
+    assert "untrained" not in done.err
     (last,) = here.glob("runs/MLPClassifier-RMSNorm/**/last.ckpt")
     assert load(last)["hyper_parameters"]["norm"] == {
         "class_path": "ln_zoo.norms.RMSNorm", "init_args": {"gain": 1.0, "eps": 1.0},
@@ -314,21 +213,10 @@ def test_weights_of_another_norm_or_size_name_the_keys(
     fails("test", option, wrong, *DATA, *QUIET, says=[wrong, "MLPClassifier", *says])
 
 
-def test_eight_differing_keys_are_enough() -> None:
-    with pytest.raises(ValueError, match=r"network\.5\.bias is missing; and 1 more$"):
-        check_fits(MLPClassifier(6, [5, 5], 3, normalize_logits=True), {}, "x.ckpt")
-
-
-def test_data_of_another_size(trained: Path, here: Path, data_root: Path) -> None:
-    fails("test", "--ckpt_path", trained, "--data=MNIST", f"--data.root={data_root / 'mnist'}",
-          says=["network.1.weight", "(8, 64)", "(8, 784)"])  # fmt: skip
-
-
 def test_one_source_of_models(trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File, run folder, card folder and name give the same model, in Python and by command."""
     monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
-    model = source.load_model(str(trained))
-    model.save_pretrained(here / "cards/mlp.again")
+    source.load_model(str(trained)).save_pretrained(here / "cards/mlp.again")
     state = load(trained)["state_dict"]
     measured = []
     for text in (trained, trained.parents[1], here / "cards/mlp.again", "mlp.again"):
@@ -337,13 +225,10 @@ def test_one_source_of_models(trained: Path, here: Path, monkeypatch: pytest.Mon
         for loaded in (found.load(), ln_zoo.load(text)):
             assert not loaded.training
             assert all(torch.equal(v, state[k]) for k, v in loaded.state_dict().items()), text
-        done = run("test", "--weights", text, *DATA, *QUIET)
-        assert done.code == 0, done.err
-        measured.append(metrics(here / "runs"))
+        succeed("test", "--weights", text, *DATA, *QUIET)
+        measured.append(results(here / "runs")["metrics"])
         shutil.rmtree(here / "runs")
     assert all(each == measured[0] for each in measured)
-    with pytest.raises(CardError, match="checkpoint"):
-        ln_zoo.load(trained, num_classes=3)
 
 
 # Damaged files
@@ -418,40 +303,28 @@ def test_the_newest_whole_checkpoint_is_resumed(here: Path) -> None:
 # A card from a checkpoint and its test
 
 
-def test_card_of_a_test_and_back(trained: Path, here: Path) -> None:
-    assert run("test", "--ckpt_path", trained, *DATA, *QUIET).code == 0
-    (results,) = here.glob("runs/**/test_results.json")
-    done = run("card", trained, "--results", results, "--out", here / "cards/mlp.new")
-    assert done.code == 0, done.err
-    measured = json.loads(results.read_text())
+def test_card_of_a_test_and_back(here: Path) -> None:
+    done = fit("--test_after_fit=true", epochs=2)
+    (file,) = here.rglob("test_results.json")
+    assert f"results: {file.relative_to(here)}" in done.out
+    measured = results(here)
+    assert (measured["checkpoint"], measured["epochs"], measured["steps"]) == ("last.ckpt", 2, 10)
+    last = file.parent / "checkpoints/last.ckpt"
+    succeed("card", last, "--results", file, "--out", here / "cards/mlp.new")
     carried = json.loads((here / "cards/mlp.new/results.json").read_text())
     assert {m["name"]: m["value"] for m in carried["metrics"]} == measured["metrics"]
     assert carried["evaluation"]["command"] == measured["command"]
-    assert carried["training"]["epochs"] == measured["epochs"] == 1
-    assert carried["training"]["steps"] == measured["steps"] == 5
+    assert (carried["training"]["epochs"], carried["training"]["steps"]) == (2, 10)
     config = json.loads((here / "cards/mlp.new/config.json").read_text())
-    assert config["preprocessing"] == PREPROCESSING
+    assert config["preprocessing"] == {"scale": 16, "image_shape": [1, 8, 8]}
     # The card's weights give the card's numbers.
-    shutil.rmtree(here / "runs")
-    assert run("test", "--weights", here / "cards/mlp.new", *DATA, *QUIET).code == 0
-    assert metrics(here / "runs") == measured["metrics"]
-
-
-def test_card_after_fit(here: Path) -> None:
-    done = fit("--test_after_fit=true", epochs=2)
-    (results,) = here.glob("runs/**/test_results.json")
-    measured = json.loads(results.read_text())
-    assert (measured["checkpoint"], measured["epochs"], measured["steps"]) == ("last.ckpt", 2, 10)
-    last = results.parent / "checkpoints/last.ckpt"
-    assert f"results: {results.relative_to(here)}" in done.out
-    done = run("card", last, "--results", results, "--out", here / "mlp.new")
-    assert done.code == 0, done.err
-    # Of another checkpoint it is refused.
-    fit("--model.lr=0.1", epochs=2)
+    own = "--trainer.logger.save_dir=again"
+    succeed("test", "--weights", here / "cards/mlp.new", *DATA, *QUIET, own)
+    assert results(here / "again")["metrics"] == measured["metrics"]
+    # Results of another checkpoint are refused.
+    fit("--model.lr=0.1")
     other = here / "runs/MLPClassifier-LayerNorm/version_1/checkpoints/last.ckpt"
-    done = run("card", other, "--results", results, "--out", here / "mlp.other")
-    assert done.code == 1
-    assert "sha256 differs" in done.err
+    fails("card", other, "--results", file, "--out", "mlp.other", code=1, says=["sha256"])
 
 
 # Checkpoints from anywhere
@@ -475,38 +348,43 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
     _foreign_class(trained, here / "json.ckpt", activation='{"class_path": "redteam.Foo"}')
     _foreign_class(trained, here / "words.ckpt", vocabulary="mine.yaml")
     (here / "mine.yaml").write_text("ckpt_path: model.ckpt\n")
-    of, asks = (
-        "is of redteam.Foo, which is not",
-        "asks for redteam.Foo, which is not one of ln_zoo's",
-    )
-    for argv, message in (
-        (["test", "--ckpt_path=model.ckpt"], f"model.ckpt {of}"),
-        (["test", "--ckpt_path=norm.ckpt"], "you trust the file, give --model.norm redteam.Foo"),
-        (["test", "--ckpt_path=path.ckpt"], "norm must be stored as class_path and init_args"),
-        (["test", "--ckpt_path=cell.ckpt"], asks),
-        (["fit", "--weights=json.ckpt"], "redteam.Foo"),
-        (["test", "--weights=words.ckpt"], "mine.yaml"),
-        (["test", "--weights=model.ckpt"], "if you trust the file, give --model redteam.Foo"),
-        (["fit", "--ckpt_path=norm.ckpt"], asks),
-        (["predict", "--weights=norm.ckpt"], asks),
-        (["validate", "--config=mine.yaml"], of),
-        (["validate", "--config", '{"ckpt_path": "model.ckpt"}'], of),
-        (["test", "--ckpt_path=model.ckpt", "--model=MLPClassifier"], of),
-        (["write", "text", "--model=model.ckpt"], "you trust the file, give --import redteam"),
-        (["analyze", "dynamics", "--ckpt=norm.ckpt"], "trust the file, give --import redteam"),
-        (
-            ["card", "norm.ckpt", "--results=x", "--out=card"],
-            "trust the file, give --import redteam, or",
-        ),
-        (
-            ["card", "model.ckpt", "--results=x", "--out=card"],
-            "trust the file, give --import redteam, or",
-        ),
+    for given, says in (
+        ("test --ckpt_path=model.ckpt", "model.ckpt redteam.Foo"),
+        ("test --ckpt_path=norm.ckpt", "--model.norm redteam.Foo"),
+        ("test --ckpt_path=path.ckpt", "norm class_path"),
+        ("test --ckpt_path=cell.ckpt", "redteam.Foo"),
+        ("fit --weights=json.ckpt", "redteam.Foo"),
+        ("test --weights=words.ckpt", "mine.yaml"),
+        ("test --weights=model.ckpt", "--model redteam.Foo"),
+        ("fit --ckpt_path=norm.ckpt", "redteam.Foo"),
+        ("predict --weights=norm.ckpt", "redteam.Foo"),
+        ("validate --config=mine.yaml", "redteam.Foo"),
+        ('validate --config={"ckpt_path":"model.ckpt"}', "redteam.Foo"),
+        ("test --ckpt_path=model.ckpt --model=MLPClassifier", "redteam.Foo"),
+        ("write text --model=model.ckpt", "--import redteam"),
+        ("analyze dynamics --ckpt=norm.ckpt", "--import redteam"),
+        ("card norm.ckpt --results=x --out=card", "--import redteam"),
+        ("card model.ckpt --results=x --out=card", "--import redteam"),
     ):
-        done = run(*argv, *(DATA if argv[0] in ("test", "fit", "predict", "validate") else ()))
-        assert done.code in (1, 2), argv
-        assert message in done.err, (argv, done.err)
-        assert not (here / "imported").exists(), argv
+        trains = given.split()[0] in ("test", "fit", "predict", "validate")
+        more = DATA if trains else ()
+        fails(*given.split(), *more, code=2 if trains else 1, says=says.split())
+        assert not (here / "imported").exists(), given
+
+
+@pytest.mark.parametrize("option", ["--ckpt_path", "--weights"])
+def test_checkpoints_of_no_model_or_of_another_version(
+    trained: Path, here: Path, option: str
+) -> None:
+    """One short line, without the arguments in the file."""
+    _foreign_class(trained, here / "linear.ckpt", _class_path="torch.nn.Linear", secret="x" * 99)
+    _foreign_class(trained, here / "old.ckpt", hidden_features=[8])
+    for name, says in (
+        ("linear.ckpt", ["torch.nn.Linear"]),
+        ("old.ckpt", ["hidden_features", "MLPClassifier", "'in_features'"]),
+    ):
+        line = fails("test", option, name, *DATA, *QUIET, says=[name, *says])
+        assert len(line) < 300
 
 
 OWN = """
@@ -526,20 +404,17 @@ class Decayed(MLPClassifier):
 """
 
 
-def test_a_users_own_model_and_norm_are_tested_by_naming_them(own_classes: Path) -> None:
-    (own_classes / "my_models.py").write_text(OWN)
+def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> None:
+    (here / "my_models.py").write_text(OWN)
     own = ["--model=my_models.Decayed", "--model.norm=my_models.Mine"]
     fit(*own, "--model.norm.eps=1e-3")
-    last = "runs/Decayed-Mine/version_0/checkpoints/last.ckpt"
-    config = "runs/Decayed-Mine/version_0/config.yaml"
-    for named in (own, ["--config", config]):
-        done = run("test", "--ckpt_path", last, *named, "--data=Digits", *QUIET)
-        assert (done.code, "ignored" in done.err) == (0, False), done.err
-    done = run("test", "--weights", last, *own, "--data=Digits", *QUIET)
-    assert done.code == 0, done.err
+    folder = "runs/Decayed-Mine/version_0"
+    last = f"{folder}/checkpoints/last.ckpt"
+    for named in (own, ["--config", f"{folder}/config.yaml"]):
+        done = succeed("test", "--ckpt_path", last, *named, "--data=Digits", *QUIET)
+        assert "ignored" not in done.err
+    succeed("test", "--weights", last, *own, "--data=Digits", *QUIET)
     # Both of its classes are to be named.
-    done = run("test", "--ckpt_path", last, own[0], "--data=Digits", *QUIET)
-    assert (done.code, "give --model.norm my_models.Mine" in done.err) == (2, True), done.err
-    done = run("analyze", "dynamics", "--ckpt", last, "--import=my_models")
-    assert "Decayed" in done.err
-    assert "dynamics_data" in done.err
+    fails("test", "--ckpt_path", last, own[0], "--data=Digits", *QUIET,
+          says=["--model.norm my_models.Mine"])  # fmt: skip
+    fails("analyze", "dynamics", "--ckpt", last, "--import=my_models", code=1, says=["Decayed"])

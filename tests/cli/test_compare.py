@@ -82,14 +82,6 @@ def test_steps_to_values(
     assert [row["steps"] for row in rows if row["value"] == "0.1"] == ["5", "10", "", "5"]
 
 
-def test_no_area_without_logarithms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_steps(tmp_path / "a/0", {0: 0.9, 5: 0.0}, "step_train_error")
-    command = ["compare", str(run), "--x=step", "--metric=step_train_error"]
-    command += ["--out", str(tmp_path / "c.png"), "--steps_to", "step_train_error", "0.5"]
-    assert main(command) == 0
-    assert "| a | 1 | 5 (5 to 5) | — |" in capsys.readouterr().out
-
-
 # Activity by position
 
 
@@ -116,21 +108,35 @@ def test_activity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "| conv | LN | 0.4 | 0.4 | 1 | 1 | 2 | 0.5 | 0.25 | 0.25 | 1 |",
         "| conv | c | 0.5 | 0.5 | 1 | 1 | 2 | 0.5 | nan | nan | nan |",
     ]
-    assert main(["compare", "--activity", str(tmp_path / "a")]) == 1
-    assert "is not a run: there is no" in capsys.readouterr().err
 
 
-def test_wrong_steps(three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def error(*argv: str) -> str:
-        assert main(["compare", *argv, "--metric=step_train_nll", "--x=step"]) == 1
-        return capsys.readouterr().err
-
-    assert "takes a metric and then numbers" in error(*three, "--steps_to", "step_train_nll", "low")
-    assert "give the values to reach" in error(*three, "--steps_to", "step_train_nll")
-    other = write_steps(tmp_path / "c/0", {3: 1.0, 7: 0.1})
-    found = error(three[0], f"LN={other}")
-    assert "step_train_nll: these runs logged it at no common epoch or update" in found
-    assert str(other) in found
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("{runs} --steps_to step_train_nll low", "--steps_to low"),
+        ("{runs} --steps_to step_train_nll", "--steps_to step_train_nll"),
+        ("{run} LN={other}", "step_train_nll {other}"),
+        ("--activity {other}", "{other}"),
+        ("--weight_geometry {run}", "metrics.csv WeightGeometry"),
+        ("--weight_geometry a={geometry} a={geometry}", "--weight_geometry a"),
+    ],
+    ids=range(6),
+)
+def test_wrong_input(
+    three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, says: str
+) -> None:
+    names = {
+        "runs": " ".join(three), "run": three[0],
+        "other": write_steps(tmp_path / "c/0", {3: 1.0, 7: 0.1}),
+        "geometry": write_geometry_run(tmp_path / "geometry", [1.0]),
+    }  # fmt: skip
+    given, says = given.format(**names), says.format(**names)
+    picture = tmp_path / "x.png"
+    argv = [*given.split(), "--metric=step_train_nll", "--x=step", f"--out={picture}"]
+    assert main(["compare", *argv]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [word for word in says.split() if word not in line] == []
+    assert not picture.exists()
 
 
 # Geometry of weights
@@ -167,17 +173,3 @@ def test_weight_geometry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [(row["label"], row["step"], row["norm_q50"]) for row in rows] == [
         ("LN", "10", "1"), ("LN", "30", "3"), ("none", "10", "2"), ("none", "30", "1"),
     ]  # fmt: skip
-
-
-def test_weight_geometry_of_runs_that_have_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = write_run(tmp_path / "plain", [0.1])
-    one, two = (write_geometry_run(tmp_path / name, [1.0]) for name in ("one", "two"))
-    for runs, message in (
-        ([f"a={plain}"], "metrics.csv has no columns of the callback WeightGeometry"),
-        ([f"a={one}", f"a={two}"], "--weight_geometry takes one run per label, a has two"),
-    ):
-        assert main(["compare", "--weight_geometry", *runs, "--out", str(tmp_path / "x.png")]) == 1
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "x.png").exists()

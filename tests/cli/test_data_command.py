@@ -30,7 +30,7 @@ def test_it_converts_and_says_what_it_found(
         assert row in rows
     assert "lines without text: 2 (c03-021-01, c03-021-02)" in told.out
     assert "listed forms without stroke files: 1 (m02-001)" in told.out
-    assert "stroke files of forms in no list, left out: 1\n" in told.out
+    assert "stroke files of unlisted forms, skipped: 1\n" in told.out
     assert told.out.endswith("converted: compact (--data IAMOnDB --data.root compact)\n")
     assert "9/9" in told.err
     data = IAMOnDB("compact", require_text=False)

@@ -71,18 +71,3 @@ def test_black_and_white(in_tmp: Path, cards: Path) -> None:
 def test_wrong_models(in_tmp: Path, cards: Path, model: str, says: str) -> None:
     fails("draw", f"--model={cards / model}", code=1, says=says.split())
     assert list(in_tmp.iterdir()) == []
-
-
-def test_the_default_is_the_published_model(
-    in_tmp: Path, cards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def load_instead(weights: str) -> object:
-        asked.append(weights)
-        return load(cards / "small")
-
-    monkeypatch.setattr("ln_zoo.zoo.source.load_model", load_instead)
-    assert main(["draw"]) == 0
-    assert asked == ["draw.layernorm"]
-    assert (in_tmp / "samples.png").is_file()

@@ -1,35 +1,31 @@
-"""``ln-zoo export``: what it writes and says, and how it fails."""
+"""``ln-zoo export``: what it writes and prints, and how it fails."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from cli_support import fails
 
 from ln_zoo.cli import main
 
-
-def test_a_published_model(tmp_path, capsys):
-    file = tmp_path / "digits.pt2"
-    command = ["export", "mlp.layernorm-digits", "--format", "pt2", "--form", "sequence"]
-    assert main([*command, "--out", str(file)]) == 0
-    said = capsys.readouterr().out
-    assert "images (N, 64)" in said
-    assert "logits" in said
-    assert "largest difference from the model: " in said
-    assert "N=4, T=12" in said
-    assert torch.export.load(file).module()(torch.rand(9, 64))[0].shape == (9, 10)
-    assert main([*command, "--out", str(file)]) == 1
-    assert "exists" in capsys.readouterr().err
+COMMAND = ("export", "mlp.layernorm-digits", "--format=pt2", "--form=sequence", "--out=a.pt2")
 
 
-def test_errors_are_one_line_and_leave_no_file(tmp_path, capsys):
-    for arguments, message in (
-        (["--form", "step"], "MLPClassifier has no step form: nothing recurrent leads"),
-        (["--format", "onnx", "--opset", "9"], "opset must be from 18 to 23, got 9"),
-        (["--format", "keras"], "got 'keras'"),
+def test_a_published_model(here: Path, capsys) -> None:
+    assert main([*COMMAND]) == 0
+    printed = capsys.readouterr().out
+    for words in ("images (N, 64)", "logits", "largest difference from the model: ", "N=4, T=12"):
+        assert words in printed
+    assert torch.export.load("a.pt2").module()(torch.rand(9, 64))[0].shape == (9, 10)
+    fails(*COMMAND, code=1, says=["a.pt2", "exists"])
+
+
+def test_errors_leave_no_file(here: Path) -> None:
+    for given, says in (
+        ("--form=step", "MLPClassifier step"),
+        ("--format=onnx --opset=9", "opset 9 18 23"),
+        ("--format=keras", "'keras'"),
     ):
-        command = ["export", "mlp.layernorm-digits", "--format", "pt2", *arguments]
-        assert main([*command, "--out", str(tmp_path / "a.pt2")]) == 1
-        said = capsys.readouterr().err.strip()
-        assert message in said
-        assert "\n" not in said
-    assert not list(tmp_path.iterdir())
+        fails(*COMMAND, *given.split(), code=1, says=says.split())
+    assert not list(here.iterdir())

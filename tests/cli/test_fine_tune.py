@@ -79,18 +79,17 @@ def test_the_configuration_trains_the_last_layer_first() -> None:
 def test_other_classes_get_a_new_last_layer(capsys: pytest.CaptureFixture[str]) -> None:
     arguments: tuple[Any, ...] = ("--weights=mlp.layernorm-digits", f"--data={__name__}.OddOrEven")
     cli = build("fit", *arguments, "--trainer.max_steps=1")
-    told = capsys.readouterr().err
+    note = capsys.readouterr().err
     head = ("network.5.weight", "network.5.bias")
-    assert f"note: new weights for 2 classes: {', '.join(head)}; others are of mlp.lay" in told
+    assert all(word in note for word in ("2 classes", *head, "mlp.layernorm-digits"))
     assert cli.model.new_weights == head
     published = load("mlp.layernorm-digits").state_dict()
-    below = {name: value for name, value in cli.model.state_dict().items() if name not in head}
-    assert differing(below, published) == set()
+    assert differing(cli.model.state_dict(), published) == set(head)
     assert cli.model.head.weight.shape[0] == 2
     cli.run()
     assert cli.trainer.global_step == 1
     # An untrained last layer is nothing to test.
-    with pytest.raises(ValueError, match=r"network\.5\.weight is \(10, 256\), the model has"):
+    with pytest.raises(ValueError, match=r"network\.5\.weight is \(10, 256\)"):
         build("test", *arguments)
-    with pytest.raises(ValueError, match=r"the weights of mlp\.layernorm-digits do not fit"):
+    with pytest.raises(ValueError, match=r"mlp\.layernorm-digits"):
         build("fit", *arguments, "--model.hidden_sizes=[9, 9]")

@@ -44,8 +44,16 @@ def compiler() -> build.Compiler:
         pytest.skip(error.reason)
 
 
-def native_of(told: dict) -> dict:
-    return next(kernel for kernel in told["kernels"] if kernel["name"] == "native")
+def as_json(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
+    assert main(["kernels", "--json", *options]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def reason_of(told: dict, name: str) -> str | None:
+    """Why a kernel is not available."""
+    (found,) = (kernel for kernel in told["kernels"] if kernel["name"] == name)
+    assert found["available"] == (found["reason"] is None)
+    return found["reason"]
 
 
 def test_builds_the_kernels_ahead_of_time(
@@ -77,11 +85,10 @@ def test_json_tells_what_is_built(
 ) -> None:
     compiler()
     for options, built in ([], False), (["--build"], True), ([], True):
-        assert main(["kernels", "--json", *options]) == 0
-        told = json.loads(capsys.readouterr().out)
+        told = as_json(capsys, *options)
         assert told["native"]["built"] is built
         assert [kernel["name"] for kernel in told["kernels"]] == NAMES
-        assert [native_of(told)["available"], native_of(told)["reason"]] == [True, None]
+        assert reason_of(told, "native") is None
     assert Path(told["native"]["path"]).parent == cache
     assert told["native"]["openmp"] == "torch's"
 
@@ -114,33 +121,30 @@ def test_failure_to_build_is_an_error_until_it_is_mended(
     assert str(build.status().path) in capsys.readouterr().out
 
 
-def test_a_cache_that_others_can_write_to_is_told(
+def test_a_cache_that_others_can_write_to(
     tiny: None, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compiler()
     cache.mkdir()
     cache.chmod(0o777)
     assert main(["kernels"]) == 0
-    reason = f"every user can write to {cache} (chmod go-w {cache})"
-    assert f"not used: {reason}; each process compiles" in capsys.readouterr().out
+    assert f"chmod go-w {cache}" in capsys.readouterr().out
     assert main(["kernels", "--build"]) == 1
-    assert f"error: built, but not kept: {reason}" in capsys.readouterr().err
+    assert f"chmod go-w {cache}" in capsys.readouterr().err
     assert list(cache.iterdir()) == []
 
 
-def test_no_compiler_is_told(
+def test_no_compiler(
     tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert main(["kernels", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert native_of(told)["available"] is False
-    assert "CXX=no-such-compiler is not a compiler" in native_of(told)["reason"]
+    told = as_json(capsys)
+    assert "no-such-compiler" in (reason_of(told, "native") or "")
     assert told["native"]["compiler"] is None
     assert main(["kernels", "--build"]) == 1
 
 
-def test_any_engine_tells_what_it_lacks(
+def test_reasons(
     tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Mine(AtenEngine):
@@ -151,21 +155,13 @@ def test_any_engine_tells_what_it_lacks(
 
     monkeypatch.setattr(ops, "KERNELS", [*ops.KERNELS, Recurrence(Mine())])
     monkeypatch.setattr(registry, "KERNELS", ops.KERNELS)
-    assert main(["kernels", "--json"]) == 0
-    last = json.loads(capsys.readouterr().out)["kernels"][-1]
-    assert (last["name"], last["available"], last["reason"]) == ("mine", False, "no such device")
+    assert reason_of(as_json(capsys), "mine") == "no such device"
 
-
-def test_what_the_environment_turns_off_is_told(
-    tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
-    assert main(["kernels", "--json"]) == 0
-    kernels = json.loads(capsys.readouterr().out)["kernels"]
-    assert {kernel["name"] for kernel in kernels if kernel["available"]} == {"aten"}
-    reasons = {kernel["reason"] for kernel in kernels if not kernel["available"]}
-    assert reasons == {"turned off: LN_ZOO_KERNELS=aten"}
+    told = as_json(capsys)
+    assert reason_of(told, "aten") is None
+    assert all("LN_ZOO_KERNELS=aten" in k["reason"] for k in told["kernels"] if k["reason"])
 
     monkeypatch.setenv("LN_ZOO_KERNELS", "fast")
     assert main(["kernels"]) == 1
-    assert "there is no kernel called 'fast'" in capsys.readouterr().err
+    assert "'fast'" in capsys.readouterr().err

@@ -1,41 +1,92 @@
-"""Kills while a checkpoint is written, and at random: every run goes on, every end is the same."""
+"""Runs killed while a checkpoint is written, or at random, end like uninterrupted ones."""
 
 from __future__ import annotations
 
-import json
+import csv
+import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from cli_support import environment
+from cli_support import CONFIGS, QUIET, environment, load, same
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and SIGKILL"),
+]
+FITS = {
+    "digits": [
+        f"--config={CONFIGS}/quickstart.yaml", "--test_after_fit=false",
+        "--data.train_size=300", "--data.val_size=50", "--trainer.max_epochs=6",
+    ],
+    "handwriting": [
+        f"--config={CONFIGS}/handwriting/quickstart.yaml", "--model.hidden_size=16",
+        "--data.train_size=64", "--data.val_size=16", "--trainer.callbacks=[]",
+        "--trainer.max_epochs=5",
+    ],
+}  # fmt: skip
+#: A slow disk, so that kills fall between two calls.
+SLOW = """
+import os, sys, time
+from ln_zoo.cli import main
+sync = os.fsync
+os.fsync = lambda file: (time.sleep(0.02), sync(file), time.sleep(0.02))
+sys.exit(main(sys.argv[1:]))
+"""
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
-def test_every_killed_run_goes_on(tmp_path: Path) -> None:
-    """$TMPDIR is on another file system, where there is one to write to."""
-    runs, temporary = tmp_path / "runs", tmp_path / "temporary"
-    for other in map(Path, ("/dev/shm", "/var/tmp")):
-        if other.is_dir() and other.stat().st_dev != tmp_path.stat().st_dev:
-            temporary = other / f"ln_zoo-{tmp_path.name}"
-    runs.mkdir()
-    temporary.mkdir()
-    script = Path(__file__).with_name("kills.py")
-    try:
-        done = subprocess.run(
-            [sys.executable, script, runs, temporary, "5", "5"],
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-    finally:
-        temporary.rmdir()
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) == 20
-    for each in told:
-        assert (each["resumed"], each["differing"]) == (0, []), each
-        assert not each["partial"], each
-        assert not each["temporary"], each
-    assert any("last.ckpt.partial" in each["left"] for each in told if each["kill"] == "timed")
+def start(folder: Path, *argv: str) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
+    env = environment(TMPDIR=str(folder))
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", SLOW, "fit", *argv, *QUIET],
+            cwd=folder, env=env, stdout=log, stderr=log,
+        )  # fmt: skip
+
+
+def kill(process: subprocess.Popen[bytes], folder: Path, timed: bool, chance: random.Random) -> int:
+    """Kill while a checkpoint is written, or at random after the first; return the exit code."""
+    events, seen, wanted = 0, "", chance.randrange(1, 5)
+    while events < wanted and process.poll() is None:
+        names = sorted(p.name for p in folder.glob("runs/*/*/checkpoints/*"))
+        ready = "last.ckpt.partial" in names if timed else "last.ckpt" in names
+        events += ready and str(names) != seen
+        seen = str(names)
+        time.sleep(0.0002)
+    time.sleep(chance.uniform(0, 0.05))
+    process.kill()
+    return process.wait()
+
+
+def last(folder: Path) -> dict:
+    """The newest run's checkpoint, its curves by column without wall times."""
+    path = max(folder.glob("runs/*/version_*/checkpoints/last.ckpt"))
+    checkpoint = load(path)
+    names, *rows = csv.reader(checkpoint["metrics_csv"].splitlines())
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    for name in ("epoch_seconds", "step_seconds"):
+        columns.pop(name, None)
+    return checkpoint | {"metrics_csv": columns}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_every_killed_run_resumes(tmp_path: Path, name: str) -> None:
+    assert start(tmp_path / "whole", *FITS[name]).wait() == 0
+    expected, partial = last(tmp_path / "whole"), 0
+    for number in range(10):
+        chance, timed = random.Random(f"{name} {number}"), number < 5
+        folder = tmp_path / str(number)
+        if kill(start(folder, *FITS[name]), folder, timed, chance) == 0:
+            continue  # it ended before the kill
+        partial += bool(list(folder.rglob("*.partial")))
+        log = folder / "log"
+        assert start(folder, *FITS[name], "--ckpt_path=last").wait() == 0, log.read_text()
+        found = last(folder)
+        assert [key for key in expected if not same(found.get(key), expected[key])] == [], number
+        assert not list(folder.rglob("*.partial"))
+        assert not [p for p in os.listdir(folder) if p not in ("runs", "log")]
+    assert partial

@@ -12,13 +12,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import CONFIGS, QUIET, SCRIPT, SMALL, environment, fails, python, run, write_idx
+from cli_support import (
+    CONFIGS,
+    QUIET,
+    SCRIPT,
+    SMALL,
+    environment,
+    fails,
+    python,
+    run,
+    succeed,
+    write_idx,
+)
 
 import ln_zoo.data
 import ln_zoo.models
 import ln_zoo.norms
 
 BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+QUICKSTART = CONFIGS / "quickstart.yaml"
 HUGE = "100000000000000000000000"
 
 
@@ -105,9 +117,18 @@ def test_options_of_training(here: Path, given: str, says: str) -> None:
         (BOMB, "bad.yaml"),
         ("a: &a [*a]", "bad.yaml"),
         ("model: " + "[" * 3000 + "]" * 3000, "bad.yaml"),
-        (" " * 10_000_001, "bad.yaml"),
-        ("data: {init_args: null}", "data"),
-        ("model: {init_args: x}", "model"),
+        ("#" * 1_000_001, "bad.yaml"),
+        ("data: {init_args: null}", "data.init_args None"),
+        ("model: {init_args: x}", "model.init_args 'x'"),
+        ("model: {class_path: .inf}", "model.class_path inf"),
+        ("model: {init_args: {norm: {class_path: ''}}}", "norm.class_path"),
+        ("model: [MLPClassifier]", "model MLPClassifier"),
+        ("optimizer: [Adam]", "optimizer Adam"),
+        ("trainer: {callbacks: [null]}", "trainer.callbacks null"),
+        ("trainer: {logger: [true, 3]}", "trainer.logger 3"),
+        ("trainer: [3]", "trainer 3"),
+        ("model: {init_args: {lr: null}}", "model.lr float null"),
+        ("model: {init_args: {lr: {a: 1}}}", "model.lr float"),
     ],
 )  # fmt: skip
 def test_configuration_files(here: Path, text: str, says: str) -> None:
@@ -127,8 +148,7 @@ def test_merged_keys_and_aliases_are_read(here: Path) -> None:
         "  class_path: MLPClassifier\n"
         "data: Digits\ntrainer: {<<: {max_epochs: 7, min_epochs: 1}, max_epochs: 3}\n"
     )
-    done = run("fit", "--config=good.yaml", "--print_config")
-    assert done.code == 0, done.err
+    done = succeed("fit", "--config=good.yaml", "--print_config")
     assert "max_epochs: 3" in done.out
 
 
@@ -161,49 +181,30 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str,
         ("analyze invarience", 2, "invarience invariance"),
         ("data iam", 2, "iam iam_ondb"),
         ("draw --nmber 3", 2, "--nmber"),
-        ("draw --number x", 2, "--number x"),
-        ("draw --number 0", 1, "--number 0"),
-        ("draw --number 100000", 1, "--number 100000"),
-        ("draw --columns 0", 1, "--columns 0"),
         ("draw --out a.txt", 1, "--out a.txt"),
-        ("draw --numbers a.txt", 1, "--numbers a.txt"),
+        (f"write hi --model x --samples {10**11}", 1, f"--samples {10**11}"),
+        (f"sweep --out s --config {QUICKSTART} --norms layer --seeds {HUGE}", 2, f"--seeds {HUGE}"),
         ("draw --model none.ckpt", 1, "none.ckpt"),
         ("draw --model mlp.none", 1, "mlp.none MLPClassifier DRAW"),
         ("draw --import no_such_module", 1, "--import no_such_module"),
         ("write --model handwriting.layernorm", 1, "--file"),
-        ("write hi --model handwriting.layernorm --bias -1", 1, "--bias -1"),
-        ("write hi --model handwriting.layernorm --width 0", 1, "--width 0"),
         (f"write hi --model handwriting.layernorm --seed {HUGE}", 1, f"--seed {HUGE}"),
         ("write hi --model handwriting.layernorm --strokes a.txt", 1, "--strokes a.txt"),
         ("write hi --model handwriting.layernorm --prime_text x", 1, "--prime"),
-        ("write hi --model handwriting.layernorm --file none", 1, "--file"),
         ("export mlp.none", 2, "--out"),
         ("export mlp.none --format onx --out a.onnx", 1, "onx"),
-        ("analyze gradient_flow --steps 0", 1, "--steps 0"),
-        ("analyze gradient_flow --gains 0", 1, "--gains 0"),
         ("analyze gradient_flow --norm LayrNorm --data random", 1, "LayrNorm 'LayerNorm'"),
-        ("analyze gradient_flow --candidate x", 2, "--candidate x identity orthogonal"),
-        ("analyze invariance --eps -1", 2, "--eps -1"),
-        ("analyze invariance --examples 1", 1, "--examples 1"),
         ("analyze invariance --format word", 2, "--format word markdown"),
-        ("analyze dynamics --hidden 3 --weights pixels.layernorm", 1, "--hidden --weights"),
-        ("analyze dynamics --statistics batch", 1, "--statistics --weights"),
         ("analyze dynamics --weights mlp.none", 1, "mlp.none MLPClassifier"),
-        ("analyze fisher --out a.txt", 1, "--out a.txt"),
-        ("analyze gradient_flow --noise inf", 1, "--noise inf"),
-        ("analyze gradient_flow --gains 0.1 nan", 1, "--gains nan"),
         ("analyze gradient_flow --data pixels --steps 785", 1, "784 --steps 785"),
         ("analyze gradient_flow --data permuted --batch 70000", 1, "--batch 59999 70000"),
         ("analyze gradient_flow --data pixels --root none", 1, "none"),
         ("analyze invariance --norm no_such.Norm", 1, "no_such.Norm"),
         ("analyze invariance --norm pathlib.Path", 1, "pathlib.Path Norm"),
-        ("analyze invariance --weight_scale 0", 1, "--weight_scale 0"),
         ("analyze invariance --factors 2 -1", 1, "factors -1"),
         ("analyze invariance --eps nan", 2, "--eps nan shipped"),
         ("analyze fisher --units 2", 1, "units 3 2"),
         ("analyze fisher --examples 5", 1, "examples 14 5"),
-        ("draw --out .", 1, "--out"),
-        ("draw --filmstrip x", 1, "--filmstrip x"),
         ("draw --model draw.nne", 1, "draw.nne draw.none"),
         ("evaluate-sentences majority majority", 1, "majority LABEL=ENCODER"),
         ("evaluate-sentences word-mean", 1, "word-mean:MODEL"),
@@ -211,26 +212,17 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str,
         ("evaluate-sentences missing.ckpt", 1, "missing.ckpt"),
         ("evaluate-sentences missing.csv", 1, "missing.csv"),
         ("evaluate-sentences majority --curve curve.csv", 1, "--curve majority"),
-        ("evaluate-sentences majority --curve curve.md", 1, "--curve curve.md"),
-        ("write", 2, "--model"),
         ("analyze", 2, "invariance"),
         ("compare none", 1, "none"),
         ("compare --metric", 2, "--metric"),
         ("evaluate-sentences majorty", 1, "majorty 'majority'"),
         ("evaluate-sentences majority --tasks XX", 1, "XX"),
         ("evaluate-sentences majority --out a.txt", 1, "--out a.txt"),
-        ("evaluate-sentences majority --jobs 0", 1, "--jobs 0"),
         ("cards no.such", 1, "no.such"),
         ("cards --facts x", 1, "--facts --refresh"),
         ("card none.ckpt --results x --out y", 1, "none.ckpt"),
-        ("publish no.such --repo_id a/b", 1, "no.such"),
-        ("publish mlp.none", 2, "--repo_id"),
-        ("sweep --out s", 2, "--config"),
         ("sweep --out s --model DRAW", 2, "--model fit --"),
-        ("sweep --config none.yaml --norms layer --out s", 2, "none.yaml"),
-        ("sweep --out s --jobs 0", 2, "--jobs 0"),
         ("sweep --out s --gather", 2, "s"),
-        ("reproduce no-such-claim", 2, "no-such-claim"),
         ("reproduce curvature --size huge", 2, "--size huge"),
         ("kernels --biuld", 2, "--biuld"),
         ("list --nrom x", 2, "--nrom"),
@@ -328,12 +320,9 @@ def test_two_norms_of_one_short_name_are_told_apart(here: Path) -> None:
         "@dataclass(frozen=True)\n"
         "class RMSNorm(ln_zoo.norms.Norm):\n    eps: float = 1.0\n"
     )
-    # A process of its own: the twin would stay.
     command = ["fit", *SMALL, "--model.norm=RMSNorm"]
     done = python(here, f"import sys, twin_norms\nsys.exit(main({command}))")
-    assert done.code == 2
-    assert "model.norm" in done.err
-    assert "twin_norms.RMSNorm" in done.err
+    assert (done.code, "twin_norms.RMSNorm" in done.err) == (2, True)
 
 
 # The whole command line
@@ -353,10 +342,10 @@ def test_every_class_is_offered_by_its_name() -> None:
                 assert name in line, name
 
 
-def test_errors_keep_their_traceback_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LN_ZOO_DEBUG", "1")
-    with pytest.raises(AssertionError, match=r"Traceback[\s\S]*ValueError"):
-        run("fit", *SMALL, "--model.lr=-1")
+    done = run("fit", *SMALL, "--model.lr=-1")
+    assert (done.code, "Traceback" in done.err, "ValueError" in done.err) == (1, True, True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def settings(optimizer: str = "", scheduler: str = "", interval: str = "epoch") 
     )
 
 
-def configured(model: ZooModule, given: Namespace, rate_of_model: bool = False) -> object:
+def configured(model: ZooModule, given: Namespace, rate_of_model: bool = False) -> Any:
     assert optimizers.install(model, given, rate_of_model) is not None
     return model.configure_optimizers()
 
@@ -55,10 +56,9 @@ def test_a_resumed_run_goes_on_with_optimizer_and_schedule(here: Path) -> None:
     name = "--trainer.logger.name"
     fit(*adamw, *COSINE, f"{name}=whole", epochs=2)
     fit(*adamw, *COSINE, f"{name}=parts", "--trainer.max_epochs=1")
-    # The options are those of the checkpoint, also where others are given.
+    # The options of the checkpoint win over others.
     done = fit(f"{name}=parts", "--ckpt_path=last", "--optimizer=SGD", epochs=2)
-    assert "note: --optimizer is ignored: " in done.err
-    assert "was trained with torch.optim.AdamW" in done.err
+    assert all(word in done.err for word in ("--optimizer is ignored", "torch.optim.AdamW"))
     whole = load(here / "runs/whole/version_0/checkpoints/last.ckpt")
     parts = load(here / "runs/parts/version_1/checkpoints/last.ckpt")
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
@@ -76,26 +76,21 @@ def test_a_resumed_run_goes_on_with_optimizer_and_schedule(here: Path) -> None:
         assert config["lr_scheduler_config"] == {"interval": "step", "frequency": 1}
 
 
-def test_without_the_options_the_model_has_its_own(trained: Path) -> None:
+def test_schedules_without_an_optimizer(trained: Path) -> None:
+    """The schedule is of the model's own optimizer; without one nothing is stored."""
     checkpoint = load(trained)
     assert OPTIMIZATION not in checkpoint
     assert checkpoint["lr_schedulers"] == []
     assert optimizers.install(MLPClassifier(64, [8]), settings(), False) is None
 
-
-def test_a_schedule_alone_is_of_the_models_own_optimizer() -> None:
     model = Handwriting(hidden_size=8, num_layers=1, optimizer="graves", lr=3e-4)
     found = configured(model, settings(scheduler="StepLR {step_size: 7}", interval="step"))
-    assert isinstance(found, dict)
     assert type(found["optimizer"]).__name__ == "GravesRMSprop"
     assert found["lr_scheduler"]["scheduler"].optimizer is found["optimizer"]
     assert (found["lr_scheduler"]["interval"], found["lr_scheduler"]["frequency"]) == ("step", 1)
 
-
-def test_plateaus_are_of_what_is_monitored() -> None:
     name = f"{ReduceLROnPlateau.__module__}.ReduceLROnPlateau"
     found = configured(MLPClassifier(64, [8]), settings(scheduler=f"{name} {{monitor: val_nll}}"))
-    assert isinstance(found, dict)
     assert isinstance(found["lr_scheduler"]["scheduler"], ReduceLROnPlateau)
     assert found["lr_scheduler"]["monitor"] == "val_nll"
 
@@ -113,7 +108,7 @@ def test_a_users_model_with_a_schedule_of_its_own() -> None:
     assert isinstance(found, torch.optim.SGD)
     assert found.defaults["lr"] == 0.3
     assert found.defaults["fused"] is True  # on a CPU, as the models' own
-    with pytest.raises(MisconfigurationException, match="Scheduled has a schedule of its own, or"):
+    with pytest.raises(MisconfigurationException, match="Scheduled"):
         configured(Scheduled(64, [8]), settings(scheduler="StepLR {step_size: 7}"))
     found = configured(MLPClassifier(64, [8]), settings("Adam {lr: 0.3, foreach: true}"))
     assert isinstance(found, torch.optim.Adam)
@@ -134,7 +129,8 @@ def test_whose_learning_rate_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     given = settings("AdamW {lr: 0.001}")
     assert not optimizers.use_rate_of_model(given, Arguments(["fit", "--optimizer.lr=0.001"]))
     assert given.optimizer.init_args.lr == 0.001
-    assert capsys.readouterr().err == "note: model.lr = 0.02 is ignored: optimizer.lr is 0.001\n"
+    note = capsys.readouterr().err
+    assert all(word in note for word in ("model.lr", "0.02", "optimizer.lr", "0.001"))
     # A model without a rate, an optimizer without one, no optimizer.
     given.model.init_args = Namespace()
     assert not optimizers.use_rate_of_model(given, Arguments(["fit"]))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
-from cli_support import QUIET, python, run
+from cli_support import QUIET, fails, load, python, results, succeed
 
 #: All that an outsider writes.
 MODEL = '''
@@ -117,73 +115,56 @@ trainer: {max_epochs: 1}
 """
 
 
-def test_it_is_one_file(own_classes: Path) -> None:
-    (own_classes / "my_reader.py").write_text(MODEL)
-    (own_classes / "my_reader.yaml").write_text(CONFIGURATION)
+def test_it_is_one_file(here: Path) -> None:
+    (here / "my_reader.py").write_text(MODEL)
+    (here / "my_reader.yaml").write_text(CONFIGURATION)
     options = ["--model.norm=RMSNorm", "--test_after_fit=true"]
-    done = run("fit", "--config=my_reader.yaml", *options, *QUIET)
-    assert done.code == 0, done.err
+    succeed("fit", "--config=my_reader.yaml", *options, *QUIET)
     folder = Path("runs/RowReader-RMSNorm/version_0")
-    results = json.loads((folder / "test_results.json").read_text())
-    assert (results["model"], results["norm"]) == ("RowReader", "RMSNorm")
-    assert 0 < results["metrics"]["nll"] < 10
+    measured = results(folder)
+    assert (measured["model"], measured["norm"]) == ("RowReader", "RMSNorm")
+    assert 0 < measured["metrics"]["nll"] < 10
 
     last, own = folder / "checkpoints/last.ckpt", "--import=my_reader"
-    done = run("analyze", "dynamics", "--ckpt", last, own, "--batch=4")
-    assert done.code == 0, done.err
+    done = succeed("analyze", "dynamics", "--ckpt", last, own, "--batch=4")
     assert done.out.startswith("4 digits by rows, 8 steps")
     assert "last.ckpt trained" in done.out
 
-    done = run("card", last, "--results", folder / "test_results.json", "--out=mine.reader", own)
-    assert done.code == 0, done.err
+    tested = folder / "test_results.json"
+    succeed("card", last, "--results", tested, "--out=mine.reader", own)
     card = Path("mine.reader/README.md").read_text()
     assert "pipeline_tag: image-classification" in card
     assert "print(model(torch.rand(1, 8, 8)).argmax(-1))" in card
 
 
-def test_cards_of_own_models(own_classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By folder and by name, where the user names their classes, and not otherwise."""
-    (own_classes / "my_reader.py").write_text(MODEL)
-    (own_classes / "my_cards.py").write_text(CARDS)
-    made = python(
-        own_classes, "import sys; sys.path.insert(0, '.'); import my_cards; my_cards.save()"
-    )
+def test_cards_of_own_models(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By folder and by name, if the user names their classes, and not otherwise."""
+    (here / "my_reader.py").write_text(MODEL)
+    (here / "my_cards.py").write_text(CARDS)
+    made = python(here, "import sys; sys.path.insert(0, '.'); import my_cards; my_cards.save()")
     assert made.code == 0, made.err
     monkeypatch.setenv("LN_ZOO_MODELS", "cards")
     data = ["--data=Digits", "--data.train_size=40", "--data.val_size=20"]
-    named = ["--model=my_reader.RowReader", "--model.norm=my_cards.Doubling", *data, *QUIET]
-
-    for refused, remedy in (
-        (["test", "--weights=mine.reader", *data], "give --model my_reader.RowReader"),
-        (["export", "mine.reader", "--out=a.pt2", "--format=pt2"], "give --import my_reader"),
-        (["write", "hi", "--model=cards/mine.letters"], "give --import my_cards"),
-        (["draw", "--model=mine.drawer"], "give --import my_cards"),
+    for argv, code, remedy in (
+        (["test", "--weights=mine.reader", *data], 2, "--model my_reader.RowReader"),
+        (["export", "mine.reader", "--out=a.pt2", "--format=pt2"], 1, "--import my_reader"),
+        (["write", "hi", "--model=cards/mine.letters"], 1, "--import my_cards"),
+        (["draw", "--model=mine.drawer"], 1, "--import my_cards"),
     ):
-        done = run(*refused)
-        assert done.code in (1, 2)
-        assert f"modules named in a file are not imported: if you trust the file, {remedy}" in (
-            " ".join(done.err.split())
-        )
+        fails(*argv, code=code, says=[remedy])
 
-    done = run("test", "--weights=cards/mine.reader", *named)
-    assert done.code == 0, done.err
-    (results,) = Path("runs").rglob("test_results.json")
-    assert json.loads(results.read_text())["norm"] == "Doubling"
-    done = run("predict", "--weights=mine.reader", *named, "--trainer.limit_predict_batches=1")
-    assert done.code == 0, done.err
-    done = run("fit", "--weights=mine.reader", *named, "--trainer.max_epochs=1")
-    assert done.code == 0, done.err
-    last = next(Path("runs").rglob("last.ckpt"))
-    hparams = torch.load(last, weights_only=True)["hyper_parameters"]
+    named = ["--model=my_reader.RowReader", "--model.norm=my_cards.Doubling", *data, *QUIET]
+    succeed("test", "--weights=cards/mine.reader", *named)
+    assert results(Path("runs"))["norm"] == "Doubling"
+    succeed("predict", "--weights=mine.reader", *named, "--trainer.limit_predict_batches=1")
+    succeed("fit", "--weights=mine.reader", *named, "--trainer.max_epochs=1")
+    hparams = load(next(Path("runs").rglob("last.ckpt")))["hyper_parameters"]
     # The arguments are the card's: other ones than the classes' own defaults.
     assert hparams["hidden_size"] == 6
     assert hparams["norm"] == {"class_path": "my_cards.Doubling", "init_args": {"factor": 0.5}}
 
     own = "--import=my_cards"
-    done = run("export", "mine.reader", own, "--out=a.pt2", "--format=pt2", "--form=sequence")
-    assert done.code == 0, done.err
-    done = run("write", "hi", "--model=mine.letters", own, "--out=a.svg")
-    assert done.code == 0, done.err
-    done = run("draw", "--model=cards/mine.drawer", own, "--number=2", "--out=a.png")
-    assert done.code == 0, done.err
+    succeed("export", "mine.reader", own, "--out=a.pt2", "--format=pt2", "--form=sequence")
+    succeed("write", "hi", "--model=mine.letters", own, "--out=a.svg")
+    succeed("draw", "--model=cards/mine.drawer", own, "--number=2", "--out=a.png")
     assert {"a.pt2", "a.svg", "a.png"} <= {path.name for path in Path().iterdir()}

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_support import CONFIGS, SMALL, run
+from cli_support import CONFIGS, SMALL, succeed
 
 DATA = SMALL[2:]
 
 
 def settings(*argv: str | Path) -> dict[str, Any]:
     """The settings that ``fit`` would use."""
-    done = run("fit", *argv, "--print_config")
-    assert done.code == 0, done.err
-    found: dict[str, Any] = yaml.safe_load(done.out)
+    found: dict[str, Any] = yaml.safe_load(succeed("fit", *argv, "--print_config").out)
     return found
 
 
@@ -92,10 +90,3 @@ def test_weights_and_checkpoints_of_arguments_over_those_of_files(
         assert found["model"]["init_args"]["hidden_sizes"] == [8]
     found = settings("--config=run.yaml", "--weights", trained, *DATA)
     assert (found["weights"], found["model"]["init_args"]["lr"]) == (str(trained), 0.01)
-
-
-def test_a_value_may_be_added_to_a_list_of_a_file(here: Path) -> None:
-    (here / "c.yaml").write_text("trainer: {callbacks: [{class_path: EpochEvaluation}]}\n")
-    found = settings(*SMALL, "--config=c.yaml", "--trainer.callbacks+=FiniteLoss")
-    names = [c["class_path"].rpartition(".")[2] for c in found["trainer"]["callbacks"]]
-    assert names == ["EpochEvaluation", "FiniteLoss"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, run
+from cli_support import QUIET, results, succeed
 
 import ln_zoo
 from ln_zoo.data import SyntheticClozeQA, SyntheticScenes
@@ -43,72 +43,46 @@ def answers(model: ln_zoo.models.AttentiveReader) -> list[str]:
     [
         (
             ["OrderEmbedding", "--model.embedding_features=6", "--model.hidden_size=8"],
-            SCENES,
-            "SyntheticScenes",
-            "RetrievalPictures",
-            "retrieval.png",
-            "penalty",
-            penalties,
+            SCENES, "SyntheticScenes", "RetrievalPictures", "retrieval.png", "penalty", penalties,
         ),
         (
             ["AttentiveReader", "--model.hidden_size=6"],
-            SIZES,
-            "SyntheticClozeQA",
-            "AttentionPictures",
-            "attention.png",
-            "prediction",
-            answers,
+            SIZES, "SyntheticClozeQA", "AttentionPictures", "attention.png", "prediction", answers,
         ),
     ],
     ids=["order_embedding", "attentive_reader"],
-)
+)  # fmt: skip
 def test_from_fit_to_load(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: list[str],
-    sizes: dict[str, int],
-    data: str,
-    callback: str,
-    picture: str,
-    key: str,
-    expected: Callable[..., list],
-) -> None:
+    here: Path, monkeypatch: pytest.MonkeyPatch, model: list[str], sizes: dict[str, int],
+    data: str, callback: str, picture: str, key: str, expected: Callable[..., list],
+) -> None:  # fmt: skip
     monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
     given = [f"--data={data}", *(f"--data.{k}={v}" for k, v in sizes.items()), *QUIET]
-
-    def command(*argv: str) -> str:
-        done = run(*argv)
-        assert done.code == 0, done.err
-        return done.out
-
-    def results(folder: str) -> dict[str, float]:
-        (path,) = Path(folder).glob("*/version_0/test_results.json")
-        metrics: dict[str, float] = json.loads(path.read_text())["metrics"]
-        return metrics
-
-    command("fit", f"--model={model[0]}", *model[1:], *given, "--trainer.max_epochs=1")
+    succeed("fit", f"--model={model[0]}", *model[1:], *given, "--trainer.max_epochs=1")
     (last,) = Path("runs").glob("*/version_0/checkpoints/last.ckpt")
-    command("test", f"--ckpt_path={last}", *given, "--trainer.logger.save_dir=tested")
+    succeed("test", f"--ckpt_path={last}", *given, "--trainer.logger.save_dir=tested")
     (path,) = Path("tested").glob("*/version_0/test_results.json")
-    command("card", str(last), f"--results={path}", "--out=cards/words.tiny")
-    assert "would be sent to" in command(
-        "publish", "words.tiny", "--repo_id=someone/words", "--dry_run"
-    )
+    succeed("card", last, f"--results={path}", "--out=cards/words.tiny")
+    dry = succeed("publish", "words.tiny", "--repo_id=someone/words", "--dry_run")
+    assert "someone/words" in dry.out
 
     # By its name: the numbers of the card, and predictions that are the loaded model's own.
-    command("test", "--weights=words.tiny", *given, "--trainer.logger.save_dir=again")
-    assert results("again") == results("tested")
-    command("predict", "--weights=words.tiny", *given, f"--trainer.callbacks={callback}",
-            "--trainer.callbacks+=PredictionWriter", "--trainer.callbacks.path=found.jsonl",
-            "--trainer.logger.save_dir=drawn")  # fmt: skip
+    succeed("test", "--weights=words.tiny", *given, "--trainer.logger.save_dir=again")
+    assert results(Path("again"))["metrics"] == results(Path("tested"))["metrics"]
+    done = succeed(
+        "predict", "--weights=words.tiny", *given, f"--trainer.callbacks={callback}",
+        "--trainer.callbacks+=PredictionWriter", "--trainer.callbacks.path=found.jsonl",
+        "--trainer.logger.save_dir=drawn",
+    )  # fmt: skip
     (drawn,) = Path("drawn").glob("*/version_0/*.png")
     assert drawn.name == picture
+    assert f"{drawn.parent}: {picture}" in done.out
     assert drawn.read_bytes().startswith(b"\x89PNG")
     found = [json.loads(line) for line in Path("found.jsonl").read_text().splitlines()]
-    order = sorted(found, key=lambda line: line["index"])
+    values = [line[key] for line in sorted(found, key=lambda line: line["index"])]
     with torch.no_grad():
         own = expected(ln_zoo.load("words.tiny"))
     if key == "penalty":
-        torch.testing.assert_close(torch.tensor([line[key] for line in order]), torch.tensor(own))
+        torch.testing.assert_close(torch.tensor(values), torch.tensor(own))
     else:
-        assert [line[key] for line in order] == own
+        assert values == own

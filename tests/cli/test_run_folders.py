@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cli_support import QUIET, SMALL, fit, run
+from cli_support import QUIET, SMALL, fails, fit, load, succeed
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from ln_zoo.cli import run_folders
@@ -57,12 +57,6 @@ def test_what_is_left_empty_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["used"]
 
 
-def test_where_no_folder_can_be_made(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(OSError, match=r"the output folder .*runs cannot be written to"):
-        run_folders.claim(tmp_path / "runs")
-
-
 def test_without_a_logger_no_file_of_the_user_is_touched(here: Path) -> None:
     own = {name: f"# {name}: mine\n" for name in ("config.yaml", "test_results.json")}
     own["config.yaml"] += "trainer:\n  max_epochs: 1\n"
@@ -80,52 +74,40 @@ def test_without_a_logger_no_file_of_the_user_is_touched(here: Path) -> None:
 
 @pytest.mark.parametrize("logger", [[], ["--trainer.logger=false"]], ids=["loggers", "none"])
 def test_default_root_dir(here: Path, logger: list[str]) -> None:
-    fit("--trainer.default_root_dir=here/below", *logger)
+    root = ("--trainer.default_root_dir=here/below", *logger)
+    fit(*root)
+    fit(*root, "--ckpt_path=last", epochs=2)
     assert [path.name for path in here.iterdir()] == ["here"]
-    assert (here / "here/below/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt").is_file()
-    fit("--trainer.default_root_dir=here/below", *logger, "--ckpt_path=last", epochs=2)
-    assert (here / "here/below/MLPClassifier-LayerNorm/version_1/checkpoints/last.ckpt").is_file()
+    last = "here/below/MLPClassifier-LayerNorm/version_1/checkpoints/last.ckpt"
+    assert load(here / last)["global_step"] == 10
+    if not logger:
+        fit(*root, "--trainer.logger.save_dir=logs")
+        assert (here / "logs/MLPClassifier-LayerNorm/version_0/metrics.csv").is_file()
 
 
-def test_a_folder_given_to_the_logger_wins(here: Path) -> None:
-    fit("--trainer.default_root_dir=root", "--trainer.logger.save_dir=logs")
-    assert [path.name for path in here.iterdir()] == ["logs"]
-
-
+@pytest.mark.parametrize("checkpoints", [True, False])
 @pytest.mark.parametrize("version", ["7", "seed_0"])
-def test_a_test_into_the_folder_of_a_training_spares_its_files(here: Path, version: str) -> None:
-    fit(f"--trainer.logger.version={version}", "--trainer.logger.name=mine")
+def test_a_test_into_the_folder_of_a_training_spares_its_files(
+    here: Path, version: str, checkpoints: bool
+) -> None:
+    named = (f"--trainer.logger.version={version}", "--trainer.logger.name=mine")
+    fit(*named, f"--trainer.enable_checkpointing={str(checkpoints).lower()}")
     folder = here / "runs/mine" / ("version_7" if version == "7" else version)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert {folder / "metrics.csv", folder / "config.yaml"} <= set(before)
+    weights = [f"--ckpt_path={folder / 'checkpoints/last.ckpt'}"] if checkpoints else []
     for _ in range(2):
-        last = folder / "checkpoints/last.ckpt"
-        done = run("test", f"--config={folder / 'config.yaml'}", f"--ckpt_path={last}", *QUIET)
-        assert done.code == 0, done.err
+        succeed("test", f"--config={folder / 'config.yaml'}", *weights, *QUIET)
         assert {path: path.read_bytes() for path in before} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert (folder / "test/test_results.json").is_file()
-
-
-def test_a_training_without_checkpoints_is_spared_too(here: Path) -> None:
-    named = ("--trainer.logger.version=7", "--trainer.logger.name=mine")
-    fit("--trainer.enable_checkpointing=false", *named)
-    folder = here / "runs/mine/version_7"
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert {folder / "metrics.csv", folder / "config.yaml"} <= set(before)
-    for _ in range(2):
-        done = run("test", f"--config={folder / 'config.yaml'}", *QUIET)
-        assert done.code == 0, done.err
-        assert {path: path.read_bytes() for path in before} == before
-    assert (folder / "test/test_results.json").is_file()
     # A test may take the place of a test.
     for _ in range(2):
-        assert run("test", *SMALL, *QUIET, "--trainer.logger.version=8", named[1]).code == 0
+        succeed("test", *SMALL, *QUIET, "--trainer.logger.version=8", named[1])
     assert not (here / "runs/mine/version_8/test").exists()
 
 
 def test_a_run_that_does_not_start_leaves_no_folder(here: Path) -> None:
     for more in ([], ["--trainer.logger=false"]):
-        done = run("fit", *SMALL, *QUIET, "--weights=mlp.layernorm", *more)
-        assert done.code == 2
+        fails("fit", *SMALL, *QUIET, "--weights=mlp.layernorm", *more)
         assert not list(here.glob("runs/*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_support import QUIET, load, run
+from cli_support import QUIET, fails, load, succeed
 
 from ln_zoo.models import CombinedSkipThoughts, SkipThought
 
@@ -23,12 +23,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SkipThou
         Path("text.txt").write_text("\n".join(TEXTS) + "\n")
         models = []
         for name, encoder in (("one", "uni"), ("two", "bi")):
-            done = run("fit", "--model=SkipThought", "--model.hidden_size=8", *QUIET,
-                       "--model.embedding_features=4", f"--model.encoder={encoder}",
-                       "--data=SyntheticBooks", "--data.books=5", "--data.paragraphs=3",
-                       "--data.batch_size=4", "--trainer.max_steps=2",
-                       f"--trainer.logger.name={name}")  # fmt: skip
-            assert done.code == 0, done.err
+            succeed("fit", "--model=SkipThought", "--model.hidden_size=8", *QUIET,
+                    "--model.embedding_features=4", f"--model.encoder={encoder}",
+                    "--data=SyntheticBooks", "--data.books=5", "--data.paragraphs=3",
+                    "--data.batch_size=4", "--trainer.max_steps=2",
+                    f"--trainer.logger.name={name}")  # fmt: skip
             models.append(SkipThought.load_from_checkpoint(checkpoint(name)))
         yield models[0], models[1]
 
@@ -37,10 +36,9 @@ def checkpoint(name: str) -> str:
     return f"runs/{name}/version_0/checkpoints/last.ckpt"
 
 
-def predict(*argv: str, name: str = "one") -> np.ndarray:
-    done = run("predict", "--weights", checkpoint(name), "--data=SentenceFile",
-               "--data.path=text.txt", "--data.batch_size=2", *QUIET, *argv)  # fmt: skip
-    assert done.code == 0, done.err
+def predict(*argv: str, name: str = "one", option: str = "--weights") -> np.ndarray:
+    done = succeed("predict", option, checkpoint(name), "--data=SentenceFile",
+                   "--data.path=text.txt", "--data.batch_size=2", *QUIET, *argv)  # fmt: skip
     (line,) = [text for text in done.out.splitlines() if text.startswith("predictions: ")]
     found: np.ndarray = np.load(line.removeprefix("predictions: "))
     return found
@@ -68,12 +66,7 @@ def test_words_from_elsewhere(trained: tuple[SkipThought, SkipThought]) -> None:
     expand = ["--trainer.callbacks=VocabularyExpansion", "--trainer.callbacks.path=vectors.txt"]
     found, plain = predict(*expand), predict()
     # Lightning restores a checkpoint's weights late: the map must be to those.
-    from_checkpoint = ("--data=SentenceFile", "--data.path=text.txt", "--data.batch_size=2")
-    done = run("predict", "--ckpt_path", checkpoint("one"), *from_checkpoint, *QUIET, *expand)
-    assert done.code == 0, done.err
-    assert "1 words beyond the model's vocabulary" in done.err + done.out
-    (line,) = [text for text in done.out.splitlines() if text.startswith("predictions: ")]
-    assert np.array_equal(np.load(line.removeprefix("predictions: ")), found)
+    assert np.array_equal(predict(*expand, option="--ckpt_path"), found)
     one.expand_vocabulary("vectors.txt")
     try:
         assert np.allclose(found, one.encode(TEXTS), atol=1e-6)
@@ -84,27 +77,11 @@ def test_words_from_elsewhere(trained: tuple[SkipThought, SkipThought]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a b\n\nc\n", "line 2 is empty"),
-        (b"a b\nc \xe9\n", "must be text in UTF-8, but byte 6 is not"),
-        (b"", "bad.txt is empty"),
-    ],
+    ("content", "says"), [(b"a b\n\nc\n", "line 2"), (b"a b\nc \xe9\n", "byte 6"), (b"", "empty")]
 )
 def test_wrong_texts_are_refused(
-    trained: tuple[SkipThought, SkipThought], content: bytes, message: str
+    trained: tuple[SkipThought, SkipThought], content: bytes, says: str
 ) -> None:
     Path("bad.txt").write_bytes(content)
-    done = run("predict", "--weights", checkpoint("one"), "--data=SentenceFile",
-               "--data.path=bad.txt", *QUIET)  # fmt: skip
-    assert done.code != 0
-    (line,) = [text for text in done.err.splitlines() if "error: " in text]
-    assert "bad.txt" in line
-    assert message in line
-
-
-def test_triples_are_predicted_as_json_lines(trained: tuple[SkipThought, SkipThought]) -> None:
-    done = run("predict", "--weights", checkpoint("one"), "--data=SyntheticBooks",
-               "--data.books=5", "--data.paragraphs=3", *QUIET)  # fmt: skip
-    assert done.code == 0, done.err
-    assert ".jsonl" in done.out
+    fails("predict", "--weights", checkpoint("one"), "--data=SentenceFile",
+          "--data.path=bad.txt", *QUIET, code=1, says=["bad.txt", says])  # fmt: skip

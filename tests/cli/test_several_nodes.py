@@ -5,7 +5,6 @@ Each node is a launcher of its own, ``torchrun``, as on a cluster.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,10 +13,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_support import environment, write_idx
+from cli_support import environment, results, write_idx
 
 pytestmark = pytest.mark.slow
 
@@ -42,15 +40,11 @@ class Dying(Callback):
 """
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def nodes(folder: Path, *arguments: str) -> list[subprocess.Popen[bytes]]:
     """Both launchers, each writing to a file of its own."""
-    port = free_port()
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
     started = []
     for node in range(2):
         command = [
@@ -59,16 +53,10 @@ def nodes(folder: Path, *arguments: str) -> list[subprocess.Popen[bytes]]:
             *arguments, "--trainer.num_nodes=2", "--trainer.devices=2", "--trainer.strategy=ddp",
         ]  # fmt: skip
         with (folder / f"node{node}.log").open("wb") as log:
-            started.append(
-                subprocess.Popen(
-                    command,
-                    cwd=folder,
-                    env=environment(),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+            started.append(subprocess.Popen(
+                command, cwd=folder, env=environment(), stdout=log, stderr=log,
+                start_new_session=True,
+            ))  # fmt: skip
     return started
 
 
@@ -78,11 +66,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "run.py").write_text(RUN)
     (tmp_path / "dying.py").write_text(DYING)
     return tmp_path
-
-
-def scores(folder: Path) -> dict[str, Any]:
-    (file,) = folder.rglob("test_results.json")
-    return dict(json.loads(file.read_text())["metrics"])
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -99,14 +82,14 @@ def test_two_nodes_give_the_scores_of_one_process(folder: Path) -> None:
         codes = [process.wait(timeout=600) for process in both]
     finally:
         end(both)
-    said = [(folder / f"node{node}.log").read_text()[-3000:] for node in range(2)]
-    assert codes == [0, 0], said
+    logs = [(folder / f"node{node}.log").read_text()[-3000:] for node in range(2)]
+    assert codes == [0, 0], logs
     one = [
         sys.executable, "run.py", *fit, "--data.batch_size=8", "--trainer.devices=1",
         "--trainer.logger.save_dir=one",
     ]  # fmt: skip
     subprocess.run(one, cwd=folder, env=environment(), check=True, timeout=600)
-    single, four = scores(folder / "one"), scores(folder / "four")
+    single, four = (results(folder / name)["metrics"] for name in ("one", "four"))
     assert four == pytest.approx(single, rel=1e-5)
 
 

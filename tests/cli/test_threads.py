@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from cli_support import QUIET, SCRIPT, SMALL, environment
+from cli_support import QUIET, SMALL
 
 from ln_zoo.cli import main, threads
 from ln_zoo.models import MLPClassifier, SequenceClassifier
@@ -25,17 +23,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch does not use libgomp")
-def test_libgomp_of_the_command_sleeps_early(tmp_path: Path) -> None:
-    env = environment(OMP_DISPLAY_ENV="verbose", OMP_NUM_THREADS="2")
-    env = {name: value for name, value in env.items() if name not in POLICIES}
-    done = subprocess.run(
-        [SCRIPT, "kernels"], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"GOMP_SPINCOUNT = '{threads._SPINS}'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,14 +12,12 @@ import torch
 from cli_support import fails
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
-from zoo_support import PREPROCESSING, RESULTS
 
 from ln_zoo.cli import main
 from ln_zoo.data.pen_lines import PenLines
 from ln_zoo.models import Handwriting
 from ln_zoo.norms import RMSNorm
 from ln_zoo.plots.pen import page, strokes
-from ln_zoo.zoo import write_card
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -125,20 +121,17 @@ def test_a_page(here: Path, checkpoint: Path, model: Handwriting) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "rows"),
-    [(["ab"], ["ab", "ab", "ab"]), (["ab", "c"], ["ab", "c", None, "ab", "c", None, "ab", "c"])],
+    [(["ab"], ["ab", "ab"]), (["ab", "c"], ["ab", "c", None, "ab", "c"])],
 )
-def test_several_versions(
-    here: Path, checkpoint: Path, model: Handwriting, texts: list[str], rows: list
-) -> None:
-    command = ["write", *texts, "--model", str(checkpoint), "--samples", "3", "--out", "a.svg"]
+def test_several_versions(here: Path, checkpoint: Path, texts: list[str], rows: list) -> None:
+    command = ["write", *texts, "--model", str(checkpoint), "--samples", "2", "--out", "a.svg"]
     assert main([*command, "--strokes", "a.json"]) == 0
     lines = written(here / "a.json")
     assert [line["text"] for line in lines] == [row for row in rows if row]
     assert lines[0]["offsets"] != lines[len(texts)]["offsets"]
-    found = iter(expected(model, [row for row in rows if row]))
-    drawn = [None if row is None else next(found).offsets for row in rows]
-    title = "\n".join(row or "" for row in rows)
-    assert (here / "a.svg").read_text() == page(drawn, title=title).svg()
+    drawn = iter(torch.tensor(line["offsets"]) for line in lines)
+    pages = [None if row is None else next(drawn) for row in rows]
+    assert paths(here / "a.svg") == sum(len(strokes(row)) for row in pages if row is not None)
 
 
 def test_other_files(here: Path, checkpoint: Path, model: Handwriting) -> None:
@@ -151,44 +144,41 @@ def test_other_files(here: Path, checkpoint: Path, model: Handwriting) -> None:
     assert paths(here / "writing.svg") == len(strokes(line.offsets))
 
 
-def test_published_models(here: Path, model: Handwriting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name and by folder."""
-    write_card(here / "cards/handwriting.mine", model, RESULTS, preprocessing=PREPROCESSING)
-    monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
-    for name in ("handwriting.mine", "./cards/handwriting.mine"):
-        assert main(["write", "abc", "--model", name, "--strokes", "a.npy"]) == 0
-        assert np.load("a.npy").tolist() == expected(model, ["abc"])[0].offsets.tolist()
-
-
-def test_lines_that_are_cut_and_characters_that_are_unknown(
-    here: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("bias", "notes"),
+    [
+        # The window stands still: 40 points for each character.
+        ([-9.0] * 6, ["'!'", "line 1 'a' 40", "line 2 'b!?' 120"]),
+        # The window moves by three characters at a step.
+        ([0, 0, 0, 0, 1.1, 1.1], ["'!'", "line 1 'a' empty", "line 2 'b!?' empty"]),
+    ],
+)
+def test_notes_of_lines_that_are_cut_empty_or_have_unknown_characters(
+    here: Path,
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    bias: list[float],
+    notes: list[str],
 ) -> None:
-    """Of a model whose window stands still."""
     state = torch.load(checkpoint, weights_only=True)
     state["state_dict"]["window.window.weight"].zero_()
-    state["state_dict"]["window.window.bias"].fill_(-9)
-    torch.save(state, here / "slow.ckpt")
-    assert main(["write", "a", "b!?", "--model", "slow.ckpt"]) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert "has no '!'" in told[0]
-    assert told[1:] == [
-        "note: line 1, 'a', was cut at 40 points, before the end of its text",
-        "note: line 2, 'b!?', was cut at 120 points, before the end of its text",
-    ]
-    assert all(line.startswith("note: ") for line in told)
+    state["state_dict"]["window.window.bias"].copy_(torch.tensor(bias))
+    torch.save(state, here / "other.ckpt")
+    assert main(["write", "a", "b!?", "--model", "other.ckpt", "--attention", "phi.png"]) == 0
+    for line, words in zip(capsys.readouterr().err.splitlines(), notes, strict=True):
+        assert line.startswith("note: ")
+        assert all(word in line for word in words.split()), line
+    assert (paths(here / "writing.svg") == 0) == ("empty" in notes[1])
 
 
-def test_lines_that_come_out_empty(
+def test_a_note_before_long_texts(
     here: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a model whose window moves by three characters at a step."""
-    state = torch.load(checkpoint, weights_only=True)
-    state["state_dict"]["window.window.weight"].zero_()
-    state["state_dict"]["window.window.bias"].copy_(torch.tensor([1, 1, 1, 1, 3, 3]).log())
-    torch.save(state, here / "fast.ckpt")
-    assert main(["write", "ab", "--model", "fast.ckpt", "--attention", "phi.png"]) == 0
-    assert capsys.readouterr().err == "note: line 1, 'ab', is empty\n"
-    assert paths(here / "writing.svg") == 0
+    argv = ["write", "ab", "--model", str(checkpoint), "--strokes", "a.json"]
+    assert main(argv) == 0
+    assert "minutes" not in capsys.readouterr().err
+    assert main([*argv, "--samples", "251"]) == 0
+    assert "502 characters" in capsys.readouterr().err
 
 
 # In the hand of a line
@@ -197,11 +187,8 @@ GIVEN = np.array([[4, 3, 0], [2, -8, 0], [9, 0, 1], [7, 7, 0], [3, -3, 1]])
 
 
 @pytest.mark.parametrize("form", ["npy", "npz", "lifts first", "null vector"])
-@pytest.mark.parametrize("shown", [True, False])
-def test_primed_by_a_file(
-    here: Path, checkpoint: Path, model: Handwriting, form: str, shown: bool
-) -> None:
-    file = "given.npz" if form == "npz" else "given.npy"
+def test_primed_by_a_file(here: Path, checkpoint: Path, model: Handwriting, form: str) -> None:
+    file, shown = ("given.npz", True) if form == "npz" else ("given.npy", form == "npy")
     if form == "npz":
         np.savez(file, line=GIVEN)
     else:
@@ -251,6 +238,8 @@ def test_primed_by_a_line_of_the_database(
         ("--model text.ckpt", "text.ckpt"),
         ("--model foreign.ckpt", "foreign.ckpt pathlib.Path"),
         ("--model blind.ckpt", "text=False"),
+        ("--model diverged.ckpt", "diverged.ckpt"),
+        ("--model wide.ckpt", "wide.ckpt Handwriting"),
         ("--model strict.ckpt", "'!'"),
         ("--bias nan", "--bias nan"),
         ("--thickness 0", "--thickness 0"),
@@ -294,26 +283,17 @@ def _prepare(here: Path, checkpoint: Path, options: list[str]) -> None:
         train(here / "blind.ckpt", text=False)
     if "strict.ckpt" in options:
         train(here / "strict.ckpt", strict_text=True)
-    if "foreign.ckpt" in options:
-        state = torch.load(checkpoint, weights_only=True)
-        state["hyper_parameters"]["_class_path"] = "pathlib.Path"
-        torch.save(state, here / "foreign.ckpt")
+    for name, key, value in (
+        ("foreign.ckpt", "_class_path", "pathlib.Path"), ("wide.ckpt", "hidden_size", 9),
+        ("diverged.ckpt", "", ""),
+    ):  # fmt: skip
+        if name in options:
+            state = torch.load(checkpoint, weights_only=True)
+            state["hyper_parameters"] |= {key: value} if key else {}
+            state["state_dict"]["output.bias"][3] = torch.nan
+            torch.save(state, here / name)
     for name in ("train", "valid1", "valid2", "test"):
         PenLines.from_steps([GIVEN], [f"{name}-1"], [""]).save(here / f"iam/strokes_{name}")
-
-
-def test_weights_that_are_not_finite(here: Path, checkpoint: Path) -> None:
-    state = torch.load(checkpoint, weights_only=True)
-    state["state_dict"]["output.bias"][3] = torch.nan
-    torch.save(state, here / "diverged.ckpt")
-    fails("write", "a", "--model", "diverged.ckpt", code=1, says=["diverged.ckpt"])
-
-
-def test_weights_of_another_size(here: Path, checkpoint: Path) -> None:
-    state = torch.load(checkpoint, weights_only=True)
-    state["hyper_parameters"]["hidden_size"] = 9
-    torch.save(state, here / "other.ckpt")
-    fails("write", "a", "--model", "other.ckpt", code=1, says=["other.ckpt", "Handwriting"])
 
 
 @pytest.mark.parametrize("text", [[], [""], [" ", "\n\n"]])
@@ -323,18 +303,3 @@ def test_nothing_to_write(here: Path, text: list[str]) -> None:
     (here / "a.txt").write_bytes(b"\xff\xfe")
     for file in ("a.txt", "b.txt"):
         fails("write", "--file", file, "--model", "none.ckpt", code=1, says=[file])
-
-
-@pytest.mark.parametrize(
-    "argv", [["--help"], ["--model", "m.ckpt"], ["a", "--model", "m", "--width", "0"]]
-)
-def test_help_and_first_checks_import_nothing_heavy(argv: list[str]) -> None:
-    code = (
-        "import sys\nfrom ln_zoo.cli import main\n"
-        f"try: main(['write', *{argv}])\nexcept SystemExit: pass\n"
-        "print('MODULES', *sorted({m.partition('.')[0] for m in sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = done.stdout.splitlines()[-1].split()
-    assert modules[0] == "MODULES"
-    assert not {"torch", "lightning", "numpy", "matplotlib"} & set(modules)

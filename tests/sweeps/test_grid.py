@@ -77,7 +77,7 @@ def test_wrong_seeds(text: str) -> None:
         (["model.lr=,"], "has no value: the grid is empty"),
         (["model.lr=1,1"], "has 1 twice"),
         (["model.lr=1", "--model.lr=2"], "is given twice"),
-        (["model.hidden_sizes=[8,16"], "do not match"),
+        (["model.hidden_sizes=[8,16"], "unmatched"),
         (["seed_everything=1,2"], "is set by the sweep .--seeds."),
         (["trainer.logger.name=a"], "is set by the sweep .--out."),
     ],

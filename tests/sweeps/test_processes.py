@@ -21,7 +21,7 @@ from ln_zoo.cli.sweep import worker
 from ln_zoo.sweeps import processes
 from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
 from ln_zoo.sweeps.processes import Processes, Progress, Watcher
-from ln_zoo.sweeps.state import FAILED, FINISHED, TEST_FOLDER, Length, place_of, state_of
+from ln_zoo.sweeps.state import FAILED, FINISHED, TEST_FOLDER, Length, progress_of, state_of
 
 GRID = Grid(configs=["c.yaml"], norms=["a.yaml", "b.yaml"], seeds=[0, 1], data_seed=False)
 
@@ -93,7 +93,7 @@ def test_failures_are_noted_and_stop_nothing(
 
 def test_stopped_by_a_signal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Stopper(Watcher):
-        def looked(self, progress: Progress) -> None:
+        def checked(self, progress: Progress) -> None:
             # When all of them run.
             if (tmp_path / "events").exists() and len(progress.states) == 2:
                 signal.raise_signal(signal.SIGINT)
@@ -147,16 +147,16 @@ def test_two_sweeps_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_grid(GRID, tmp_path)
     with FileLock(tmp_path / ".sweep.lock"):
         assert main(["sweep", "--out", str(tmp_path)]) == 2
-    assert "another `ln-zoo sweep` is at work in" in capsys.readouterr().err
+    assert "another `ln-zoo sweep`" in capsys.readouterr().err
 
 
 def test_progress_of_a_run(tmp_path: Path) -> None:
-    assert place_of(tmp_path) == (0, 0)
+    assert progress_of(tmp_path) == (0, 0)
     text = "epoch,step,train_loss\r\n0,9,0.5\r\n3,39,0.4\r\n"
     (tmp_path / "metrics.csv").write_text(text)
-    assert place_of(tmp_path) == (3, 39)
+    assert progress_of(tmp_path) == (3, 39)
     (tmp_path / "metrics.csv").write_text(text + "4,4")  # as it is being written
-    assert place_of(tmp_path) == (3, 39)
+    assert progress_of(tmp_path) == (3, 39)
 
 
 # One run, in its own process
@@ -257,8 +257,8 @@ def test_runs_that_cannot_be(tmp_path: Path) -> None:
 def test_a_run_ends_with_the_sweep(tmp_path: Path) -> None:
     """Also where that is killed, so that no second process begins beside the first."""
     code = (
-        "from ln_zoo.cli.sweep.worker import _Watch\nimport time\n"
-        "_Watch().start()\nprint('ready', flush=True)\ntime.sleep(60)"
+        "from ln_zoo.cli.sweep.worker import _ParentWatcher\nimport time\n"
+        "_ParentWatcher().start()\nprint('ready', flush=True)\ntime.sleep(60)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE

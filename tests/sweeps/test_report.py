@@ -15,7 +15,7 @@ from ln_zoo.cli import main
 from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
 from ln_zoo.sweeps.report import Report
 from ln_zoo.sweeps.state import write_failure
-from ln_zoo.sweeps.statistics import Spread, paired
+from ln_zoo.sweeps.statistics import SeedSummary, paired
 
 #: Test error, and test error by epochs of 10 updates, by label and seed.
 RUNS = {
@@ -60,7 +60,7 @@ def report(out: Path, **options: object) -> Report:
 
 def test_spreads_in_the_units_of_the_tables(out: Path) -> None:
     spreads = report(out).spreads()
-    assert spreads["layer, model.lr=1e-3", "error"] == Spread.of([2.0, 3.0, 1.0])
+    assert spreads["layer, model.lr=1e-3", "error"] == SeedSummary.of([2.0, 3.0, 1.0])
     assert spreads["layer, model.lr=1e-3", "error"].deviation == pytest.approx(1.0)
     assert spreads["none, model.lr=1e-2", "error"].number == 2
 

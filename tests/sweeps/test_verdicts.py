@@ -67,7 +67,7 @@ def test_a_miss_takes_longest_and_decides_from_six_seeds_on() -> None:
         late = speeds(theirs, mine, "nll")[-1]
         assert (late.missed, late.logs) == (True, [math.inf] * number)
         assert (late.verdict == claims.DOES_NOT_HOLD) == (number >= 6)
-    assert "met by 0 of 8, baseline 8 of 8" in late.words
+    assert "met by 0 of 8, baseline 8 of 8" in late.text
 
 
 def test_an_interval_is_not_narrower_than_rounding() -> None:

@@ -89,7 +89,7 @@ def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capt
 def test_publish(models_folder: Path, stub_hub: StubHub, capsys: Capture) -> None:
     argv = ["mlp.none", "--repo_id", "someone/mlp-none", "--private"]
     assert main(["publish", *argv, "--dry_run"]) == 0
-    assert "would be sent to" in capsys.readouterr().out
+    assert "would be uploaded to" in capsys.readouterr().out
     assert stub_hub.branches == {}
     assert main(["publish", *argv]) == 0
     assert f"published: {stub_hub.url}/someone/mlp-none/commit/" in capsys.readouterr().out

@@ -30,13 +30,13 @@ from ln_zoo.sweeps.grid import (
 from ln_zoo.sweeps.state import FAILED, FINISHED, State, state_of
 
 _LOCK = ".sweep.lock"
-#: Folder of the report, within that of the sweep.
+#: Folder of the report, in the sweep's folder.
 _REPORT = "report"
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``ln-zoo sweep``, as `sweep` takes them; ``options`` are those of ``fit``."""
+    """The arguments of `sweep`; ``options`` are options of ``fit``."""
 
     out: str
     config: list[str] = field(default_factory=list)
@@ -94,25 +94,23 @@ def sweep(
         jobs: runs at a time
         max_time: HH:MM:SS: stop after this time, as on SIGTERM: runs write their checkpoints, and
             the same command resumes them, in a copy of the folder on another machine too
-        threads: threads of each run; default: 1 with several jobs, else torch's default. Results
-            depend on it in their last digits, so a sweep keeps its first value
+        threads: threads of each run; default: 1 with several jobs, otherwise torch's default.
+            The last digits of results depend on it, so a sweep keeps its first value
         test: which weights are tested: the last, or the best by validation according to the
             configuration's ModelCheckpoint; default: last
         print_: run nothing, print one command per line for each unfinished run, for GNU parallel,
             SLURM arrays or Ray; run them in this folder, with the folder of --out on a shared disk
         run: one run of a sweep, as --print names it
-        attached: with --run: stop when standard input ends
-        gather: run nothing, report on the runs that have finished
-        baseline: norm that the others are compared with; default: none if it is there, else the
-            first
+        attached: with --run: stop at the end of standard input
+        gather: run nothing, report on the finished runs
+        baseline: norm to compare the others with; default: none if the grid has it, else the first
         metric: curves to draw, as for `ln-zoo compare`
         x: x axis of the curves
-        select: logged metric by which settings are chosen; default: the test's main metric, in
-            validation
+        select: logged metric to choose settings by; default: the test's main metric, in validation
 
     Returns:
-        The exit code: 0; 1 if a run failed; 2 if nothing was run because the input is wrong; 128
-        plus the number of the signal that stopped it.
+        The exit code: 0; 1 if a run failed; 2 if the input is wrong and nothing was run; 128 plus
+        the number of a signal.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
@@ -141,12 +139,12 @@ def sweep(
             return _work_through(grid, folder, request, seconds)
     except Timeout:
         raise SweepError(
-            f"another `ln-zoo sweep` is at work in {out}: wait for it, or choose another --out"
+            f"another `ln-zoo sweep` is running in {out}: wait for it, or choose another --out"
         ) from None
 
 
 def _work_through(grid: Grid, out: Path, request: Request, seconds: float) -> int:
-    # Now that no other can write it.
+    # Again, now under the lock.
     old = read_grid(out)
     if old is not None:
         check_extends(grid, old, out)
@@ -169,7 +167,7 @@ def _work_through(grid: Grid, out: Path, request: Request, seconds: float) -> in
     kinds = [state.kind for state in states.values()]
     if signal:
         done = kinds.count(FINISHED)
-        print(f"stopped with {done} of {len(kinds)} runs finished; to go on: {_again(request)}")
+        print(f"stopped with {done} of {len(kinds)} runs finished; to resume: {_again(request)}")
         return 128 + signal
     if FINISHED in kinds:
         _report(grid, out, request)
@@ -217,33 +215,32 @@ def _again(request: Request) -> str:
 
 
 def grid_of(request: Request, old: Grid | None) -> Grid:
-    """The grid that a request describes; by default that of the folder.
+    """The grid of a request; default: the grid in the folder.
 
     Raises:
         SweepError: for an incomplete or inconsistent request.
     """
     options = list(request.options)
-    said = (request.config, request.norms, request.seeds, request.set_, options)
+    given = (request.config, request.norms, request.seeds, request.set_, options)
     threads, test = request.threads, request.test
-    if old is not None and not any(said):
+    if old is not None and not any(given):
         grid = old
         if threads not in (None, old.threads) or test not in (None, old.test):
             raise SweepError(
-                f"{request.out} was begun with --threads {old.threads} --test {old.test}: "
-                "choose another --out for others"
+                f"{request.out} has --threads {old.threads} --test {old.test}: choose another --out"
             )
         found = digests(list(old.digests))
         if changed := [path for path, digest in old.digests.items() if found[path] != digest]:
             raise SweepError(f"{', '.join(changed)} has changed since: choose another --out")
         return grid
     if not request.config:
-        raise SweepError("give --config FILE, or the --out of a sweep that was begun")
+        raise SweepError("give --config FILE, or the --out of an existing sweep")
     if not request.norms:
         raise SweepError("give --norms, such as --norms layer,none")
     if threads is None:
         threads = old.threads if old is not None else int(request.jobs > 1)
     if threads < 0:
-        raise SweepError(f"--threads must be 0 (as many as torch takes) or more, got {threads}")
+        raise SweepError(f"--threads must be at least 0 (0: torch's default), got {threads}")
     for option in options:
         if option.startswith("--"):
             check_option(option)

@@ -28,7 +28,7 @@ def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
     runs = {run.label: run for run in reversed(grid.runs())}
     arguments: dict[str, list[str]] = {}
     for label, run in reversed(runs.items()):
-        # First what needs no torch.
+        # First the checks without torch.
         with _named(label):
             arguments[label] = _arguments(grid, run)
             check_training(arguments[label])
@@ -52,21 +52,21 @@ def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
 
 
 def _arguments(grid: Grid, run: Run) -> list[str]:
-    # Whether the data have a seed is known only from here.
+    # This function finds out whether the data module has a seed.
     return ["fit", *(a for a in grid.arguments(run) if not a.startswith("--data.seed="))]
 
 
 @contextlib.contextmanager
 def _named(label: str) -> Iterator[None]:
-    """Takes errors of ``fit`` for errors of a label's arguments; what it says otherwise is lost."""
-    said = io.StringIO()
+    """Convert errors of ``fit`` to errors of a label; drop other output."""
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             yield
     except SweepError:
         raise
     except SystemExit:
-        lines = [line for line in said.getvalue().splitlines() if "error: " in line]
+        lines = [line for line in printed.getvalue().splitlines() if "error: " in line]
         error = lines[0].partition("error: ")[2] if lines else "wrong arguments"
         raise SweepError(f"{label}: {error}") from None
     except Exception as error:
@@ -89,6 +89,5 @@ def _check_monitor(settings: Namespace, label: str) -> None:
 
 
 def _classes(chosen: object) -> list[str]:
-    """Names of the classes that an option chooses."""
     several = chosen if isinstance(chosen, list) else [chosen]
     return [str(x.class_path).rpartition(".")[2] for x in several if hasattr(x, "class_path")]

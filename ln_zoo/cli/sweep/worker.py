@@ -1,4 +1,4 @@
-"""One run of a sweep, in the process that this is: it goes on where an earlier one was stopped."""
+"""One run of a sweep in this process; resumes from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from ln_zoo.sweeps.state import (
 )
 from ln_zoo.zoo.names import nearest
 
-#: Seconds that a run waits for the process that worked on it before, which is writing its last
-#: checkpoint.
+#: Seconds to wait for an earlier process of the run, which is writing its last checkpoint.
 _PATIENCE = 60
-#: From here on exit codes say that a signal ended the process.
+#: Exit codes above are 128 plus the number of a signal.
 _SIGNALLED = 128
 
 
@@ -39,11 +38,10 @@ def work(out: Path, name: str, attached: bool = False) -> int:
     Args:
         out: folder of the sweep.
         name: of the run, such as ``"layer/seed_0"``.
-        attached: whether to stop, as by SIGTERM, when standard input ends: the process at its other
-            end is no more.
+        attached: whether to stop, as on SIGTERM, when standard input ends: the parent is gone.
 
     Raises:
-        SweepError: if there is no such sweep or run, or another process is at work on it.
+        SweepError: if there is no such sweep or run, or another process is running it.
     """
     grid = read_grid(out)
     if grid is None:
@@ -53,11 +51,11 @@ def work(out: Path, name: str, attached: bool = False) -> int:
         raise SweepError(f"{out} has no run {name!r}{nearest(name, runs)}")
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
-    watch = _Watch()
+    watch = _ParentWatcher()
     if attached:
         watch.start()
     if grid.threads:
-        # Before torch is imported, which reads it then.
+        # Before torch is imported, which reads it.
         os.environ["OMP_NUM_THREADS"] = str(grid.threads)
     try:
         with FileLock(folder / LOCK, timeout=_PATIENCE if attached else 1):
@@ -79,12 +77,11 @@ def work(out: Path, name: str, attached: bool = False) -> int:
 
 
 def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
-    """Exit code and last error message."""
     from ln_zoo.cli import main
 
-    # Lightning warns that it deletes the curves; a run that resumes has them in its checkpoint.
+    # Lightning warns that it deletes the curves, which the checkpoint restores.
     warnings.filterwarnings("ignore", "Experiment logs directory .* is not empty")
-    messages = _LastError(sys.stderr)
+    messages = _LastErrorLine(sys.stderr)
     cell, _, seed = run.name.rpartition("/")
     common = [
         *grid.arguments(run),
@@ -103,7 +100,7 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
             code = main(fit)
             if code == 0 and grid.test == "best":
                 best = _best(out / run.name)
-                # In a folder of its own: Lightning's logger would delete the curves.
+                # Lightning's logger would delete the curves in the run's folder.
                 test = ["test", *common, f"--trainer.logger.version={seed}/{TEST_FOLDER}"]
                 code = main([*test, *_from_checkpoint(best)])
         except Exception as error:
@@ -113,12 +110,11 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
 
 
 def _from_checkpoint(path: Path) -> list[str]:
-    """The options that take a checkpoint, in place of weights that the grid starts from."""
+    """Options to start from a checkpoint, without the weights of the grid."""
     return ["--weights=null", f"--ckpt_path={path}"]
 
 
 def _best(folder: Path) -> Path:
-    """The checkpoint that was best by validation."""
     from ln_zoo.zoo.source import read_checkpoint
 
     last = checkpoint_of(folder)
@@ -131,9 +127,7 @@ def _best(folder: Path) -> Path:
     )
 
 
-class _LastError(io.TextIOBase):
-    """A stream that keeps the last error message."""
-
+class _LastErrorLine(io.TextIOBase):
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.error = ""
@@ -155,8 +149,8 @@ class _LastError(io.TextIOBase):
         return self.stream.isatty()
 
 
-class _Watch(threading.Thread):
-    """Ends this process, as a user would, when standard input ends."""
+class _ParentWatcher(threading.Thread):
+    """Sends SIGTERM to this process when standard input ends."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -164,7 +158,7 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         with contextlib.suppress(OSError):
-            # Not sys.stdin, whose lock a thread must not hold when Python ends.
+            # Not sys.stdin: a thread must not hold its lock when Python exits.
             while os.read(0, 1024):
                 pass
         self.ended = True

@@ -1,4 +1,4 @@
-"""What ``test`` and ``validate`` print, and ``test`` writes: measured beside reported numbers."""
+"""Tables of measured and reported scores, and ``test_results.json``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ln_zoo.zoo.source import checkpoint_in, find_card
 
 
 def report(run: Evaluated) -> None:
-    """Prints the table of the test that has just run, and writes ``test_results.json``."""
+    """Prints the table of a test and writes ``test_results.json``."""
     trainer = run.trainer
-    folder = Path(trainer.log_dir or ".")  # asks every process
+    folder = Path(trainer.log_dir or ".")  # a collective call
     if not trainer.is_global_zero:
         return
     results = collect(run)
@@ -31,7 +31,7 @@ def report(run: Evaluated) -> None:
 
 
 def report_validation(run: Evaluated) -> None:
-    """Prints the table of the validation that has just run."""
+    """Prints the table of a validation."""
     if run.trainer.is_global_zero:
         _print_table(collect(run, "val"), "validation")
 
@@ -59,9 +59,9 @@ def _print_table(
 
 
 def _on_card(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
-    """What the card of the weights under test says of the same data, in the unit of tables.
+    """Scores of the tested card on the same data, in the units of tables.
 
-    Second comes a note: in what the inputs of the card's test differ, if they do.
+    The second value is a note if the card was tested with other preprocessing.
     """
     weights, data = run.settings.get("weights"), results["data"]
     if run.subcommand != "test" or not weights or checkpoint_in(weights):
@@ -71,7 +71,7 @@ def _on_card(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, floa
     other = [
         f"{key} {here[key]} here, {there[key]} there"
         for key in there.keys() & here.keys()
-        # Lists are statistics of training data, which may differ by rounding alone.
+        # Lists are statistics of training data, which may differ by rounding.
         if not isinstance(there[key], list) and there[key] != here[key]
     ]
     if other:

@@ -1,4 +1,4 @@
-"""Where a run writes: its name, its folder, what lies there in the end."""
+"""Checks of a run's output folders, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from ln_zoo.files import relative
 
 
 def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
-    """Fails now, not after an epoch, if the run's folders cannot take what the run will write.
+    """Checks before training that the output folders are writable and have room.
 
     Args:
         trainer: of the run.
-        trained: the model of which checkpoints will be written, if any.
+        trained: the model whose checkpoints will be written, if any.
 
     Raises:
-        OSError: if a folder cannot be made or written to, or the disk has no room for three
-            checkpoints.
+        OSError: if a folder is not writable, or the disk has no room for three checkpoints.
     """
     if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
@@ -44,8 +43,7 @@ def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
             raise unwritable(folder, error) from error
         if trained is None:
             continue
-        # Weights and Adam's two moments, in the newest checkpoint, in the one before and in the one
-        # that is being written.
+        # Weights and Adam's two moments, in two checkpoints and in the one being written.
         needed = 3 * 3 * sum(t.numel() * t.element_size() for t in trained.state_dict().values())
         free = shutil.disk_usage(folder).free
         if free < needed:
@@ -56,10 +54,10 @@ def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
 
 
 def full_disk(error: Exception, trainer: Trainer | None) -> OSError | None:
-    """For an error of a full disk: where it is, and how the run goes on once there is room."""
+    """For an error of a full disk: the folder, and how to resume; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
-    # Those of `AtomicCheckpointIO` name the file already.
+    # Errors of `AtomicCheckpointIO` already name the file.
     text = str(error)
     if error.strerror is not None:
         where = error.filename
@@ -71,13 +69,13 @@ def full_disk(error: Exception, trainer: Trainer | None) -> OSError | None:
         newest = getattr(callback, "newest", None)  # `LastCheckpoint` has it
         if newest is not None and (checkpoint := newest()):
             path = relative(Path(checkpoint).absolute())
-            text += f"; then go on with the same command and --ckpt_path {path}"
+            text += f"; then resume with the same command and --ckpt_path {path}"
     return OSError(text)
 
 
 @contextlib.contextmanager
 def quiet_writers() -> Iterator[None]:
-    """Silences tracebacks of TensorBoard's thread on a full disk; the run itself raises."""
+    """Silence tracebacks of TensorBoard's thread on a full disk; the run raises as well."""
     before = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -109,7 +107,7 @@ def print_paths(trainer: Trainer) -> None:
 
 
 def print_written(trainer: Trainer) -> None:
-    """Prints the files of callbacks that name them (``written_as``)."""
+    """Prints the files of callbacks with the attribute ``written_as``."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name, written = getattr(callback, "written_as", None), getattr(callback, "written", None)
         if name and written:

@@ -1,0 +1,260 @@
+"""``ln-zoo analyze``: arguments reach the analyses; tables, pictures and CSV files are theirs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import fails, write_idx
+
+from ln_zoo import analysis
+from ln_zoo.cli import main
+from ln_zoo.data.image_files import read_idx
+from ln_zoo.layers import GRU
+from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ("--steps", "12", "--hidden", "5", "--batch", "4")
+FISHER = ("--units", "3", "--features", "2", "--examples", "50", "--draws", "5000", "--seed", "3")
+#: A user's norm, beside the folder of the command.
+MINE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ln_zoo.norms import Norm
+
+
+@dataclass(frozen=True)
+class MaxNorm(Norm):
+    eps: float = 1e-5
+    invariances: ClassVar = frozenset({"weight_matrix_rescaling", "weight_matrix_recentering"})
+
+    def normalize(self, site, a, step=None):
+        return a / (a.square().amax(-1, keepdim=True) + self.eps).sqrt()
+"""
+
+
+def analyze(capsys: Capture, *argv: str) -> str:
+    assert main(["analyze", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def rows_of(file: str | Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(Path(file).read_text())))
+
+
+def labels(table: str) -> list[str]:
+    """The first cells of a Markdown table."""
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+    return [line.split("|")[1].strip() for line in lines]
+
+
+# gradient_flow
+
+
+def test_gradient_flow(here: Path, capsys: Capture) -> None:
+    options = ["--norm", "LayerNorm", "RMSNorm", "--gains", "0.5", "2", "--cell", "LSTM"]
+    files = ["--out", "a/flow.png", "--csv", "a/flow.csv", "--data", "random", "--seed", "3"]
+    out = analyze(capsys, "gradient_flow", *SMALL, *options, *files)
+    for word in ("LSTM", "H = 5", "identity", "random numbers", "4 sequences"):
+        assert word in out.splitlines()[0]
+    assert labels(out) == ["LayerNorm"] * 2 + ["RMSNorm"] * 2
+    assert (here / "a/flow.png").stat().st_size > 10_000
+    inputs = analysis.random_sequences(12, 4, seed=3)
+    rows = rows_of("a/flow.csv")
+    for flow in analysis.gradient_flow(inputs, "LSTM", 5, [LayerNorm, RMSNorm], (0.5, 2.0), seed=3):
+        wanted = [f"{value:.4g}" for value in flow.norms.tolist()]
+        assert [row[flow.label] for row in rows] == wanted
+
+
+@pytest.mark.parametrize("kind", ["pixels", "permuted", None])
+def test_pixels(
+    here: Path, kind: str | None, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_idx(here / "data" / "mnist")
+    images = torch.from_numpy(read_idx(folder / "train-images-idx3-ubyte", 3).copy())
+    inputs = (images[:4].flatten(1).T.double() / 255).unsqueeze(-1)
+    order = torch.arange(784)
+    if kind == "permuted":
+        order = torch.randperm(784, generator=torch.Generator().manual_seed(0))
+    if kind is None:  # the default folder
+        monkeypatch.setenv("LN_ZOO_DATA", str(here / "data"))
+    source = ["--root", str(folder), "--data", kind] if kind else []
+    options = [*SMALL, "--norm", "LayerNorm", "--gains", "1", "--csv", "flow.csv"]
+    assert ("permuted" in analyze(capsys, "gradient_flow", *options, *source)) == (
+        kind == "permuted"
+    )
+    found = [float(row["LayerNorm 1"]) for row in rows_of("flow.csv")]
+    (flow,) = analysis.gradient_flow(inputs[order[:12]], "RNN", 5, [LayerNorm], (1.0,))
+    # Pixels are divided in float32.
+    assert found == pytest.approx(flow.norms.tolist(), rel=1e-3)
+
+
+def test_random_numbers_without_mnist(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LN_ZOO_DATA", raising=False)
+    out = analyze(capsys, "gradient_flow", *SMALL, "--norm", "ln_zoo.norms.Norm", "--cell", "GRU")
+    assert "random numbers" in out
+    assert labels(out) == ["Norm"]
+
+
+class Bounded(GRU):
+    """A layer of a user's own."""
+
+
+def test_own_layers(here: Path, capsys: Capture) -> None:
+    options = ["--norm", "LayerNorm", "--gains", "0.5", "--data", "random"]
+    tables = [
+        analyze(capsys, "gradient_flow", *SMALL, *options, "--cell", cell)
+        for cell in ("GRU", f"{__name__}.Bounded")
+    ]
+    assert tables[0] == tables[1].replace("Bounded", "GRU")
+    cells = ["--cell", "RNN", f"{__name__}.Bounded"]
+    out = analyze(capsys, "dynamics", *SMALL, "--norm", "Identity", *cells)
+    assert labels(out) == ["RNN Identity", "Bounded Identity"]
+    for wrong in ("TCN", "no.Such"):
+        for command in ("gradient_flow", "dynamics"):
+            fails("analyze", command, "--cell", wrong, code=1, says=[repr(wrong)])
+
+
+# dynamics
+
+
+def test_dynamics(here: Path, capsys: Capture) -> None:
+    options = ["--cell", "LSTM", "GRU", "--norm", "LayerNorm", "WeightNorm", "--gains", "0.5", "2"]
+    files = ["--out", "a/dynamics.png", "--csv", "a/dynamics.csv", "--recurrent_scale", "3"]
+    more = ["--start", "identity", "--exponents", "2", "--skip", "3", "--seed", "4", "--noise", "1"]
+    out = analyze(capsys, "dynamics", *SMALL, "--features", "6", *options, *files, *more)
+    title, _, *table = out.splitlines()
+    for word in ("H = 5", "6 standard", "identity", "times 3", "4 sequences", "12 steps"):
+        assert word in title
+    inputs = torch.randn(12, 4, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    norms = [LayerNorm, WeightNorm]
+    wanted = [
+        each
+        for cell in ("LSTM", "GRU")
+        for each in analysis.initial_dynamics(
+            inputs, cell, 5, norms, (0.5, 2.0), "identity", 3.0, 1.0, 2, 3, 4
+        )
+    ]
+    assert table == analysis.dynamics_table(wanted).splitlines()
+    assert (here / "a/dynamics.png").read_bytes().startswith(b"\x89PNG")
+    rows = rows_of("a/dynamics.csv")
+    assert len(rows) == 8 * 12
+    assert rows[-1]["layer"] == "WeightNorm 2"
+    assert rows[-1]["gradient_norm"] == f"{float(wanted[-1].gradients[-1]):.4g}"
+
+
+def test_default_layers(here: Path, capsys: Capture) -> None:
+    out = analyze(capsys, "dynamics", *SMALL, "--features", "4", "--csv", "dynamics.csv")
+    gains = ("0.1", "0.5", "1")
+    norms = ("LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm")
+    names = [*(f"{norm} {gain}" for norm in norms for gain in gains), "Identity"]
+    assert labels(out) == [f"{cell} {name}" for cell in ("LSTM", "GRU", "RNN") for name in names]
+    assert "nan" not in out
+    # Sequences are systems of their own, but under batch norm.
+    for row in out.splitlines()[4:]:
+        assert (" to " in row.split("|")[3]) == ("BatchNorm" not in row)
+    inputs = torch.randn(12, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table = analysis.dynamics_table(list(analysis.initial_dynamics(inputs, "RNN", 5)))
+    assert sorted(out.splitlines()[-13:]) == sorted(table.splitlines()[2:])
+    assert len(rows_of("dynamics.csv")) == 39 * 12
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--steps 1", "--steps 2 1"),
+        ("--noise nan", "--noise nan"),
+        ("--gains 1 nan", "--gains nan"),
+        ("--recurrent_scale -1", "--recurrent_scale -1"),
+        ("--statistics batch", "--statistics --weights"),
+        ("--exponents 11 --cell LSTM", "10"),
+        ("--skip 12", "skip 12"),
+        ("--weights no-such-model --start torch", "--start --hidden"),
+    ],
+)
+def test_wrong_values(here: Path, given: str, says: str) -> None:
+    fails("analyze", "dynamics", *SMALL, *given.split(), code=1, says=says.split())
+    assert not list(here.glob("*.png"))
+
+
+# fisher
+
+
+def test_fisher(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = analysis.study_fisher(3, 2, 50, 5000, seed=3)
+    files = ["--format", "csv", "--out", "a/fisher.png", "--csv", "a/fisher.csv"]
+    rows = list(csv.DictReader(io.StringIO(analyze(capsys, "fisher", *FISHER, *files))))
+    # Values at the level of rounding depend on the order of sums.
+    found = {row["claim"]: row["measured"] for row in rows if row["expected"] != "<= 1e-12"}
+    assert found == {c.claim: c.measured for c in study.checks if c.expected != "<= 1e-12"}
+    assert (here / "a/fisher.png").stat().st_size > 10_000
+    drawn = [
+        float(row["y"])
+        for row in rows_of("a/fisher.csv")
+        if row["panel"] == "eq. 13 as printed, LN"
+    ]
+    wanted = [value for values in study.deviations.values() for value in values]
+    assert drawn == pytest.approx(wanted, rel=1e-3)
+    monkeypatch.setattr(analysis, "study_fisher", lambda *arguments: study)
+    monkeypatch.setenv("COLUMNS", "160")
+    for form in ("rich", "markdown"):
+        out = analyze(capsys, "fisher", *FISHER, "--format", form)
+        (line,) = (line for line in out.splitlines() if "mixed blocks F_wb, F_wg" in line)
+        assert ("|" in line) == (form == "markdown")
+
+
+# invariance
+
+
+def test_invariance(here: Path, capsys: Capture) -> None:
+    out = analyze(capsys, "invariance")
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("yes (yes)") == 4 + 2 + 4 + 3
+    assert 10_000 < (here / "invariance.png").stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
+def test_formats_and_options(here: Path, form: str, capsys: Capture) -> None:
+    options = ["--norm", "LayerNorm", "WeightNorm", "--eps", "0.001", "--examples", "5"]
+    options += ["--inputs", "4", "--features", "3", "--factors", "2", "7"]
+    options += ["--weight_scale", "0.1", "--seed", "3", "--out", "a/eps.svg", "--csv", "a/eps.csv"]
+    inputs = analysis.random_inputs(5, 4, 3)
+    norms = [LayerNorm(), WeightNorm()]
+    table = analysis.invariance_table(norms, 0.001, inputs, 3, (2, 7), 0.1, 3)
+    out = analyze(capsys, "invariance", *options, "--format", form)
+    assert out == getattr(table, form)() + "\n"
+    assert "<!-- weights times 7 -->" in (here / "a/eps.svg").read_text()
+    effects = analysis.eps_effect(norms[0], 0.001, (2, 7), inputs=inputs, features=3, seed=3)
+    found = [float(row["measured"]) for row in rows_of("a/eps.csv")]
+    wanted = [value for effect in effects for value in effect.measured.tolist()]
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+
+def test_own_norms_and_shipped_eps(here: Path, capsys: Capture) -> None:
+    (here / "max_norms.py").write_text(MINE)
+    norms = ["--norm", "max_norms.MaxNorm", "RMSNorm", "--eps", "shipped", "--format", "csv"]
+    rows = list(csv.DictReader(io.StringIO(analyze(capsys, "invariance", *norms))))
+    assert {row["eps"] for row in rows} == {"shipped"}
+    cells = analysis.invariance_table([RMSNorm()], None).rows[0].cells
+    deviations = [row["deviation"] for row in rows if row["norm"] == "RMSNorm"]
+    assert deviations == [f"{cell.deviation:.4g}" for cell in cells.values()]
+    found = {
+        row["map"]: (row["declared"], row["agrees"]) for row in rows if row["norm"] == "MaxNorm"
+    }
+    assert found["weight_matrix_recentering"] == ("yes", "no")
+    assert found["dataset_recentering"] == ("no", "yes")
+
+
+def test_no_picture_of_norms_without_eps(here: Path, capsys: Capture) -> None:
+    norms = ["--norm", "WeightNorm", "Identity", "--csv", "eps.csv"]
+    assert main(["analyze", "invariance", *norms]) == 0
+    printed = capsys.readouterr()
+    assert "yes (yes)" in printed.out
+    assert all(word in printed.err for word in ("invariance.png", "WeightNorm()", "eps"))
+    assert not list(here.iterdir())
