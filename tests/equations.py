@@ -1,85 +1,109 @@
-"""The equations of recurrent layers for a batch, with noise and resets; no engine is involved."""
+"""The equations for operands of kernels, padded or packed, with noise and resets."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from reference import Direction, Site, Statistics, run
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 #: What `masks_for` makes.
 NOISE = ("zoneout", "expected zoneout", "recurrent dropout", "all")
+Given = Sequence[Tensor | None]
 
 
-def normalized(a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None = None) -> Tensor:
-    if not rows.scale:
-        return a
-    hidden = a.shape[1] // sum(rows.groups)
-    parts = []
-    for part in a.split([n * hidden for n in rows.groups], 1):
-        centre = part.mean(1, keepdim=True) if rows.center else 0
-        square = ((part - centre) ** 2).mean(1, keepdim=True)
-        parts.append((part - centre) / (square + rows.eps).sqrt())
-    a = torch.cat(parts, 1) * gain
-    return a if shift is None else a + shift
+def direction(spec: Spec, o: Operands, steps: int, given: Given = (None,) * 3) -> Direction:
+    """The reference for a specification.
 
-
-def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor, ...]:
-    """Equations 4, 20-22 and 26-28, and a light GRU's, for a batch: outputs (T, N, H), last states.
-
-    A joint cell normalises the sum of both terms, and all of a joint GRU's candidate is multiplied
-    by the reset gate. A carried LSTM carries on the normalised cell state.
-
-    Recurrent dropout as Gal and Ghahramani (2016, section 4) have it, one mask for all steps, and
-    zoneout as Krueger et al. (2017, section 3): ``d * before + (1 - d) * after``. Before a step
-    that is reset, states are zeros.
+    Args:
+        spec: what is computed.
+        o: its operands.
+        steps: the number T of steps.
+        given: means and variances (2, rows, F) for each place that does not use the batch's.
     """
-    h, c, outputs = o.h0, o.c0, []
-    o = without_input_bias(spec, o)
-    bias = torch.zeros(len(o.w_hh), dtype=h.dtype) if o.bias is None else o.bias
-    one = h.new_ones(len(o.x), *h.shape)
-    pairs = zip((masks.zoneout_h, masks.zoneout_c), spec.zoneout, strict=True)
-    d_h, d_c = (q * one if mask is None else mask.to(h.dtype) for mask, q in pairs)
-    dropout = 1 if masks.dropout is None else masks.dropout.to(h.dtype)
-    for t, x in enumerate(o.x):
-        if masks.reset is not None:
-            on = ~masks.reset.view(o.x.shape[:2])[t].unsqueeze(1)
-            h, c = h * on, c if c is None else c * on
-        h_before, c_before = h, c
-        v, u = x @ o.w_ih.T, (dropout * h) @ o.w_hh.T
-        if o.bias_inner is not None:
-            v = v + o.bias_inner
-        if spec.joint:
-            v, u = torch.zeros_like(v), v + u
-        if spec.cell == "LSTM":
-            p = normalized(v, spec.input, o.gain_input) + bias
-            p = p + normalized(u, spec.recurrent, o.gain_recurrent)
-            i, f, g, out = p.chunk(4, 1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            z = normalized(c, spec.out, o.gain_out, o.shift_out)
-            h = out.sigmoid() * z.tanh()
-            c = z if spec.carried else c
-        elif spec.cell == "GRU":
-            xr, xz, xn = (normalized(v, spec.input, o.gain_input) + bias).chunk(3, 1)
-            hr, hz, hn = normalized(u, spec.recurrent, o.gain_recurrent).chunk(3, 1)
-            r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
-            n = (xn + r * (hn if o.bias_hn is None else hn + o.bias_hn)).tanh()
-            h = (1 - z) * n + z * h
-        elif spec.cell == "light GRU":
-            terms = normalized(v, spec.input, o.gain_input) + bias
-            a, z = (terms + normalized(u, spec.recurrent, o.gain_recurrent)).chunk(2, 1)
-            h = (1 - z.sigmoid()) * a.clamp(min=0) + z.sigmoid() * h
-        else:
-            a = normalized(v + u, spec.out, o.gain_out) + bias
-            h = a.tanh() if spec.cell == "RNN_TANH" else a.clamp(min=0)
-        h = d_h[t] * h_before + (1 - d_h[t]) * h
-        c = c if c is None else d_c[t] * c_before + (1 - d_c[t]) * c
-        outputs.append(h)
-    return (torch.stack(outputs), h) if c is None else (torch.stack(outputs), h, c)
+
+    def site(rows: Rows | Examples, gain: Any, shift: Any, given: Tensor | None) -> Site:
+        if isinstance(rows, Rows):
+            return Site("layer" if rows.center else "rms", gain, shift, rows.eps, rows.groups)
+        if given is None:
+            given = gain.new_zeros(2, steps, len(gain))
+        counts = [int(not rows.batch)] * given.shape[1]
+        mean, var = given.to(o.h0.dtype).clone()
+        # With momentum 1 running averages are the statistics of the last batch.
+        statistics = Statistics(mean, var, counts, rows.batch, 1.0, bool(rows.correction))
+        return Site("batch", gain, shift, rows.eps, statistics=statistics)
+
+    last = {"LSTM": "cell", "RNN_TANH": "sum", "RNN_RELU": "sum"}.get(spec.cell, "")
+    gains = (o.gain_input, o.gain_recurrent, o.gain_out)
+    places = zip(("input", "recurrent", last), spec.places, gains, given, strict=True)
+    shifts = {"cell": o.shift_out}
+    b_hh = None
+    if o.bias_hn is not None:
+        b_hh = torch.cat([o.bias_hn.new_zeros(2 * len(o.bias_hn)), o.bias_hn])
+    return Direction(
+        *(spec.cell, o.w_ih, o.w_hh, without_input_bias(spec, o).bias, b_hh),
+        b_inner=o.bias_inner,
+        joint=spec.joint,
+        carried=spec.carried,
+        sites={
+            name: site(rows, gain, shifts.get(name), own)
+            for name, rows, gain, own in places
+            if rows.scale
+        },
+    )
+
+
+def equations(
+    spec: Spec,
+    o: Operands,
+    masks: Masks = NO_MASKS,
+    sizes: Sequence[int] | None = None,
+    d: Direction | None = None,
+) -> tuple[Tensor, ...]:
+    """Outputs (T, N, H) and last states, (N, H) each.
+
+    Args:
+        spec: what is computed.
+        o: its operands.
+        masks: noise and resets.
+        sizes: examples of each step of packed rows: x is then (total, I), as are masks and outputs.
+        d: the reference for it, if not `direction`'s.
+    """
+    packed = sizes is not None
+    steps = list(sizes) if sizes is not None else [o.x.shape[1]] * o.x.shape[0]
+    there = torch.arange(steps[0]) < torch.tensor(steps).unsqueeze(1)
+
+    def padded(a: Tensor) -> Tensor:
+        a = a if packed else a.reshape(-1, *a.shape[2:])
+        room = a.new_zeros(*there.shape, *a.shape[1:])
+        return room.index_put(there.nonzero(as_tuple=True), a)
+
+    def held(mask: Tensor | None, share: float) -> Tensor | float:
+        return share if mask is None else padded(mask.to(o.h0.dtype))
+
+    reset = None
+    if masks.reset is not None:
+        reset = padded(masks.reset if packed else masks.reset.view(there.shape))
+    x = padded(o.x)
+    outputs, h, c = run(
+        direction(spec, o, len(steps)) if d is None else d,
+        [x[:length, n] for n, length in enumerate(there.sum(0).tolist())],
+        o.h0,
+        o.c0,
+        None if masks.dropout is None else masks.dropout.to(o.h0.dtype),
+        (held(masks.zoneout_h, spec.zoneout[0]), held(masks.zoneout_c, spec.zoneout[1])),
+        reset,
+    )
+    out = pad_sequence(outputs)
+    found = out[there] if packed else out
+    return (found, h) if c is None else (found, h, c)
 
 
 def without_input_bias(spec: Spec, o: Operands) -> Operands:

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 
-from ln_zoo.models.arguments import check_positive
 from ln_zoo.metrics import Ratio
+from ln_zoo.models.arguments import check_positive
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.norms import batch_dependent, batch_statistics
 

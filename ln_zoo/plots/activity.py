@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ln_zoo.tables import markdown_table
 from ln_zoo.plots.figures import new_figure, save_figure
+from ln_zoo.tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

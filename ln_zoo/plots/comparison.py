@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo import tables
-
 from ln_zoo.plots.figures import new_figure, save_figure, set_log_scale
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from reference import Direction, Rule, run_layers
+from reference import Direction, Site, run
 
 from benchmarks import contestants, modes, rnn
 from benchmarks.contestants import Absent, Size, limited_to
@@ -30,20 +30,15 @@ def needs_compiler(name: str) -> None:
 def expected(cell: str, kind: str, x: torch.Tensor) -> torch.Tensor:
     """What a layer with the weights of the contestants gives, in float64 from the equations."""
     weights = {k: v.double() for k, v in contestants._weights(cell, SIZE).items()}
-    gates = weights["weight_hh"].shape[0]
-    direction = Direction(
-        cell,
-        Rule(kind),
-        weights["weight_ih"],
-        weights["weight_hh"],
-        weights["bias_ih"],
-        weights["bias_hh"],
-        gain={p: torch.ones(SIZE.H if p == "cell" else gates).double() for p in PLACES[cell]},
-        places=PLACES[cell],
-    )
-    zeros = torch.zeros(1, SIZE.B, SIZE.H, dtype=torch.float64)
-    outputs, _, _ = run_layers([[direction]], list(x.double().unbind(1)), zeros, zeros)
-    return torch.stack(outputs, dim=1)
+    sites = {}
+    for place in PLACES[cell] if kind != "none" else ():
+        groups = (1,) if place == "cell" else {"LSTM": (4,), "GRU": (2, 1)}[cell]
+        sites[place] = Site(kind, groups=groups)
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    direction = Direction(cell, *(weights[name] for name in names), sites=sites)
+    zeros = torch.zeros(SIZE.B, SIZE.H, dtype=torch.float64)
+    states = (zeros, zeros if cell == "LSTM" else None)
+    return torch.stack(run(direction, x.double().unbind(1), *states)[0], dim=1)
 
 
 KINDS = [

@@ -180,19 +180,6 @@ def test_a_model_computes_the_same_with_the_same_objects() -> None:
     assert set(report.new_parameters) == {n for n, _ in model.named_parameters() if ".layer." in n}
 
 
-def test_states_are_given_and_taken_in_the_format_of_the_library() -> None:
-    """A sequence in two pieces is the whole sequence."""
-    model = Model().eval()
-    adopt_(model, classes=LIST)
-    layer = model.layers[0]
-    x = rows(size=5)
-    whole, _ = layer(x)
-    first, state = layer(x[:3])
-    assert isinstance(state, list)
-    second, _ = layer(x[3:], state)
-    torch.testing.assert_close(torch.cat([first, second]), whole, **CLOSE)
-
-
 def test_gradients_and_training() -> None:
     """The gradient of an input, and a step of descent, in float64."""
     plain = Model().double()
@@ -258,10 +245,16 @@ def test_a_layer_in_two_places_stays_one() -> None:
 
 
 def test_the_model_may_be_the_layer() -> None:
+    """And a sequence in two pieces, with a state in the library's form, is the whole sequence."""
     layer = ListLSTM(5, 6).eval()
-    expected = layer(rows(size=5))
+    x = rows(size=5)
+    expected = layer(x)
     adopt_(layer, classes=LIST)
-    torch.testing.assert_close(layer(rows(size=5)), expected, **CLOSE)
+    torch.testing.assert_close(layer(x), expected, **CLOSE)
+    first, state = layer(x[:3])
+    assert isinstance(state, list)
+    second, state = layer(x[3:], state)
+    torch.testing.assert_close((torch.cat([first, second]), state), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -524,22 +517,24 @@ def test_layers_inside_a_scripted_module_are_refused() -> None:
         adopt_(scripted, classes={TupleLSTM: "torchscript"})
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(TypeError, match="list"):
-        adopt_([nn.LSTM(2, 3)])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no layer to convert"):
-        adopt_(nn.Linear(2, 3))
-    with pytest.raises(ValueError, match=r"'decoder'.*gru"):
-        adopt_(Model(), include="decoder")
-    with pytest.raises(ValueError, match=r"'torchaudi'.*'torchaudio'"):
-        adopt_(Model(), classes={ListLSTM: "torchaudi"})
-    with pytest.raises(ValueError, match=r"'haste'.*torchaudio"):
-        adopt_(Model(), classes={ListLSTM: "haste"})
-    with pytest.raises(ValueError, match=r"layers\.0.*differs"):
-        adopt_(Model(OtherLSTM), classes=LIST, exclude="gru")
-    parallel = nn.DataParallel(Model())
-    with pytest.raises(ValueError, match="DataParallel"):
-        adopt_(parallel, classes=LIST)
+@pytest.mark.parametrize(
+    ("model", "options", "error", "named"),
+    [
+        ([nn.LSTM(2, 3)], {}, TypeError, "list"),
+        (nn.Linear(2, 3), {}, ValueError, "no layer"),
+        (Model(), {"include": "decoder"}, ValueError, r"'decoder'.*gru"),
+        (Model(), {"classes": {ListLSTM: "torchaudi"}}, ValueError, "'torchaudi'.*'torchaudio'"),
+        (Model(), {"classes": {ListLSTM: "haste"}}, ValueError, "'haste'.*torchaudio"),
+        (Model(OtherLSTM), {"classes": LIST, "exclude": "gru"}, ValueError, r"layers\.0"),
+        (nn.DataParallel(Model()), {"classes": LIST}, ValueError, "DataParallel"),
+    ],
+    ids=["list", "no layer", "no match", "unknown dialect", "no class", "none left", "wrapped"],
+)
+def test_wrong_arguments(
+    model: Any, options: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        adopt_(model, **options)
 
 
 def test_include_and_exclude() -> None:

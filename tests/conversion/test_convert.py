@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference import Direction, layer_norm, run
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.rnn import pack_sequence
@@ -167,36 +168,33 @@ def test_gains_and_biases_are_those_of_least_squares(bias: bool) -> None:
 def test_a_recurrent_layer_is_fitted_on_the_plain_ones_sums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both terms of an LSTM together, and its cell state, against equations written here."""
+    """Both terms of an LSTM together, and its cell state."""
     monkeypatch.setattr(calibrate, "_STEPS", 0)
     torch.manual_seed(4)
     model, x = nn.LSTM(3, 4, dtype=F64), torch.randn(6, 5, 3, dtype=F64)
     w, u = model.weight_ih_l0.detach().clone(), model.weight_hh_l0.detach().clone()
     b = (model.bias_ih_l0 + model.bias_hh_l0).detach().clone()
     normalize_(model, LayerNorm(eps=1e-9), calibrate=(x,))
-    h = c = torch.zeros(5, 4, dtype=F64)
-    seen: list[list[Tensor]] = [[], [], []]
-    for row in x:
-        wx, uh = row @ w.T, h @ u.T
-        i, f, g, o = (wx + uh + b).chunk(4, -1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        for kept, a in zip(seen, (wx, uh, c), strict=True):
-            kept.append(a)
-    wx, uh, c = (torch.cat(rows) for rows in seen)
-
-    def z(a: Tensor) -> Tensor:
-        return (a - a.mean(1, keepdim=True)) / (a.var(1, correction=0, keepdim=True) + 1e-9).sqrt()
+    seen: dict[str, list[Tensor]] = {"input": [], "recurrent": [], "cell": []}
+    notes = {
+        role: lambda a, t, rows=rows: rows.append(a) or a  # type: ignore[misc]
+        for role, rows in seen.items()
+    }
+    zeros = torch.zeros(5, 4, dtype=F64)
+    run(Direction("LSTM", w, u, b, sites=notes), x.unbind(1), zeros, zeros)
+    wx, uh, c = (torch.cat(rows) for rows in seen.values())
 
     one = torch.ones(30, dtype=F64)
     sites, total = model.sites["l0"], (model.bias_ih_l0 + model.bias_hh_l0).detach() - b
     for j in range(16):
-        columns = torch.stack([z(wx)[:, j], z(uh)[:, j], one], 1)
+        columns = torch.stack([layer_norm(wx, 1e-9)[:, j], layer_norm(uh, 1e-9)[:, j], one], 1)
         expected = torch.linalg.lstsq(columns, (wx + uh)[:, j]).solution
         found = torch.stack([sites["input"].gain[j], sites["recurrent"].gain[j], total[j]])
         torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=1e-4)
     for j in range(4):
-        expected = torch.linalg.lstsq(torch.stack([z(c)[:, j], one], 1), c[:, j]).solution
+        expected = torch.linalg.lstsq(
+            torch.stack([layer_norm(c, 1e-9)[:, j], one], 1), c[:, j]
+        ).solution
         found = torch.stack([sites["cell"].gain[j], sites["cell"].shift[j]])
         torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=1e-4)
 
@@ -372,21 +370,23 @@ def test_cells_do_not_take_statistics_of_steps() -> None:
         normalize_(nn.LSTMCell(2, 3), BatchNorm())
 
 
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match=r"no layer to convert.*LSTM, GRU"):
-        normalize_(nn.Sequential(nn.ReLU(), nn.Embedding(3, 4)), LayerNorm())
-    with pytest.raises(ValueError, match=r"no layer's name matches 'decoder'; layers are '0', '2'"):
-        normalize_(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), LayerNorm(),
-                   include="decoder")  # fmt: skip
-    with pytest.raises(ValueError, match="patterns"):
-        normalize_(nn.Sequential(nn.Linear(2, 2)), LayerNorm(), exclude="*")
-    with pytest.raises(TypeError, match=r"such as LayerNorm\(\); got <cla"):
-        normalize_(nn.Linear(2, 2), LayerNorm)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"model.*torch\.nn\.Module, got dict"):
-        normalize_({}, LayerNorm())  # type: ignore[arg-type]
-    wrapped = nn.DataParallel(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="convert the model first, then wrap it"):
-        normalize_(wrapped, LayerNorm())
+@pytest.mark.parametrize(
+    ("model", "options", "error", "named"),
+    [
+        (nn.Sequential(nn.ReLU(), nn.Embedding(3, 4)), {}, ValueError, "LSTM, GRU"),
+        (nn.Sequential(nn.Linear(2, 2)), {"include": "decoder"}, ValueError, "'decoder'.*'0'"),
+        (nn.Sequential(nn.Linear(2, 2)), {"exclude": "*"}, ValueError, "patterns"),
+        (nn.DataParallel(nn.Linear(2, 2)), {}, ValueError, "convert .*wrap"),
+        (nn.Linear(2, 2), {"norm": LayerNorm}, TypeError, "LayerNorm"),
+        ({}, {}, TypeError, "dict"),
+    ],
+    ids=["no layer", "no match", "all excluded", "wrapped", "class", "dict"],
+)
+def test_wrong_arguments(
+    model: Any, options: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        normalize_(model, **{"norm": LayerNorm(), **options})
 
 
 def test_a_failed_calibration_leaves_the_model_as_it_was() -> None:

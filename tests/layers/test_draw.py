@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import draw_reference
 import pytest
 import torch
-from draw_reference import F64, Drawn
-from reference import Rule
-from torch import Tensor, nn
+from draw_reference import Drawn
+from torch import Tensor
 
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
-NORMS: dict[str, tuple[Norm, Rule]] = {
-    "none": (Identity(), Rule("none")),
-    "layer": (LayerNorm(eps=1e-3), Rule("layer", eps=1e-3)),
-    "rms": (RMSNorm(eps=1e-3), Rule("rms", eps=1e-3)),
-    "weight": (WeightNorm(), Rule("weight")),
-    "batch": (
-        BatchNorm(eps=1e-3, max_steps=3, momentum=0.3),
-        Rule("batch", eps=1e-3, max_steps=3, momentum=0.3),
-    ),
-    "batch-eval": (BatchNorm(eps=1e-3, max_steps=3), Rule("batch", eps=1e-3, max_steps=3)),
+F64 = torch.float64
+NORMS: dict[str, Norm] = {
+    "none": Identity(),
+    "layer": LayerNorm(eps=1e-3),
+    "rms": RMSNorm(eps=1e-3),
+    "weight": WeightNorm(),
+    "batch": BatchNorm(eps=1e-3, max_steps=3, momentum=0.3),
+    "batch-eval": BatchNorm(eps=1e-3, max_steps=3),
 }
 WITHOUT_ATTENTION: dict[str, Any] = {"read_size": None, "write_size": None}
 HEIGHT, WIDTH, GLIMPSES, EXAMPLES = 4, 6, 4, 3
@@ -36,7 +34,7 @@ def build(norm: str = "layer", **options: Any) -> DRAWNetwork:
     """A network in float64 with random parameters and running averages."""
     generator = torch.Generator().manual_seed(4)
     sizes: dict[str, Any] = {"hidden_size": 5, "latent_size": 3, "read_size": 2, "write_size": 3}
-    network = DRAWNetwork(HEIGHT, WIDTH, norm=NORMS[norm][0], **sizes | options).double()
+    network = DRAWNetwork(HEIGHT, WIDTH, norm=NORMS[norm], **sizes | options).double()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             noise = torch.rand(parameter.shape, generator=generator, dtype=F64)
@@ -74,59 +72,55 @@ def results(done: DRAWOutput | Drawn) -> list[Tensor]:
     return [a for a in (last, done.means, done.log_stds) if a is not None]
 
 
-def check(network: DRAWNetwork, norm: str, eps: float | None = None, made_up: bool = False) -> None:
+def assert_close(one: Tensor, two: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance / 10)
+
+
+def check(network: DRAWNetwork, eps: float | None = None, generates: bool = False) -> None:
     """Results, what was traced, running averages and all gradients."""
     images, noise = given(network)
-    rule = NORMS[norm][1]
-    rules = tuple(
-        draw_reference.direction(cell, copy.copy(rule))
-        for cell in (network.encoder, network.decoder)
+    sources = (
+        [noise, *network.parameters()] if generates else [images, noise, *network.parameters()]
     )
-    sources = [noise, *network.parameters()] if made_up else [images, noise, *network.parameters()]
     for a in sources:
         a.requires_grad_()
-    expected = draw_reference.draw(network, rules, None if made_up else images, noise, eps)
-    done = network.generate(noise, True) if made_up else network(images, noise, True)
+    p = draw_reference.parameters_of(network)
+    expected = draw_reference.draw(p, None if generates else images, noise, eps)
+    done = network.generate(noise, True) if generates else network(images, noise, True)
     for one, two in zip(results(done), results(expected), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
+        assert_close(one, two)
     assert done.trace is not None
-    for one, two in (
-        (done.trace.canvases, expected.canvases),
-        (done.trace.read, expected.read),
-        (done.trace.write, expected.write),
-    ):
+    # The stride of a single filter is free.
+    sizes = {"canvases": None, "read": network.read_size, "write": network.write_size}
+    for name, size in sizes.items():
+        one, two = getattr(done.trace, name), getattr(expected, name)
         assert (one is None) == (two is None)
-        if one is not None and two is not None:
+        if one is not None:
             assert not one.requires_grad
-            torch.testing.assert_close(one, two.detach(), rtol=1e-10, atol=1e-11)
-    found = gradients(results(done), sources)
+            kept = [0, 1, 3, 4] if size == 1 else slice(None)
+            assert_close(one[..., kept], two.detach()[..., kept])
     wanted = gradients(results(expected), sources)
-    for one, two in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
-    if not made_up:
-        assert all(a.ne(0).any() for a in wanted)
-        buffers = dict(network.named_buffers())
-        for prefix, d in zip(("encoder", "decoder"), rules, strict=True):
-            for role, statistics in d.statistics.items():
-                for kind, value in (("mean", statistics.mean), ("var", statistics.var)):
-                    kept = buffers[f"{prefix}.sites.{role}.running_{kind}"]
-                    torch.testing.assert_close(kept, value, rtol=1e-10, atol=1e-12)
+    for one, two in zip(gradients(results(done), sources), wanted, strict=True):
+        assert_close(one, two, 1e-9)
+    if not generates:
+        for cell, d in ((network.encoder, p.encoder), (network.decoder, p.decoder)):
+            for role, site in d.sites.items():
+                if site.statistics is not None:
+                    assert_close(cell.sites[role].running_mean, site.statistics.mean)
+                    assert_close(cell.sites[role].running_var, site.statistics.var)
 
 
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("norm", NORMS)
 def test_results_and_gradients_are_those_of_the_equations(norm: str) -> None:
-    check(build(norm), norm)
+    check(build(norm))
 
 
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("norm", ["none", "layer", "batch-eval"])
 @pytest.mark.parametrize("options", [{}, WITHOUT_ATTENTION], ids=["attention", "without"])
-def test_images_made_up_are_those_of_the_equations(norm: str, options: dict[str, Any]) -> None:
-    check(build(norm, **options), norm, made_up=True)
+def test_generated_images_are_those_of_the_equations(norm: str, options: dict[str, Any]) -> None:
+    check(build(norm, **options), generates=True)
 
 
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize(
     "options",
     [
@@ -143,63 +137,22 @@ def test_images_made_up_are_those_of_the_equations(norm: str, options: dict[str,
     ids=str,
 )
 def test_every_option_is_that_of_the_equations(options: dict[str, Any]) -> None:
-    check(build("layer", **options), "layer")
+    check(build("layer", **options))
 
 
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("eps", [1e-8, 0.2])
 def test_filters_divided_by_their_sum_and_eps(eps: float) -> None:
-    network = build(filter_norm="eps", filter_eps=eps)
-    check(network, "layer", eps=eps)
+    check(build(filter_norm="eps", filter_eps=eps), eps)
 
 
-@pytest.mark.usefixtures("loop")
-@pytest.mark.parametrize("options", [{"read_size": 1}, {"write_size": 1}], ids=str)
-def test_one_filter(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("side", ["read", "write"])
+def test_one_filter(side: str) -> None:
     """Its stride has no effect; the gradient is 0, not NaN."""
-    network = build(**options)
-    images, noise = given(network)
-    rules = tuple(
-        draw_reference.direction(cell, NORMS["layer"][1])
-        for cell in (network.encoder, network.decoder)
-    )
-    expected = results(draw_reference.draw(network, rules, images, noise))
-    done = results(network(images, noise))
-    for one, two in zip(done, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
-    sources = list(network.parameters())
-    found = dict(zip(dict(network.named_parameters()), gradients(done, sources), strict=True))
-    wanted = gradients(expected, sources)
-    for (name, one), two in zip(found.items(), wanted, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10, msg=name)
-    layer = "read" if "read_size" in options else "write"
-    assert found[f"{layer}.weight"][3].eq(0).all()
-
-
-@pytest.mark.parametrize("peephole", [False, True])
-def test_without_a_norm_it_is_torchs_cell(peephole: bool) -> None:
-    """The same weights in `torch.nn.LSTMCell`, with all else in functions of torch."""
-    network = build("none", **WITHOUT_ATTENTION, peephole=peephole)
-    if peephole:  # that see nothing
-        for cell in (network.encoder, network.decoder):
-            assert cell.weight_peephole is not None
-            nn.init.zeros_(cell.weight_peephole)
-    cells = []
-    for cell in (network.encoder, network.decoder):
-        theirs = nn.LSTMCell(cell.input_size, cell.hidden_size, dtype=F64)
-        theirs.load_state_dict({name: getattr(cell, name) for name in theirs.state_dict()})
-        cells.append(theirs)
-    images, noise = given(network)
-    start = {name: a.expand(EXAMPLES, *a.shape) for name, a in network.initial.items()}
-    encoder = (start["encoder_h"], start["encoder_c"])
-    decoder, canvas = (start["decoder_h"], start["decoder_c"]), start["canvas"]
-    for t in range(GLIMPSES):
-        both = torch.cat([images.flatten(1), (images - canvas.sigmoid()).flatten(1)], 1)
-        encoder = cells[0](torch.cat([both, decoder[0]], 1), encoder)
-        mean, log_std = network.posterior(encoder[0]).chunk(2, 1)
-        decoder = cells[1](mean + log_std.exp() * noise[t], decoder)
-        canvas = canvas + network.patch(decoder[0]).view_as(canvas)
-    assert torch.allclose(network(images, noise).logits, canvas, rtol=1e-12, atol=1e-12)
+    network = build(**{f"{side}_size": 1})
+    check(network)
+    weight = network.get_parameter(f"{side}.weight")
+    (gradient,) = gradients(results(network(*given(network))), [weight])
+    assert gradient[3].eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -287,22 +240,6 @@ def test_number_of_parameters_at_the_sources_size(options: dict[str, Any], expec
     assert sum(p.numel() for p in network.parameters()) == expected
 
 
-def test_parts_at_the_sources_size() -> None:
-    counts = {
-        name: sum(p.numel() for p in child.parameters())
-        for name, child in DRAWNetwork(28, 28).named_children()
-    }
-    assert counts == {
-        "encoder": 533_504 + 1024,  # torch has a second bias
-        "decoder": 365_568 + 1024,
-        "posterior": 51_400,
-        "read": 1_285,
-        "write": 1_285,
-        "patch": 6_425,
-        "initial": 1_024 + 784,
-    }
-
-
 @pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm(), BatchNorm()], ids=str)
 @pytest.mark.parametrize("again", [False, True])
 def test_initial_weights(norm: Norm, again: bool) -> None:
@@ -357,55 +294,49 @@ def test_initial_weights_of_torch() -> None:
     assert network.posterior.bias.eq(0).all()
 
 
-# What it is given
+# Wrong arguments
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"hidden_size": 0}, "every size must be at least 1, got {'hidden_size': 0}"),
-        (
-            {"read_size": 0, "write_size": -1},
-            "at least 1, got {'read_size': 0, 'write_size': -1}",
-        ),
-        ({"filter_norm": "sum"}, "filter_norm must be one of softmax, eps, got 'sum'"),
-        ({"filter_eps": 0.0}, "filter_eps must be positive, got 0.0"),
-        ({"log_clamp": -1.0}, "log_clamp must be positive and at most 20.0, .* got -1.0"),
-        ({"log_clamp": float("inf")}, "log_clamp must be positive and at most 20.0, .* got inf"),
-        ({"init_std": float("nan")}, "init_std must be positive, got nan"),
-        ({"normalize": ("sum",)}, "normalize names 'sum', but this layer's places are 'input'"),
-        ({"normalize": "cell"}, "normalize must be a tuple of names, got 'cell'"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"read_size": 0, "write_size": -1}, "'read_size': 0, 'write_size': -1"),
+        ({"filter_norm": "sum"}, "filter_norm .*'sum'"),
+        ({"filter_eps": 0.0}, r"filter_eps .*0\.0"),
+        ({"log_clamp": -1.0}, r"log_clamp .*-1\.0"),
+        ({"log_clamp": float("inf")}, "log_clamp .*inf"),
+        ({"init_std": float("nan")}, "init_std .*nan"),
+        ({"normalize": ("sum",)}, "normalize .*'sum'"),
+        ({"normalize": "cell"}, "normalize .*'cell'"),
     ],
+    ids=str,
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_wrong_options(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         build_small(**options)
 
 
 @pytest.mark.parametrize(
-    ("images", "noise", "message"),
+    ("images", "noise", "named"),
     [
-        ((2, 6, 4), (3, 2, 3), r"images must be \(N, 4, 6\), got \(2, 6, 4\)"),
-        ((2, 1, 4, 6), (3, 2, 3), r"images must be \(N, 4, 6\), got \(2, 1, 4, 6\)"),
-        ((2, 4, 6), (3, 1, 3), r"noise must be \(T, 2, 3\) with T at least 1, got \(3, 1, 3\)"),
-        ((2, 4, 6), (3, 2, 4), r"noise must be \(T, 2, 3\) .* got \(3, 2, 4\)"),
-        ((2, 4, 6), (0, 2, 3), r"T at least 1, got \(0, 2, 3\)"),
-        ((2, 4, 6), (2, 3), r"noise must be \(T, 2, 3\) .* got \(2, 3\)"),
-        (None, (0, 2, 3), r"T at least 1, got \(0, 2, 3\)"),
-        (None, (3, 2, 4), r"latents must be \(T, 2, 3\) .* got \(3, 2, 4\)"),
-        (None, (3,), r"latents must be \(T, 1, 3\) .* got \(3,\)"),
+        ((2, 6, 4), (3, 2, 3), r"images .*\(N, 4, 6\).*\(2, 6, 4\)"),
+        ((2, 1, 4, 6), (3, 2, 3), r"images .*\(2, 1, 4, 6\)"),
+        ((2, 4, 6), (3, 1, 3), r"noise .*\(T, 2, 3\).*\(3, 1, 3\)"),
+        ((2, 4, 6), (3, 2, 4), r"noise .*\(3, 2, 4\)"),
+        ((2, 4, 6), (0, 2, 3), r"noise .*\(0, 2, 3\)"),
+        ((2, 4, 6), (2, 3), r"noise .*\(2, 3\)"),
+        (None, (0, 2, 3), r"latents .*\(0, 2, 3\)"),
+        (None, (3, 2, 4), r"latents .*\(3, 2, 4\)"),
+        (None, (3,), r"latents .*\(3,\)"),
     ],
 )
-def test_sizes_that_do_not_fit(
-    images: tuple[int, ...] | None, noise: tuple[int, ...], message: str
-) -> None:
+def test_wrong_sizes(images: tuple[int, ...] | None, noise: tuple[int, ...], named: str) -> None:
     network = build_small()
-    if images is None:
-        with pytest.raises(ValueError, match=message):
-            network.generate(torch.zeros(noise))
-    else:
-        with pytest.raises(ValueError, match=message):
-            network(torch.zeros(images), torch.zeros(noise))
+    run = network.generate if images is None else network
+    given = [torch.zeros(shape) for shape in (images, noise) if shape is not None]
+    with pytest.raises(ValueError, match=named):
+        run(*given)
 
 
 def test_any_number_of_glimpses_and_examples() -> None:
@@ -417,18 +348,6 @@ def test_any_number_of_glimpses_and_examples() -> None:
             assert done.logits.shape == (examples, HEIGHT, WIDTH)
             assert done.means.shape == done.log_stds.shape == (glimpses, examples, 3)
     assert network(images, noise).trace is None
-
-
-@pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight", "batch-eval"])
-def test_images_do_not_see_one_another(norm: str) -> None:
-    network = build(norm)
-    images, noise = given(network)
-    together = network(images, noise)
-    for n in range(EXAMPLES):
-        alone = network(images[n : n + 1], noise[:, n : n + 1])
-        for one, two in zip(results(alone), results(together), strict=True):
-            axis = 0 if one is alone.logits else 1
-            assert torch.allclose(one, two.narrow(axis, n, 1), rtol=1e-10, atol=1e-12)
 
 
 def test_the_trace_changes_nothing() -> None:
@@ -495,26 +414,6 @@ def test_windows_beyond_the_image_have_finite_gradients(filter_norm: Any) -> Non
     assert moved.abs().max() < 1e-5
     (done.logits.square().sum() + done.means.square().sum()).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
-
-
-def test_narrow_filters_on_every_pixel_see_and_draw_the_image_itself() -> None:
-    """With R = W = 28 they do what the network does without attention."""
-    sizes: dict[str, Any] = {"hidden_size": 4, "latent_size": 2, "norm": LayerNorm()}
-    torch.manual_seed(0)
-    near = DRAWNetwork(28, 28, read_size=28, write_size=28, init_std=0.3, **sizes).double()
-    whole = DRAWNetwork(28, 28, **WITHOUT_ATTENTION, **sizes).double()
-    state = near.state_dict()
-    whole.load_state_dict({name: state[name] for name in whole.state_dict()})
-    with torch.no_grad():
-        for layer in (near.read, near.write):
-            assert layer is not None
-            layer.weight.zero_()
-            layer.bias.copy_(torch.tensor([0.0, 0.0, -8.0, 0.0, 0.0]))
-    images, noise = torch.rand(2, 28, 28, dtype=F64), torch.randn(3, 2, 2, dtype=F64)
-    for one, two in zip(results(near(images, noise)), results(whole(images, noise)), strict=True):
-        assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)
-    one, two = near.generate(noise).logits, whole.generate(noise).logits
-    assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)
 
 
 # Precision, copies, transforms
@@ -599,20 +498,8 @@ def test_weights_in_half_precision(norm: str) -> None:
     assert half.generate(noise).logits.isfinite().all()
 
 
-def test_copies_and_pickles() -> None:
-    network = build()
-    images, noise = given(network)
-    expected = network(images, noise).logits
-    for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-        assert torch.equal(other(images, noise).logits, expected)
-        with torch.no_grad():
-            other.patch.bias.add_(1)
-        assert not torch.equal(other(images, noise).logits, expected)
-    assert torch.equal(network(images, noise).logits, expected)
-
-
 @pytest.fixture
-def without_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """`torch.compile` as far as the graphs it sees; the modes that were asked for."""
     from ln_zoo.layers import draw
 
@@ -625,7 +512,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(torch, "compile", seen)
     draw._compiled.cache_clear()
-    yield modes  # type: ignore[misc]
+    yield modes
     draw._compiled.cache_clear()
 
 
@@ -660,44 +547,6 @@ def test_a_glimpse_is_one_graph(
         assert not torch.allclose(copied.generate(noise).logits, wanted, rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_a_compiled_glimpse(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = build(hidden_size=8)
-    images, noise = given(network)
-    sources = list(network.parameters())
-    expected = results(network(images[:2], noise[:2, :2]))
-    network.compile_glimpse("default")
-    try:
-        done = results(network(images[:2], noise[:2, :2]))
-    except Exception as error:
-        if "compiler" in str(error).lower():
-            pytest.skip(f"torch found no compiler: {error}")
-        raise
-    for one, two in zip(done, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
-    for one, two in zip(gradients(done, sources), gradients(expected, sources), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
-
-
 def test_a_mode_that_torch_does_not_know() -> None:
     with pytest.raises(ValueError, match=r"compile_mode: .*fancy.*reduce-overhead"):
         build().compile_glimpse("fancy")
-
-
-@pytest.mark.parametrize("kernels", ["1", "0"])
-def test_the_norm_hears_of_each_sequence_once(
-    kernels: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began: list[tuple[str, int]] = []
-
-    class Hearing(LayerNorm):
-        def on_sequence_start(self, site: Site, steps: int) -> None:
-            began.append((site.role, steps))
-
-    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
-    network = build_small(Hearing())
-    network(torch.rand(2, HEIGHT, WIDTH), torch.randn(3, 2, 3))
-    # Encoder and decoder, which normalise cell states alone.
-    assert began == 2 * [("cell", 3)]
-    network.generate(torch.randn(5, 2, 3))
-    assert began[2:] == 2 * [("cell", 5)]

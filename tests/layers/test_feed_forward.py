@@ -1,4 +1,4 @@
-"""Linear and Conv2d with every norm against loops over examples and features, in float64."""
+"""Linear and Conv2d with every norm against the equations, in float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import mean_and_variance
+from reference import batch_norm, layer_norm, weight_norm
 from torch import Tensor, nn
 
 from ln_zoo.layers import Conv2d, Linear
@@ -14,11 +14,15 @@ from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
 
 F64 = torch.float64
 EPS = 1e-3
-NORMS: list[Norm] = [LayerNorm(eps=EPS), RMSNorm(eps=EPS), BatchNorm(eps=EPS), WeightNorm()]
-every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+NORMS: list[Norm] = [
+    *(LayerNorm(eps=EPS, convolution=form) for form in ("channel", "unit", "position")),
+    *(RMSNorm(eps=EPS), BatchNorm(eps=EPS), BatchNorm(eps=EPS, unbiased=True), WeightNorm()),
+]
+every_norm = pytest.mark.parametrize("norm", NORMS, ids=repr)
+modes = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 
 
-def randomize(layer: nn.Module) -> nn.Module:
+def randomize(layer: Any) -> Any:
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.uniform_(-1, 1)
@@ -28,113 +32,82 @@ def randomize(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def expected(sums: Tensor, norm: Norm, layer: nn.Module) -> Tensor:
-    """Normalises sums (N, F, positions), then gain and bias by feature."""
-    out = torch.empty_like(sums)
+def expected(sums: Tensor, norm: Norm, layer: Any) -> Tensor:
+    """Normalised sums (N, F, H, W), with gain, shift and bias."""
+    flat, site = sums.flatten(1), layer.site
     if isinstance(norm, BatchNorm):
-        for f in range(sums.shape[1]):
-            if layer.training:
-                mean, var = mean_and_variance(sums[:, f].flatten())
-            else:
-                mean, var = layer.site.running_mean[f], layer.site.running_var[f]
-            out[:, f] = (sums[:, f] - mean) / (var + EPS) ** 0.5
-    else:
-        for n, example in enumerate(sums):
-            mean, var = mean_and_variance(example.flatten())
-            if isinstance(norm, RMSNorm):
-                out[n] = example / (example.square().sum() / example.numel() + EPS) ** 0.5
-            elif isinstance(norm, LayerNorm):
-                out[n] = (example - mean) / (var + EPS) ** 0.5
-            else:
-                out[n] = example
-    if layer.site.gain is not None:
-        out = out * layer.site.gain.view(-1, 1)
-    return out if layer.bias is None else out + layer.bias.view(-1, 1)
+        rows = sums.movedim(1, -1).flatten(0, 2)
+        mean, var = site.running_mean, site.running_var
+        if layer.training:
+            mean, var = rows.mean(0), rows.var(0, correction=int(norm.unbiased))
+        moments = (a.view(-1, 1, 1) for a in (mean, var))
+        sums = batch_norm(sums, EPS, *moments)
+    elif getattr(norm, "convolution", "") == "position":
+        sums = layer_norm(sums.movedim(1, -1), EPS).movedim(-1, 1)
+    elif not isinstance(norm, WeightNorm):
+        sums = layer_norm(flat, EPS, center=isinstance(norm, LayerNorm)).view_as(sums)
+    for a, combine in (
+        (site.gain, torch.mul),
+        (site.shift, torch.add),
+        (layer.bias, torch.add),
+    ):
+        if a is not None:
+            sums = combine(sums, a if a.dim() == 3 else a.view(-1, 1, 1))
+    return sums
 
 
-def weight_of(layer: nn.Module, norm: Norm) -> Tensor:
+def weight_of(layer: Any, norm: Norm) -> Tensor:
     if not isinstance(norm, WeightNorm):
         return layer.weight
-    rows = zip(layer.site.scale, layer.weight, strict=True)
-    return torch.stack([g * w / w.square().sum() ** 0.5 for g, w in rows])
+    return weight_norm(layer.weight.flatten(1), layer.site.scale).view_as(layer.weight)
+
+
+def assert_close(found: Tensor, wanted: Tensor, layer: nn.Module) -> None:
+    """Values, and the gradients of all parameters."""
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+    head = torch.randn_like(found)
+    gradients = (
+        torch.autograd.grad((a * head).sum(), list(layer.parameters())) for a in (found, wanted)
+    )
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
 
 
 @every_norm
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("training", [True, False])
-def test_linear(norm: Norm, bias: bool, training: bool) -> None:
-    layer = randomize(Linear(3, 4, bias, norm=norm, dtype=F64)).train(training)
-    x = torch.randn(5, 3, dtype=F64)
-    sums = (x @ weight_of(layer, norm).T).unsqueeze(-1)
-    wanted = expected(sums, norm, layer).squeeze(-1)
-    torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-9)
-
-
-@every_norm
-def test_linear_on_more_axes(norm: Norm) -> None:
+@modes
+@pytest.mark.parametrize(("bias", "lead"), [(True, (5,)), (False, (2, 3))])
+def test_linear(norm: Norm, bias: bool, lead: tuple[int, ...], training: bool) -> None:
     """All leading axes are examples."""
-    layer = randomize(Linear(3, 4, norm=norm, dtype=F64))
-    x = torch.randn(2, 5, 3, dtype=F64)
-    output = layer(x)
-    torch.testing.assert_close(output, layer(x.flatten(0, 1)).view(2, 5, 4), rtol=0, atol=1e-12)
+    layer = randomize(Linear(3, 4, bias, norm=norm, dtype=F64)).train(training)
+    x = torch.randn(*lead, 3, dtype=F64)
+    sums = x.flatten(0, -2) @ weight_of(layer, norm).T
+    wanted = expected(sums[..., None, None], norm, layer).view(*lead, 4)
+    assert_close(layer(x), wanted, layer)
 
 
 @every_norm
-@pytest.mark.parametrize("training", [True, False])
+@modes
 @pytest.mark.parametrize(
     "options",
     [{}, {"padding": 1, "padding_mode": "circular", "stride": 2}, {"groups": 2, "bias": False}],
     ids=str,
 )
 def test_conv2d(norm: Norm, training: bool, options: dict[str, Any]) -> None:
-    layer = randomize(Conv2d(4, 6, (3, 2), norm=norm, dtype=F64, **options)).train(training)
     plain = nn.Conv2d(4, 6, (3, 2), dtype=F64, **options | {"bias": False})
     x = torch.randn(3, 4, 6, 5, dtype=F64)
-    with torch.no_grad():
-        plain.weight.copy_(weight_of(layer, norm))
-        sums = plain(x)
-    wanted = expected(sums.flatten(2), norm, layer).view_as(sums)
-    torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-9)
-
-
-@every_norm
-def test_conv2d_on_one_example(norm: Norm) -> None:
-    layer = randomize(Conv2d(4, 6, 3, norm=norm, dtype=F64))
-    x = torch.randn(4, 6, 5, dtype=F64)
-    output = layer(x)
-    assert output.shape == (6, 4, 3)
-    torch.testing.assert_close(output, layer(x.unsqueeze(0)).squeeze(0), rtol=0, atol=0)
-
-
-@every_norm
-@pytest.mark.parametrize("cls", [Linear, Conv2d])
-def test_gradients(cls: type, norm: Norm) -> None:
-    arguments = (3, 4) if cls is Linear else (2, 3, 2)
-    layer = randomize(cls(*arguments, norm=norm, dtype=F64))
-    names, values = zip(*layer.named_parameters(), strict=True)
-    shape = (4, 3) if cls is Linear else (2, 2, 3, 3)
-
-    def run(x: Tensor, *parameters: Tensor) -> Tensor:
-        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    x = torch.randn(shape, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradcheck(run, (x, *values))
-
-
-def test_conv2d_has_a_gain_for_each_channel() -> None:
-    assert Conv2d(2, 6, 3, norm=LayerNorm()).site.gain.shape == (6,)
-    assert Conv2d(2, 6, 3, norm=WeightNorm()).site.scale.shape == (6,)
-    assert Conv2d(2, 6, 3, norm=BatchNorm()).site.running_mean.shape == (6,)
+    positions = tuple(plain(x).shape[2:])
+    layer = Conv2d(4, 6, (3, 2), norm=norm, positions=positions, dtype=F64, **options)
+    randomize(layer).train(training)
+    sums = torch.func.functional_call(plain, {"weight": weight_of(layer, norm)}, x)
+    found, wanted = layer(x), expected(sums, norm, layer)
+    assert_close(found, wanted, layer)
+    if not norm.batch_dependent:
+        torch.testing.assert_close(layer(x[1]), found[1], rtol=0, atol=1e-12)
+        spread = layer(x.to(memory_format=torch.channels_last))
+        torch.testing.assert_close(spread, found, rtol=0, atol=1e-12)
 
 
 def test_a_batch_of_one_row_cannot_train() -> None:
-    with pytest.raises(ValueError, match="BatchNorm needs at least 2 examples"):
-        Linear(3, 4, norm=BatchNorm())(torch.randn(1, 3))
-    with pytest.raises(ValueError, match="BatchNorm needs at least 2 examples"):
-        Conv2d(2, 6, 3, norm=BatchNorm())(torch.randn(1, 2, 3, 3))
-
-
-@pytest.mark.parametrize("norm", [LayerNorm, "layer"])
-def test_norm_takes_an_object_only(norm: Any) -> None:
-    with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
-        Conv2d(2, 6, 3, norm=norm)
+    layers = Linear(3, 4, norm=BatchNorm()), Conv2d(2, 6, 3, norm=BatchNorm())
+    for layer, shape in zip(layers, ((1, 3), (1, 2, 3, 3)), strict=True):
+        with pytest.raises(ValueError, match=r"BatchNorm .*at least 2 .* got 1"):
+            layer(torch.randn(shape))

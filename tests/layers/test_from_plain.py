@@ -18,7 +18,7 @@ HINT = "; a plain layer has no "
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm()], ids=["LayerNorm", "WeightNorm"])
-def test_a_strict_load_of_plain_weights_says_how_to_go_on(norm: Norm) -> None:
+def test_a_strict_load_of_plain_weights_names_what_to_do(norm: Norm) -> None:
     plain = nn.Sequential(nn.LSTM(2, 3, 2), nn.Linear(3, 3), nn.Conv2d(1, 2, 3))
     ours = nn.Sequential(
         LSTM(2, 3, 2, norm=norm), ln_zoo.Linear(3, 3, norm=norm), ln_zoo.Conv2d(1, 2, 3, norm=norm)
@@ -105,22 +105,26 @@ def test_a_cell_has_the_present_values_of_parametrised_weights(norm: Norm | None
     torch.testing.assert_close(cell(x[0])[0], layer(x)[0][0], rtol=1e-11, atol=1e-11)
 
 
-def test_cells_that_there_are_not() -> None:
-    with pytest.raises(ValueError, match="this GRU has no l1; it has l0"):
-        GRU(2, 3).to_cell(1)
-    with pytest.raises(ValueError, match="has no l0_reverse"):
-        GRU(2, 3).to_cell(0, reverse=True)
-    with pytest.raises(ValueError, match="a cell has no zoneout"):
-        GRU(2, 3, zoneout=0.2).to_cell()
-    with pytest.raises(ValueError, match="does not project"):
-        LSTM(2, 3, proj_size=2).to_cell()
+@pytest.mark.parametrize(
+    ("layer", "where", "named"),
+    [
+        (GRU(2, 3), (1, False), "l1.*l0"),
+        (GRU(2, 3), (0, True), "l0_reverse"),
+        (GRU(2, 3, zoneout=0.2), (0, False), "zoneout"),
+        (LSTM(2, 3, proj_size=2), (0, False), "project"),
+    ],
+    ids=["layer", "direction", "zoneout", "projection"],
+)
+def test_layers_without_such_a_cell(layer: Any, where: tuple[int, bool], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        layer.to_cell(*where)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layer", [LSTM(2, 3, norm=LayerNorm()), GRU(2, 3), LSTMCell(2, 3)])
-def test_quantisers_of_torch_are_told(layer: nn.Module) -> None:
+def test_torchs_quantisers_raise(layer: nn.Module) -> None:
     model = nn.ModuleDict({"rnn": layer, "head": nn.Linear(3, 3)})
-    with pytest.raises(TypeError, match="torch has no quantised form of ln_zoo's") as caught:
+    with pytest.raises(TypeError, match="ln_zoo") as caught:
         torch.ao.quantization.quantize_dynamic(model, {type(layer), nn.Linear})
     assert "denormalize_" in str(caught.value)
     # Left out, it stays as it is.

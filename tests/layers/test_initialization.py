@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ln_zoo
 from ln_zoo.layers import (
     GRU,
     LSTM,
@@ -104,17 +103,6 @@ def test_scale_and_bias_are_those_of_the_formula() -> None:
         rows = [list(row) for row in zip(*columns, strict=True)]
 
 
-def test_former_values_of_scale_and_bias_do_not_matter() -> None:
-    one, two, x = mlp(), mlp(), inputs(50, 6)
-    with torch.no_grad():
-        two[0].site.scale.copy_(torch.tensor([-2.0, 0.0, *[3.0] * 6]))
-        two[0].bias.fill_(1e9)
-    data_dependent_init(one, x)
-    data_dependent_init(two, x)
-    for name, value in one.state_dict().items():
-        assert torch.equal(value, two.state_dict()[name]), name
-
-
 def test_a_feature_that_does_not_vary_keeps_its_scale() -> None:
     model = mlp()
     with torch.no_grad():
@@ -148,14 +136,6 @@ def test_rounding_is_no_variation(dtype: torch.dtype) -> None:
     assert layer(x).abs().max() < (0.02 if dtype == torch.bfloat16 else 1e-5)
 
 
-def test_float32_features_of_little_variance_count() -> None:
-    torch.manual_seed(0)
-    layer = Linear(3, 4, norm=WN)
-    x = 1 + 1e-3 * torch.randn(400, 3)
-    data_dependent_init(layer, x)
-    torch.testing.assert_close(layer(x).var(0, correction=0), torch.ones(4), rtol=1e-3, atol=0)
-
-
 def test_a_layer_without_bias_gets_a_scale_alone() -> None:
     torch.manual_seed(0)
     layer = Linear(6, 4, bias=False, norm=WN, dtype=F64)
@@ -164,15 +144,6 @@ def test_a_layer_without_bias_gets_a_scale_alone() -> None:
     rows = layer(x)
     assert (rows.var(0, correction=0) - 1).abs().max() < 1e-10
     assert rows.mean(0).abs().max() > 1
-
-
-def test_a_convolution_of_one_example() -> None:
-    one, four = convnet()[0], convnet()[0]
-    x = inputs(1, 2, 10, 11)
-    data_dependent_init(one, x[0])
-    data_dependent_init(four, x)
-    assert torch.equal(one.site.scale, four.site.scale)
-    assert torch.equal(one.bias, four.bias)
 
 
 class Twice(nn.Module):
@@ -296,10 +267,6 @@ def test_a_fresh_scale_is_told_from_others() -> None:
     with torch.no_grad():
         layer.weight.mul_(2)
     assert not has_fresh_scale(layer)
-
-
-def test_it_can_be_imported_from_the_package() -> None:
-    assert ln_zoo.data_dependent_init is data_dependent_init
 
 
 # Orthogonal

@@ -5,33 +5,27 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+from torch import Tensor
 
+from ln_zoo import ops
 from ln_zoo.layers import LSTM, LSTMCell
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import RecurrentCall, clip_derivative, lstm_cell, select_kernel
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+from ln_zoo.ops import clip_derivative, lstm_cell
 
 F64 = torch.float64
-NORMS = [
-    Identity(),
-    LayerNorm(eps=1e-3),
-    LayerNorm(eps=1e-3, per_gate=True),
-    RMSNorm(),
-    BatchNorm(),
-]
-every_norm = pytest.mark.parametrize("norm", NORMS, ids=repr)
 OPTIONS = [
     {"peephole": True},
     {"derivative_bound": 0.1},
     {"peephole": True, "derivative_bound": 0.1},
 ]
+BOTH: dict[str, Any] = OPTIONS[-1]
 every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
+some_norms = pytest.mark.parametrize("norm", [LayerNorm(eps=1e-3), BatchNorm()], ids=repr)
 
 
 def randomise(module: Any) -> Any:
@@ -47,150 +41,36 @@ def assert_close(one: Any, two: Any, tolerance: float = 1e-11) -> None:
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-# The equations
-
-
-def statistics(a: Tensor, norm: Norm, group: int) -> Tensor:
-    """Rows normalised in groups of features, or features over examples."""
-    if isinstance(norm, BatchNorm):
-        return (a - a.mean(0)) / (a.var(0, correction=0) + norm.eps).sqrt()
-    parts = []
-    for part in a.split(group, 1):
-        centre = part.mean(1, keepdim=True) if isinstance(norm, LayerNorm) else 0
-        square = ((part - centre) ** 2).mean(1, keepdim=True)
-        parts.append((part - centre) / (square + norm.eps).sqrt())
-    return torch.cat(parts, 1)
-
-
-def site(sites: Any, role: str, norm: Norm, a: Tensor) -> Tensor:
-    if isinstance(norm, Identity):
-        return a
-    hidden = sites["cell"].gain.shape[0]
-    alone = role == "cell" or getattr(norm, "per_gate", False)
-    a = statistics(a, norm, hidden if alone else 4 * hidden) * sites[role].gain
-    return a if sites[role].shift is None else a + sites[role].shift
-
-
-Step = Callable[..., tuple[Tensor, Tensor]]
-
-
-def step_of(parameters: dict[str, Tensor], sites: Any, norm: Norm) -> Step:
-    """Eq. 7-11 with the paper's normalisation in eq. 20-22."""
-    w, p = parameters, parameters["peephole"]
-
-    def step(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        sums = site(sites, "input", norm, x @ w["ih"].T) + w["b_ih"] + w["b_hh"]
-        sums = sums + site(sites, "recurrent", norm, h @ w["hh"].T)
-        i, f, g, o = sums.chunk(4, 1)
-        i, f = torch.sigmoid(i + p[0] * c), torch.sigmoid(f + p[1] * c)
-        c = f * c + i * torch.tanh(g)
-        o = torch.sigmoid(o + p[2] * c)
-        h = o * torch.tanh(site(sites, "cell", norm, c))
-        return (h if "hr" not in w else h @ w["hr"].T), c
-
-    return step
-
-
-def steps_of(layer: LSTM, norm: Norm) -> list[Step]:
-    steps = []
-    for suffix in layer.sites:
-        names = {
-            **{"ih": "weight_ih", "hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"},
-            **{"peephole": "weight_peephole"},
-        }
-        if layer.proj_size:
-            names["hr"] = "weight_hr"
-        found = {key: getattr(layer, f"{name}_{suffix}") for key, name in names.items()}
-        steps.append(step_of(found, layer.sites[suffix], norm))
-    return steps
-
-
-def through(step: Step, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    outputs = []
-    for now in x:
-        h, c = step(now, h, c)
-        outputs.append(h)
-    return torch.stack(outputs), h, c
-
-
 def gradients(results: Any, sources: Any) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(5)
     loss = sum((a * torch.randn(a.shape, generator=generator).to(a.dtype)).sum() for a in results)
     return torch.autograd.grad(loss, list(sources))
 
 
-@every_norm
-def test_a_layer_is_the_equations(norm: Norm, loop: str) -> None:
-    layer = randomise(LSTM(3, 5, norm=norm, peephole=True, dtype=F64))
-    x, h, c = (torch.randn(size, dtype=F64) for size in ((7, 4, 3), (1, 4, 5), (1, 4, 5)))
-    sources = [x.requires_grad_(), h.requires_grad_(), c.requires_grad_(), *layer.parameters()]
-    output, (h_n, c_n) = layer(x, (h, c))
-    expected = through(steps_of(layer, norm)[0], x, h[0], c[0])
-    found = (output, h_n[0], c_n[0])
-    assert_close(found, expected)
-    assert_close(gradients(found, sources), gradients(expected, sources))
-
-
-@pytest.mark.parametrize("norm", [Identity(), LayerNorm(eps=1e-3)], ids=repr)
-@pytest.mark.parametrize("proj_size", [0, 2])
-def test_layers_and_directions_of_packed_sequences(norm: Norm, proj_size: int, loop: str) -> None:
-    options = {"num_layers": 2, "bidirectional": True, "proj_size": proj_size, "peephole": True}
-    layer = randomise(LSTM(3, 5, norm=norm, dtype=F64, **options))
-    sequences = [torch.randn(n, 3, dtype=F64) for n in (6, 2, 4)]
-    output, _ = layer(pack_sequence(sequences, enforce_sorted=False))
-    steps = steps_of(layer, norm)
-    for x, found in zip(sequences, unpack_sequence(output), strict=True):
-        a = x[:, None]
-        start = (a.new_zeros(1, proj_size or 5), a.new_zeros(1, 5))
-        for forward, backward in (steps[:2], steps[2:]):
-            there, back = through(forward, a, *start)[0], through(backward, a.flip(0), *start)[0]
-            a = torch.cat([there, back.flip(0)], 2)
-        assert_close([found], [a[:, 0]])
-
-
-@every_norm
-def test_a_cell_is_a_layer_of_one_step_at_a_time(norm: Norm, loop: str) -> None:
-    layer = randomise(LSTM(3, 5, norm=norm, peephole=True, derivative_bound=0.2, dtype=F64))
-    cell = LSTMCell(3, 5, norm=norm, peephole=True, derivative_bound=0.2, dtype=F64)
-    names = {name: name.replace("_l0", "").replace("l0.", "") for name in layer.state_dict()}
-    cell.load_state_dict({names[name]: a for name, a in layer.state_dict().items()})
-    x = torch.randn(6, 4, 3, dtype=F64)
+@every_option
+def test_a_cell_is_a_step_of_the_layer(options: dict[str, Any]) -> None:
+    layer = randomise(LSTM(3, 5, norm=LayerNorm(eps=1e-3), dtype=F64, **options))
+    cell, x = layer.to_cell(), torch.randn(6, 4, 3, dtype=F64)
     state, outputs = None, []
-    for t, now in enumerate(x):
-        state = cell(now, state, step=t)
+    for now in x:
+        state = cell(now, state)
         outputs.append(state[0])
     output, (h, c) = layer(x)
     assert_close((torch.stack(outputs), *state), (output, h[0], c[0]))
     found = gradients([torch.stack(outputs)], cell.parameters())
-    own = dict(layer.named_parameters())
-    wanted = gradients([output], [own[n] for n in own])
-    by_name = dict(zip((names[n] for n in own), wanted, strict=True))
-    for (name, _), gradient in zip(cell.named_parameters(), found, strict=True):
-        assert_close([gradient], [by_name[name]])
+    assert_close(found, gradients([output], layer.parameters()))
 
 
-@pytest.mark.parametrize("norm", [Identity(), LayerNorm(), WeightNorm()], ids=repr)
-def test_peepholes_of_zero_do_nothing(norm: Norm, loop: str) -> None:
-    plain = randomise(LSTM(3, 5, norm=norm, dtype=F64))
-    layer = LSTM(3, 5, norm=norm, peephole=True, dtype=F64)
-    missing, unexpected = layer.load_state_dict(plain.state_dict(), strict=False)
-    assert (missing, unexpected) == (["weight_peephole_l0"], [])
-    nn.init.zeros_(layer.weight_peephole_l0)
-    x = torch.randn(20, 4, 3, dtype=F64)
-    assert_close([layer(x)[0]], [plain(x)[0]])
-
-
-def test_without_gradients_a_step_is_the_same(loop: str) -> None:
-    """Online steps have a way of their own, which knows nothing of peepholes."""
-    for options in OPTIONS:
-        cell = randomise(LSTMCell(3, 5, norm=LayerNorm(), **options))
-        x, state = torch.randn(2, 3), (torch.randn(2, 5), torch.randn(2, 5))
-        loud = cell(x, state)
-        with torch.no_grad():
-            quiet = cell(x, state)
-            again = cell(x, state)
-        assert_close(quiet, loud, 1e-6)
-        assert_close(again, quiet, 0)
+@every_option
+def test_a_step_without_gradients_is_the_same(options: dict[str, Any]) -> None:
+    """Cells skip checks when they need no gradients."""
+    cell = randomise(LSTMCell(3, 5, norm=LayerNorm(), **options))
+    x, state = torch.randn(2, 3), (torch.randn(2, 5), torch.randn(2, 5))
+    expected = cell(x, state)
+    with torch.no_grad():
+        first, second = cell(x, state), cell(x, state)
+    assert_close(first, expected, 1e-6)
+    assert_close(second, first, 0)
 
 
 # Parameters
@@ -223,21 +103,10 @@ def test_they_are_drawn_as_other_weights_are(cls: type) -> None:
     assert weight.std() > 0.05
 
 
-def test_without_peepholes_nothing_is_drawn() -> None:
-    """A seed gives the weights that it always gave."""
-    torch.manual_seed(0)
-    theirs = nn.LSTM(3, 4)
-    torch.manual_seed(0)
-    ours = LSTM(3, 4, derivative_bound=1.0)
-    for name, a in theirs.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], a)
-
-
-@every_option
-def test_copies_behave_the_same(options: dict[str, Any]) -> None:
+def test_copies_behave_the_same() -> None:
     x = torch.randn(4, 2, 3)
     for cls in (LSTM, LSTMCell):
-        module = randomise(cls(3, 5, norm=LayerNorm(), **options))
+        module = randomise(cls(3, 5, norm=LayerNorm(), **BOTH))
         given = x if cls is LSTM else x[0]
         expected = gradients([module(given)[0] * 9], module.parameters())
         with torch.no_grad():
@@ -305,7 +174,7 @@ def clipped_backward(
 
 @pytest.mark.parametrize("bound", [0.02, 0.3, 1e6])
 @pytest.mark.parametrize("peephole", [True, False])
-def test_derivatives_are_clipped_where_they_arise(bound: float, peephole: bool, loop: str) -> None:
+def test_derivatives_are_clipped_where_they_arise(bound: float, peephole: bool) -> None:
     layer = randomise(LSTM(3, 5, peephole=peephole, derivative_bound=bound, dtype=F64))
     x = torch.randn(6, 4, 3, dtype=F64, requires_grad=True)
     names = {"ih": "weight_ih", "hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
@@ -325,8 +194,8 @@ def test_derivatives_are_clipped_where_they_arise(bound: float, peephole: bool, 
     assert torch.allclose(unclipped, found[-1]) == (bound == 1e6)
 
 
-@pytest.mark.parametrize("norm", [*NORMS[1:], WeightNorm()], ids=repr)
-def test_a_bound_that_is_never_reached_changes_nothing(norm: Norm, loop: str) -> None:
+@some_norms
+def test_a_bound_that_is_never_reached_changes_nothing(norm: Norm) -> None:
     bounded = randomise(LSTM(3, 5, norm=norm, derivative_bound=1e6, dtype=F64))
     plain = LSTM(3, 5, norm=norm, dtype=F64)
     plain.load_state_dict(bounded.state_dict())
@@ -338,9 +207,9 @@ def test_a_bound_that_is_never_reached_changes_nothing(norm: Norm, loop: str) ->
     assert_close(*results, tolerance=1e-9)
 
 
-@every_norm
+@some_norms
 def test_the_bound_holds_behind_the_norm(norm: Norm) -> None:
-    """Of a bias each example and step has a share of the bound at most."""
+    """Each example and step adds at most the bound to the gradient of a bias."""
     layer = randomise(LSTM(3, 5, norm=norm, derivative_bound=1e-3, dtype=F64))
     layer(torch.randn(6, 4, 3, dtype=F64))[0].sum().mul(1e6).backward()
     assert layer.bias_ih_l0.grad.abs().max() <= 6 * 4 * 1e-3 * (1 + 1e-12)
@@ -350,7 +219,7 @@ def test_the_bound_holds_behind_the_norm(norm: Norm) -> None:
 @pytest.mark.parametrize("cls", [LSTM, LSTMCell])
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
 def test_bounds_that_are_not_positive_are_refused(cls: type, bound: float) -> None:
-    with pytest.raises(ValueError, match=r"derivative_bound must be positive, got"):
+    with pytest.raises(ValueError, match=f"derivative_bound .*{bound}"):
         cls(3, 4, derivative_bound=bound)
 
 
@@ -358,18 +227,16 @@ def test_bounds_that_are_not_positive_are_refused(cls: type, bound: float) -> No
 
 
 @every_option
-def test_no_kernel_takes_them(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
-    for norm in (Identity(), LayerNorm(), BatchNorm()):
-        layer = LSTM(3, 5, norm=norm, **options)
-        (weights,) = (layer._effective_weights(*d) for d in layer._directions().items())
-        (sites,) = layer._directions().values()
-        records = [{role: s.to_spec() for role, s in sites.items()}]
-        x, states = torch.randn(20, 2, 3), (torch.zeros(1, 2, 5),) * 2
-        call = RecurrentCall(layer.cell, records, x, None, states, [weights])
-        assert select_kernel(call) is None
+@pytest.mark.parametrize("norm", [Identity(), LayerNorm(), BatchNorm()], ids=repr)
+def test_no_kernel_takes_them(
+    norm: Norm, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picked: list[Any] = []
+    select = ops.select_kernel
+    monkeypatch.setattr(ops, "select_kernel", lambda call: picked.append(select(call)) or picked[0])
+    LSTM(3, 5, norm=norm, **options)(torch.randn(20, 2, 3))
+    assert picked == [None]
     assert not lstm_cell(**options).has_kernels
-    assert lstm_cell().has_kernels
 
 
 @pytest.fixture
@@ -379,19 +246,10 @@ def compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    ("cls", "options"),
-    [(LSTM, OPTIONS[-1])]
-    + [
-        pytest.param(cls, options, marks=pytest.mark.slow)
-        for cls, some in ((LSTM, OPTIONS[:-1]), (LSTMCell, OPTIONS))
-        for options in some
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("cls", [LSTM, pytest.param(LSTMCell, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("compiler")
-def test_compiles_whole(cls: type, options: dict[str, Any]) -> None:
-    module = randomise(cls(3, 4, norm=LayerNorm(), **options))
+def test_compiles_whole(cls: type) -> None:
+    module = randomise(cls(3, 4, norm=LayerNorm(), **BOTH))
     x = torch.randn(2, 3, 3) if cls is LSTM else torch.randn(3, 3)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     found, expected = compiled(x)[0], module(x)[0]
@@ -401,10 +259,9 @@ def test_compiles_whole(cls: type, options: dict[str, Any]) -> None:
     )
 
 
-@every_option
-def test_transforms_of_functions(options: dict[str, Any]) -> None:
-    layer = randomise(LSTM(3, 4, norm=LayerNorm(), dtype=F64, **options)).requires_grad_(False)
-    x = torch.randn(5, 3, 2, 3, dtype=F64)  # five batches
+def test_transforms_of_functions() -> None:
+    layer = randomise(LSTM(3, 4, norm=LayerNorm(), dtype=F64, **BOTH)).requires_grad_(False)
+    x = torch.randn(2, 3, 2, 3, dtype=F64)  # two batches
     mapped = torch.vmap(lambda x: layer(x)[0])(x)
     assert_close(mapped, [layer(part)[0] for part in x])
     found = torch.vmap(torch.func.grad(lambda x: layer(x)[0].square().sum()))(x)
@@ -417,7 +274,6 @@ def test_transforms_of_functions(options: dict[str, Any]) -> None:
 def test_gradients_of_gradients() -> None:
     layer = LSTM(2, 3, norm=LayerNorm(), peephole=True, derivative_bound=100.0, dtype=F64)
     x = torch.randn(3, 2, 2, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: layer(x)[0], (x,), fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (x,), fast_mode=True)
 
 

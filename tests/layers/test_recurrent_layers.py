@@ -1,4 +1,4 @@
-"""What recurrent layers promise beyond their equations: names, arguments, errors, padding."""
+"""Names of parameters, initial values and wrong arguments of recurrent layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_sequence
 
 from ln_zoo.layers import (
     GRU,
@@ -23,7 +23,7 @@ from ln_zoo.layers import (
     RNNCell,
 )
 from ln_zoo.layers.rnn import RecurrentOptions
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm
+from ln_zoo.norms import Identity, LayerNorm, RMSNorm, WeightNorm
 
 F64 = torch.float64
 LAYERS = [LSTM, GRU, RNN]
@@ -165,97 +165,6 @@ def test_scales_of_feed_forward_layers_follow_fresh_weights(cls: type) -> None:
     torch.testing.assert_close(layer.site.scale, layer.weight.flatten(1).norm(dim=1))
 
 
-def test_weight_norm_trains_through_the_fused_loop() -> None:
-    torch.manual_seed(12)
-    layer = LSTM(3, 4, norm=WeightNorm())
-    x = torch.randn(5, 2, 3)
-    before, _ = layer(x)
-    before.square().sum().backward()
-    assert layer.sites["l0"]["recurrent"].scale.grad.abs().max() > 0
-    torch.optim.SGD(layer.parameters(), lr=0.5).step()
-    after, _ = layer(x)
-    assert (after - before).abs().max() > 1e-4
-
-
-# Variable lengths
-
-
-@every_layer
-def test_each_example_of_a_packed_batch_is_as_if_alone(cls: type) -> None:
-    torch.manual_seed(13)
-    layer = cls(3, 4, num_layers=2, bidirectional=True, norm=LayerNorm(), dtype=F64)
-    sequences = [torch.randn(n, 3, dtype=F64) for n in (2, 5, 1, 5)]
-    packed, state = layer(pack_sequence(sequences, enforce_sorted=False))
-    output, lengths = pad_packed_sequence(packed)
-    for example, sequence in enumerate(sequences):
-        alone, alone_state = layer(sequence)
-        torch.testing.assert_close(output[: lengths[example], example], alone, rtol=0, atol=1e-12)
-        ends = zip(state, alone_state, strict=True) if cls is LSTM else [(state, alone_state)]
-        for end, alone_end in ends:
-            torch.testing.assert_close(end[:, example], alone_end, rtol=0, atol=1e-12)
-
-
-@every_layer
-def test_layouts_agree(cls: type) -> None:
-    layer = cls(3, 4, bidirectional=True, norm=LayerNorm(), dtype=F64)
-    first = cls(3, 4, bidirectional=True, batch_first=True, norm=LayerNorm(), dtype=F64)
-    first.load_state_dict(layer.state_dict())
-    x = torch.randn(5, 2, 3, dtype=F64)
-    output, _ = layer(x)
-    torch.testing.assert_close(first(x.transpose(0, 1))[0], output.transpose(0, 1), rtol=0, atol=0)
-    packed, _ = layer(pack_padded_sequence(x, [5, 5]))
-    torch.testing.assert_close(packed.data, output.flatten(0, 1), rtol=0, atol=1e-14)
-
-
-@every_layer
-def test_a_sequence_can_be_cut_in_two(cls: type) -> None:
-    layer = cls(3, 4, num_layers=2, norm=LayerNorm(), dtype=F64)
-    x = torch.randn(6, 2, 3, dtype=F64)
-    whole, end = layer(x)
-    first, state = layer(x[:4])
-    second, state = layer(x[4:], state)
-    torch.testing.assert_close(torch.cat([first, second]), whole, rtol=0, atol=1e-14)
-    torch.testing.assert_close(state, end, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(("cls", "cell"), list(zip(LAYERS, CELLS, strict=True)))
-@pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm(), BatchNorm()])
-def test_a_layer_is_its_cell_in_a_loop(cls: type, cell: type, norm: Any) -> None:
-    layer, step = cls(3, 4, norm=norm, dtype=F64), cell(3, 4, norm=norm, dtype=F64)
-    renamed = {
-        name.replace("_l0", "").replace(".l0", ""): tensor.clone()
-        for name, tensor in layer.state_dict().items()
-    }
-    step.load_state_dict(renamed, strict=True)
-    x = torch.randn(6, 5, 3, dtype=F64)
-    output, _ = layer(x)
-    state = None
-    for t in range(6):
-        state = step(x[t], state, step=t)
-        h = state[0] if cls is LSTM else state
-        torch.testing.assert_close(h, output[t], rtol=0, atol=1e-12)
-
-
-@every_layer
-def test_an_empty_batch(cls: type) -> None:
-    output, _ = cls(3, 4, norm=LayerNorm())(torch.randn(5, 0, 3))
-    assert output.shape == (5, 0, 4)
-
-
-def test_dropout_between_layers_only_in_training() -> None:
-    layer = LSTM(3, 4, num_layers=2, dropout=0.5, norm=LayerNorm())
-    x = torch.randn(5, 2, 3)
-    torch.manual_seed(14)
-    first, _ = layer(x)
-    torch.manual_seed(14)
-    again, _ = layer(x)
-    other, _ = layer(x)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    layer.eval()
-    assert torch.equal(layer(x)[0], layer(x)[0])
-
-
 # Errors
 
 
@@ -295,24 +204,28 @@ def error(module: nn.Module, *arguments: Any) -> tuple[type, str]:
     return caught.type, str(caught.value)
 
 
-def test_states_of_other_kinds() -> None:
-    x, h = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
-    with pytest.raises(
-        TypeError, match=r"LSTM: hx must be a tuple \(h, c\) of two tensors, got a tensor"
-    ):
-        LSTM(3, 4)(x, h)
-    with pytest.raises(TypeError, match="got a tuple of 1"):
-        LSTM(3, 4)(x, (h,))
-    with pytest.raises(TypeError, match="GRU: hx must be a tensor h, got a tuple of 2"):
-        GRU(3, 4)(x, (h, h))
-    with pytest.raises(RuntimeError, match="not the same dtype"):
-        GRU(3, 4, norm=LayerNorm())(x, h.double())
-    with pytest.raises(
-        TypeError, match=r"LSTMCell: hx must be a tuple \(h, c\) of two tensors, got a tensor"
-    ):
-        LSTMCell(3, 4)(x[0], h[0])
-    with pytest.raises(TypeError, match="RNNCell: hx must be a tensor h, got a tuple of 1"):
-        RNNCell(3, 4)(x[0], (h[0],))
+X, STATE = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "hx", "named"),
+    [
+        (LSTM(3, 4), X, STATE, r"LSTM: hx .*\(h, c\).* tensor"),
+        (LSTM(3, 4), X, (STATE,), "LSTM: hx .* tuple of 1"),
+        (GRU(3, 4), X, (STATE, STATE), "GRU: hx .* tuple of 2"),
+        (LSTMCell(3, 4), X[0], STATE[0], r"LSTMCell: hx .*\(h, c\).* tensor"),
+        (RNNCell(3, 4), X[0], (STATE[0],), "RNNCell: hx .* tuple of 1"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_states_of_other_kinds(module: nn.Module, x: Any, hx: Any, named: str) -> None:
+    with pytest.raises(TypeError, match=named):
+        module(x, hx)
+
+
+def test_states_of_another_precision() -> None:
+    with pytest.raises(RuntimeError, match="dtype"):
+        GRU(3, 4, norm=LayerNorm())(X, STATE.double())
 
 
 @every_cell
@@ -338,14 +251,14 @@ def test_unknown_places(cls: type) -> None:
     has = "'sum'" if cls in (RNN, RNNCell) else "'recurrent'"
     with pytest.raises(ValueError, match=f"normalize names 'gate'.*{has}"):
         cls(3, 4, norm=LayerNorm(), normalize=("input", "gate"))
-    with pytest.raises(ValueError, match="must be a tuple of names, got 'input'"):
+    with pytest.raises(ValueError, match=r"normalize .*'input'"):
         cls(3, 4, norm=LayerNorm(), normalize="input")
 
 
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS, Linear])
 @pytest.mark.parametrize("norm", [LayerNorm, "layer", nn.LayerNorm(4)])
 def test_norm_takes_an_object_only(cls: type, norm: Any) -> None:
-    with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
+    with pytest.raises(TypeError, match=r"norm must be .*LayerNorm\(\)"):
         cls(3, 4, norm=norm)
 
 

@@ -24,9 +24,12 @@ def name(norm: Norm | None) -> str:
     return "no norm" if norm is None else type(norm).__name__
 
 
-every_norm = pytest.mark.parametrize("norm", NORMS, ids=name)
 LAYERS, CELLS = [LSTM, GRU, RNN], [LSTMCell, GRUCell, RNNCell]
-every_layer = pytest.mark.parametrize("cls", LAYERS + CELLS)
+#: Each layer with two norms, and each norm with two layers at least.
+PAIRS = [(cls, NORMS[(i + k) % 5]) for i, cls in enumerate(LAYERS + CELLS) for k in (0, 2)]
+some_pairs = pytest.mark.parametrize(
+    ("cls", "norm"), PAIRS, ids=[f"{cls.__name__}-{name(norm)}" for cls, norm in PAIRS]
+)
 
 
 def build(cls: type, norm: Norm | None, seed: int = 0, layers: int = 2) -> nn.Module:
@@ -67,8 +70,7 @@ def assert_close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
-@every_layer
-@every_norm
+@some_pairs
 def test_vmap_over_inputs_and_states(cls: type, norm: Norm | None) -> None:
     module, x, hx = build(cls, norm), inputs(cls, 3), states(cls, 3)
     parts = list(hx) if isinstance(hx, tuple) else [hx]
@@ -79,8 +81,7 @@ def test_vmap_over_inputs_and_states(cls: type, norm: Norm | None) -> None:
         assert_close(mapped, call(module, x[i], one if len(one) == 2 else one[0]))
 
 
-@every_layer
-@every_norm
+@some_pairs
 def test_an_ensemble_and_its_gradients(cls: type, norm: Norm | None) -> None:
     modules = [build(cls, norm, seed) for seed in range(3)]
     parameters, buffers = stack_module_state(modules)
@@ -101,8 +102,7 @@ def test_an_ensemble_and_its_gradients(cls: type, norm: Norm | None) -> None:
             assert_close(found[name][i], gradient)
 
 
-@every_layer
-@every_norm
+@some_pairs
 def test_forward_mode_derivatives(cls: type, norm: Norm | None) -> None:
     """Those of dual numbers, `jacfwd` and `hessian` are those of the backward."""
     module, x = build(cls, norm, layers=1), inputs(cls)
@@ -123,8 +123,7 @@ def test_forward_mode_derivatives(cls: type, norm: Norm | None) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@every_layer
-@every_norm
+@some_pairs
 def test_batches_of_gradients(cls: type, norm: Norm | None, training: bool) -> None:
     """In float32, where kernels read memory that a batch of gradients does not have."""
     module = build(cls, norm).float().train(training)
@@ -140,8 +139,8 @@ def test_batches_of_gradients(cls: type, norm: Norm | None, training: bool) -> N
     together = torch.autograd.grad(
         output, sources, heads, is_grads_batched=True, retain_graph=True, allow_unused=True
     )
-    apart = [torch.autograd.grad(output, sources, h, retain_graph=True, allow_unused=True)
-             for h in heads]  # fmt: skip
+    options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
+    apart = [torch.autograd.grad(output, sources, head, **options) for head in heads]
     for found, *expected in zip(together, *apart, strict=True):
         if found is not None:
             assert not found.requires_grad
@@ -201,23 +200,22 @@ def checkpointed(cls: type, norm: Norm | None) -> tuple[nn.Module, Callable[...,
     return cls(2, 3, norm=norm), lambda m, x: first(m(x, step=0)), torch.randn(6, 2)
 
 
+#: Layers with the ways to run them; the norms in turn.
+CHECKPOINTED = [
+    *((cls, kernels, False) for cls in (*LAYERS, WindowLSTM, DRAWNetwork) for kernels in "10"),
+    (LSTM, "aten", False),
+    *((cls, "0", False) for cls in CELLS),
+    # It computes the same; autograd sees another part of it.
+    *((cls, "1", True) for cls in (LSTM, LSTMCell, WindowLSTM, DRAWNetwork)),
+]
+
+
 @pytest.mark.parametrize(
-    ("cls", "kernels", "reentrant"),
-    [
-        *(
-            (cls, value, False)
-            for cls in (*LAYERS, WindowLSTM, DRAWNetwork)
-            for value in ("1", "0")
-        ),
-        (LSTM, "aten", False),
-        *((cls, "0", False) for cls in (*LAYERS, *CELLS, WindowLSTM, DRAWNetwork)),
-        # What is computed twice is the same; this way differs in what autograd sees of it.
-        *((cls, "1", True) for cls in (LSTM, LSTMCell, WindowLSTM, DRAWNetwork)),
-    ],
+    ("cls", "kernels", "reentrant", "norm"),
+    [(*way, NORMS[(i + k) % 5]) for i, way in enumerate(CHECKPOINTED) for k in (0, 2)],
 )
-@every_norm
 def test_activation_checkpointing(
-    cls: type, kernels: str, norm: Norm | None, reentrant: bool, monkeypatch: pytest.MonkeyPatch
+    cls: type, kernels: str, reentrant: bool, norm: Norm | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
     module, function, x = checkpointed(cls, norm)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
+from reference import layer_norm, read, run
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from ln_zoo.data import SyntheticClozeQA
 from ln_zoo.models import AttentiveReader
@@ -67,42 +69,16 @@ def widened(batch: tuple[Inputs, Tensor], token: int = 3) -> tuple[Inputs, Tenso
 # The equations
 
 
-def normalised(a: Tensor, dim: int) -> Tensor:
-    variance = (a - a.mean(dim, keepdim=True)).square().mean(dim, keepdim=True)
-    return (a - a.mean(dim, keepdim=True)) / (variance + EPS).sqrt()
-
-
-def lstm(
-    model: AttentiveReader, name: str, x: Tensor, lengths: Tensor, norm: str, masked: bool
-) -> Tensor:
-    """The states (N, T, d), step by step; zeros behind the ends where statistics are masked."""
-    p = {key.removeprefix(f"{name}."): value.detach()
-         for key, value in model.state_dict().items() if key.startswith(name)}  # fmt: skip
-    examples, steps, size = x.shape
-    h = torch.zeros(examples, size, dtype=torch.float64)
+def lstm(model: AttentiveReader, name: str, x: Tensor, lengths: Tensor, masked: bool) -> Tensor:
+    """The states (N, T, d); zeros behind the ends where statistics are masked."""
+    c = torch.zeros(len(x), x.shape[2], dtype=torch.float64)
+    h = c
     if model.initial_states is not None:
-        h = h + model.initial_states[int(name == "query_reader")].detach()
-    c = torch.zeros_like(h)
-    out = torch.zeros(examples, steps, size, dtype=torch.float64)
-
-    def site(a: Tensor, role: str) -> Tensor:
-        if norm == "none":
-            return a
-        a = normalised(a, 1 if norm == "layer" else 0) * p[f"sites.l0.{role}.gain"]
-        return a + p[f"sites.l0.{role}.shift"] if role == "cell" else a
-
-    for t in range(steps):
-        rows = (lengths > t).nonzero().squeeze(1) if masked else torch.arange(examples)
-        if not len(rows):
-            break
-        sums = site(x[rows, t] @ p["weight_ih_l0"].T, "input")
-        sums = sums + site(h[rows] @ p["weight_hh_l0"].T, "recurrent")
-        i, f, g, o = (sums + p["bias_ih_l0"] + p["bias_hh_l0"]).chunk(4, 1)
-        c, h = c.clone(), h.clone()
-        c[rows] = f.sigmoid() * c[rows] + i.sigmoid() * g.tanh()
-        h[rows] = o.sigmoid() * site(c[rows], "cell").tanh()
-        out[rows, t] = h[rows]
-    return out
+        h = h + model.initial_states[int(name == "query_reader")]
+    sequences = [row[:n] if masked else row for row, n in zip(x, lengths.tolist(), strict=True)]
+    outputs, *_ = run(read("LSTM", getattr(model, name), "l0"), sequences, h, c)
+    found = pad_sequence(outputs, batch_first=True)
+    return nn.functional.pad(found, (0, 0, 0, x.shape[1] - found.shape[1]))
 
 
 def by_the_equations(
@@ -111,19 +87,16 @@ def by_the_equations(
     """Logits and attention, of plain numbers; batch norm by the statistics of the batch."""
     p = {key: value.detach() for key, value in model.state_dict().items()}
     embedding = p["embedding.weight"]
-    h = lstm(
-        model, "passage_reader", embedding[inputs.passage], inputs.passage_lengths, norm, masked
-    )
-    queries = lstm(
-        model, "query_reader", embedding[inputs.query], inputs.query_lengths, norm, masked
-    )
+    h = lstm(model, "passage_reader", embedding[inputs.passage], inputs.passage_lengths, masked)
+    queries = lstm(model, "query_reader", embedding[inputs.query], inputs.query_lengths, masked)
     u = torch.stack([row[n - 1] for row, n in zip(queries, inputs.query_lengths, strict=True)])
     lengths = inputs.passage_lengths.tolist()
 
     def outside(name: str, a: Tensor, bias: bool = False) -> Tensor:
         a = a @ p[f"{name}.weight"].T
         if everywhere:
-            a = normalised(a, 0 if norm == "batch" else 1) * p[f"{name}.site.gain"]
+            normal = layer_norm(a.T, EPS).T if norm == "batch" else layer_norm(a, EPS)
+            a = normal * p[f"{name}.site.gain"]
         return a + p[f"{name}.bias"] if bias else a
 
     # The states of all passages one after another: batch norm pools over all of them.

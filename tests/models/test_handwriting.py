@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from reference import read, run, run_window
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -88,40 +89,26 @@ def by_the_equations(model: Handwriting, batch: Batch) -> tuple[Tensor, Tensor]:
     nats = torch.zeros(len(texts), points.shape[1] - 1, dtype=torch.float64)
     errors = torch.zeros_like(nats)
 
-    def lstm(x: Tensor, h: Tensor, c: Tensor, prefix: str, suffix: str) -> tuple[Tensor, Tensor]:
-        sums = p[f"{prefix}weight_ih{suffix}"] @ x + p[f"{prefix}weight_hh{suffix}"] @ h
-        sums = sums + p[f"{prefix}bias_ih{suffix}"] + p[f"{prefix}bias_hh{suffix}"]
-        i, f, g, o = sums.chunk(4)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        return o.sigmoid() * c.tanh(), c
-
-    size, components = p["layers.0.weight_hh_l0"].shape[1], len(p["window.window.bias"]) // 3
+    cell = read("LSTM", model.window.cell)
+    components = len(p["window.window.bias"]) // 3
+    zeros = torch.zeros(1, model.window.hidden_size, dtype=torch.float64)
     for n, text in enumerate(texts):
-        characters = torch.zeros(len(text), len(model.alphabet) + 1, dtype=torch.float64)
+        characters = torch.zeros(1, len(text), len(model.alphabet) + 1, dtype=torch.float64)
         for u, character in enumerate(text):
             place = model.alphabet.find(character)
-            characters[u, place if place >= 0 else len(model.alphabet)] = 1
-        h = [torch.zeros(size, dtype=torch.float64) for _ in range(3)]
-        c = [torch.zeros(size, dtype=torch.float64) for _ in range(3)]
-        kappa = torch.zeros(components, dtype=torch.float64)
-        w = torch.zeros(characters.shape[1], dtype=torch.float64)
-        for t in range(int(lengths[n])):
-            x = points[n, t] if t else torch.zeros(3, dtype=torch.float64)
-            h[0], c[0] = lstm(torch.cat([x, w]), h[0], c[0], "window.cell.", "")
-            y = p["window.window.weight"] @ h[0] + p["window.window.bias"]
-            alpha, beta, moved = y.exp().chunk(3)
-            kappa = kappa + moved
-            w = torch.zeros_like(w)
-            for u in range(len(text)):
-                phi = sum(
-                    float(alpha[k]) * math.exp(-float(beta[k]) * (float(kappa[k]) - (u + 1)) ** 2)
-                    for k in range(components)
-                )
-                w = w + phi * characters[u]
-            for i in (1, 2):
-                below = torch.cat([x, h[i - 1], w])
-                h[i], c[i] = lstm(below, h[i], c[i], f"layers.{i - 1}.", "_l0")
-            y = p["output.weight"] @ torch.cat(h) + p["output.bias"]
+            characters[0, u, place if place >= 0 else len(model.alphabet)] = 1
+        x = points[n, : int(lengths[n]), None].clone()
+        x[0] = 0
+        state = zeros, zeros, zeros[:, :components], torch.zeros_like(characters[:, 0])
+        affine = p["window.window.weight"], p["window.window.bias"]
+        output, windows, *_ = run_window(cell, *affine, x, characters, state)
+        h = [output]
+        for layer in model.layers:
+            below = torch.cat([x, h[-1], windows], 2)
+            (row,), *_ = run(read("LSTM", layer, "l0"), [below[:, 0]], zeros, zeros)
+            h.append(row.unsqueeze(1))
+        for t, seen in enumerate(torch.cat(h, 2)[:, 0].detach()):
+            y = p["output.weight"] @ seen + p["output.bias"]
             count = (len(y) - 1) // 6
             weights = y[1 : 1 + count].softmax(0)
             mean = y[1 + count : 1 + 3 * count].view(2, count)

@@ -1,4 +1,7 @@
-"""Batch normalisation against the equations, written out in NumPy, and against torch's."""
+"""Batch normalisation against torch's, and its running averages.
+
+Against the equations: tests/layers/test_feed_forward.py and test_against_reference.py.
+"""
 
 import math
 
@@ -6,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
-from ln_zoo.layers import GRU, LSTM, Linear
+from ln_zoo.layers import Linear
 from ln_zoo.norms import BatchNorm, Site
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
@@ -22,16 +24,6 @@ def randomise(module):
     return module
 
 
-def batch_norm_columns(a, eps, ddof=0):
-    """Each feature of (n, F) by its mean and variance over the n examples."""
-    columns = []
-    for column in a.T:
-        mu = sum(column) / len(column)
-        var = sum((column - mu) ** 2) / (len(column) - ddof)
-        columns.append((column - mu) / np.sqrt(var + eps))
-    return np.array(columns).T
-
-
 def averages(values, momentum):
     """A plain average of the first 1 / momentum batches, then the exponential one."""
     running = np.zeros_like(values[0])
@@ -42,20 +34,6 @@ def averages(values, momentum):
 
 
 # Feed-forward sites
-
-
-@pytest.mark.parametrize("unbiased", [False, True])
-@pytest.mark.parametrize("shape", [(6, 5), (3, 2, 5), (2, 2, 3, 5)])
-def test_linear_equals_the_equations(shape, unbiased):
-    torch.manual_seed(0)
-    norm = BatchNorm(eps=0.01, unbiased=unbiased)
-    layer = randomise(Linear(5, 7, norm=norm, **DOUBLE))
-    x = torch.randn(*shape, **DOUBLE)
-    weight, bias, gain = (t.detach().numpy() for t in (layer.weight, layer.bias, layer.site.gain))
-    sums = x.numpy().reshape(-1, 5) @ weight.T
-    expected = gain * batch_norm_columns(sums, 0.01, ddof=int(unbiased)) + bias
-    out = layer(x).detach().numpy()
-    np.testing.assert_allclose(out, expected.reshape(out.shape), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -83,25 +61,6 @@ def test_site_equals_torch_in_training_with_its_gradients(shape, twin):
     torch.testing.assert_close(0.9 + 0.1 * site.running_var, twin.running_var, **TIGHT)
 
 
-@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("eps", [0.0, 0.01])  # torch's own batch norm takes no eps of 0
-def test_convolutions_equal_the_equations(eps, memory):
-    torch.manual_seed(0)
-    site = randomise(Site(BatchNorm(eps=eps), "sum", 3, axis=1, own_shift=True, **DOUBLE))
-    gain, shift = site.gain.detach().numpy(), site.shift.detach().numpy()
-    a = torch.randn(4, 3, 2, 5, **DOUBLE).to(memory_format=memory)
-    examples = a.numpy().transpose(0, 2, 3, 1).reshape(-1, 3)
-
-    def image(rows):
-        return (gain * rows + shift).reshape(4, 2, 5, 3).transpose(0, 3, 1, 2)
-
-    expected = image(batch_norm_columns(examples, eps))
-    np.testing.assert_allclose(site(a).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
-    # After one batch the running averages are its own, the variance with n - 1.
-    expected = image((examples - examples.mean(0)) / np.sqrt(examples.var(0, ddof=1) + eps))
-    np.testing.assert_allclose(site.eval()(a).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("axis", "shape"), [(-1, (4, 3)), (-1, (2, 3, 3)), (1, (3, 3, 2, 1))])
 @pytest.mark.parametrize("norm", [BatchNorm(), BatchNorm(unbiased=True)], ids=repr)
@@ -114,14 +73,6 @@ def test_gradients_of_gradients(norm, axis, shape, training):
     inputs = (a, site.gain, site.shift)
     assert torch.autograd.gradcheck(lambda *_: site(a).tanh(), inputs)
     assert torch.autograd.gradgradcheck(lambda *_: site(a).tanh(), inputs)
-
-
-def test_linear_over_sequences_equals_torch_on_flattened_examples():
-    torch.manual_seed(0)
-    site = Site(BatchNorm(), "sum", 5, **DOUBLE)
-    a = torch.randn(3, 4, 5, **DOUBLE)
-    expected = nn.BatchNorm1d(5, **DOUBLE)(a.flatten(0, 1)).view_as(a)
-    torch.testing.assert_close(site(a), expected, **TIGHT)
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
@@ -147,54 +98,10 @@ def test_running_averages(axis, shape, unbiased):
     np.testing.assert_allclose(averages(means[:4], 0.25), np.mean(means[:4], 0))
 
 
-def test_evaluation_uses_the_running_averages_and_leaves_them():
-    torch.manual_seed(0)
-    site = randomise(Site(BatchNorm(eps=0.01), "sum", 3, **DOUBLE))
-    for _ in range(3):
-        site(1 + torch.randn(6, 3, **DOUBLE))
-    before = {name: value.clone() for name, value in site.state_dict().items()}
-    a = torch.randn(1, 3, **DOUBLE)
-    mean, var, gain = before["running_mean"], before["running_var"], before["gain"]
-    expected = gain * (a - mean) / (var + 0.01).sqrt()
-    torch.testing.assert_close(site.eval()(a), expected, **TIGHT)
-    assert all(torch.equal(before[name], value) for name, value in site.state_dict().items())
-
-
 def test_untrained_evaluation_passes_sums_through_but_for_eps():
     a = torch.randn(2, 3, **DOUBLE)
     site = Site(BatchNorm(), "sum", 3, **DOUBLE).eval()
     torch.testing.assert_close(site(a), a / math.sqrt(1 + 1e-5), **TIGHT)
-
-
-def test_unbiased_divides_by_n_minus_one():
-    torch.manual_seed(0)
-    a = torch.randn(4, 3, **DOUBLE)
-    biased, unbiased = (
-        Site(BatchNorm(eps=0.0, unbiased=unbiased), "sum", 3, **DOUBLE)
-        for unbiased in (False, True)
-    )
-    torch.testing.assert_close(biased(a), math.sqrt(4 / 3) * unbiased(a), **TIGHT)
-    torch.testing.assert_close(biased.running_var, unbiased.running_var, **TIGHT)
-
-
-def test_gradients_flow_through_the_statistics():
-    site = Site(BatchNorm(), "sum", 3, **DOUBLE)
-    a = torch.randn(5, 3, **DOUBLE, requires_grad=True)
-    head = torch.randn(5, 3, **DOUBLE)
-    (grad,) = torch.autograd.grad((site(a) * head).sum(), a)
-    # The output does not move with the batch, nor (up to eps) with its spread.
-    torch.testing.assert_close(grad.sum(0), torch.zeros(3, **DOUBLE), rtol=0, atol=1e-12)
-    assert (grad * a).sum(0).abs().max() < 1e-4 * grad.abs().max()
-
-
-@pytest.mark.parametrize("make", [lambda n: Linear(5, 4, norm=n), lambda n: Site(n, "sum", 5)])
-def test_a_batch_of_one_is_refused_in_training_only(make):
-    layer = make(BatchNorm())
-    with pytest.raises(
-        ValueError, match=r"needs at least 2 examples per feature in training, got 1"
-    ):
-        layer(torch.randn(1, 5))
-    assert torch.isfinite(layer.eval()(torch.randn(1, 5))).all()
 
 
 def test_positions_of_one_image_are_examples_enough():
@@ -202,11 +109,6 @@ def test_positions_of_one_image_are_examples_enough():
     assert torch.isfinite(site(torch.randn(1, 3, 2, 2))).all()
     with pytest.raises(ValueError, match="at least 2 examples"):
         site(torch.randn(1, 3, 1, 1))
-
-
-def test_an_empty_batch_is_refused_in_training():
-    with pytest.raises(ValueError, match="at least 2 examples per feature in training, got 0"):
-        Site(BatchNorm(), "sum", 3)(torch.randn(0, 3))
 
 
 # Recurrent sites
@@ -220,26 +122,6 @@ def test_recurrent_gain_is_its_own():
     assert torch.equal(recurrent_site().gain, torch.full((3,), 0.1, **DOUBLE))
     assert torch.equal(recurrent_site(recurrent_gain=0.4).gain, torch.full((3,), 0.4, **DOUBLE))
     assert torch.equal(Site(BatchNorm(gain=0.7), "sum", 3).gain, torch.full((3,), 0.7))
-
-
-def test_each_step_has_statistics_of_its_own():
-    torch.manual_seed(0)
-    site = recurrent_site(max_steps=4)
-    batches = [(t + 1) * torch.randn(6, 3, **DOUBLE) + t for t in range(3)]
-    for step, a in enumerate(batches):
-        expected = 0.1 * batch_norm_columns(a.numpy(), 1e-5)
-        np.testing.assert_allclose(site(a, step).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
-    for step, a in enumerate(batches):
-        torch.testing.assert_close(site.running_mean[step], a.mean(0), **TIGHT)
-        torch.testing.assert_close(site.running_var[step], a.var(0), **TIGHT)
-    assert site.num_batches_tracked.tolist() == [1, 1, 1, 0]
-    assert torch.equal(site.running_mean[3], torch.zeros(3, **DOUBLE))
-
-    site.eval()
-    a = torch.randn(2, 3, **DOUBLE)
-    for step, row in [(0, 0), (1, 1), (2, 2), (3, 2), (50, 2)]:  # 2 is the last row reached
-        expected = 0.1 * (a - batches[row].mean(0)) / (batches[row].var(0) + 1e-5).sqrt()
-        torch.testing.assert_close(site(a, step), expected, **TIGHT)
 
 
 def test_steps_beyond_max_steps_share_the_last_row():
@@ -283,52 +165,6 @@ def test_an_example_left_alone_uses_the_running_averages():
     site(second, 1)
     expected = 0.1 * (alone - second.mean(0)) / (second.var(0) + 1e-5).sqrt()
     torch.testing.assert_close(site(alone, 1), expected, **TIGHT)
-
-
-@pytest.mark.parametrize("layer", [LSTM, GRU])
-def test_of_a_packed_batch_only_active_examples_count(layer):
-    torch.manual_seed(0)
-    layer = layer(3, 2, batch_first=True, norm=BatchNorm(max_steps=5), **DOUBLE)
-    x = torch.randn(4, 4, 3, **DOUBLE)
-    lengths = [2, 4, 1, 3]
-    for example, length in enumerate(lengths):
-        x[example, length:] = 1e6  # padding, which must not be seen
-    layer(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))
-    sums = x @ layer.weight_ih_l0.T.detach()
-    site = layer.sites["l0"]["input"]
-    for step in range(3):
-        active = sums[[example for example, length in enumerate(lengths) if length > step], step]
-        torch.testing.assert_close(site.running_mean[step], active.mean(0), **TIGHT)
-        torch.testing.assert_close(site.running_var[step], active.var(0), **TIGHT)
-    # One example reaches the fourth step: it is normalised by the third row, and not counted.
-    for site in layer.sites["l0"].children():
-        assert site.num_batches_tracked.tolist() == [1, 1, 1, 0, 0]
-
-
-def test_a_recurrent_batch_of_one_is_refused_in_training():
-    with pytest.raises(ValueError, match="at least 2 examples"):
-        recurrent_site()(torch.randn(1, 3, **DOUBLE), 0)
-
-
-# Construction
-
-
-@pytest.mark.parametrize("momentum", [0, -0.1, 1.5, float("nan")])
-def test_momentum_out_of_range_is_refused(momentum):
-    with pytest.raises(ValueError, match=r"BatchNorm: momentum must lie in \(0, 1\]"):
-        BatchNorm(momentum=momentum)
-
-
-@pytest.mark.parametrize("max_steps", [0, -3, 2.5])
-def test_max_steps_out_of_range_is_refused(max_steps):
-    with pytest.raises(ValueError, match="BatchNorm: max_steps must be a whole number >= 1"):
-        BatchNorm(max_steps=max_steps)
-
-
-@pytest.mark.parametrize("eps", [-1e-5, float("nan")])
-def test_eps_out_of_range_is_refused(eps):
-    with pytest.raises(ValueError, match="BatchNorm: eps must be a finite number >= 0"):
-        BatchNorm(eps=eps)
 
 
 # Precision

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-import torch
 
 import ln_zoo.norms
-from ln_zoo.layers import Linear
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.testing import NormCase, invariance_deviations
 
@@ -93,14 +91,3 @@ def test_table_1(norm, row):
     deviations = list(invariance_deviations(norm).values())
     for word, deviation in zip(row.split(), deviations, strict=True):
         assert deviation <= 1e-12 if word == "yes" else deviation > 0.05
-
-
-@pytest.mark.parametrize(
-    "norm", [LayerNorm(), RMSNorm(), BatchNorm(), WeightNorm(), Identity()], ids=repr
-)
-def test_torch_compiles_a_linear_layer_in_one_graph(norm):
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    layer, x = Linear(5, 4, norm=norm), torch.randn(4, 5)
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), layer(x))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,26 +78,6 @@ def test_arguments_left_out_take_their_defaults():
     assert from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {}}) == LayerNorm()
 
 
-def test_a_norm_comes_back_as_it_is():
-    norm = RMSNorm()
-    assert from_config(norm) is norm
-
-
-@pytest.mark.parametrize("norm", SHIPPED, ids=repr)
-def test_norms_are_values(norm):
-    assert pickle.loads(pickle.dumps(norm)) == norm
-    assert eval(repr(norm), vars(ln_zoo.norms)) == norm
-    assert norm != object()
-    assert len({norm, dataclasses.replace(norm)}) == 1
-
-
-@pytest.mark.parametrize("norm", [n for n in SHIPPED if dataclasses.fields(n)], ids=repr)
-def test_norms_are_frozen(norm):
-    field = dataclasses.fields(norm)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(norm, field, 2.0)
-
-
 def test_the_base_is_no_dataclass():
     """jsonargparse takes subclasses by name of a plain class only."""
     assert not dataclasses.is_dataclass(Norm)
@@ -110,28 +89,26 @@ def test_a_norm_without_known_arguments_cannot_be_stored():
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "named"),
     [
-        ({"class_path": "ln_zoo.norms.LayerNrom"}, "'ln_zoo.norms.LayerNrom' cannot be imported"),
-        ({"class_path": "no_such_package.MyNorm"}, "is the file that defines it on the Python"),
-        ({"class_path": "LayerNorm"}, "'LayerNorm' cannot be imported"),
+        ({"class_path": "ln_zoo.norms.LayerNrom"}, "'ln_zoo.norms.LayerNrom'"),
+        ({"class_path": "no_such_package.MyNorm"}, "no_such_package"),
+        ({"class_path": "LayerNorm"}, "'LayerNorm'"),
         ({"class_path": ""}, "cannot be imported"),
-        ({"class_path": "torch.nn.LayerNorm"}, "'torch.nn.LayerNorm' is not a subclass of ln_zoo"),
-        ({"class_path": "ln_zoo.norms.to_config"}, "is not a subclass of ln_zoo.norms.Norm"),
+        ({"class_path": "torch.nn.LayerNorm"}, "'torch.nn.LayerNorm' .*Norm"),
+        ({"class_path": "ln_zoo.norms.to_config"}, r"to_config.*ln_zoo\.norms\.Norm"),
         ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"epsilon": 1}}, "epsilon"),
         ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": "big"}}, "eps|LayerNorm"),
-        ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": -1.0}}, "eps must be a"),
+        ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": -1.0}}, "eps"),
         ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": [1]}, "LayerNorm"),
-        ({"class_path": 3}, "expected a norm or a dict with 'class_path'"),
-        ({"init_args": {}}, "expected a norm or a dict with 'class_path'"),
-        ({}, "expected a norm or a dict with 'class_path'"),
-        ("LayerNorm", "expected a norm or a dict with 'class_path', got 'LayerNorm'"),
-        (None, "expected a norm or a dict with 'class_path', got None"),
+        *((config, "class_path") for config in ({"class_path": 3}, {"init_args": {}}, {})),
+        ("LayerNorm", "'LayerNorm'"),
+        (None, "None"),
     ],
     ids=str,
 )
-def test_a_bad_config_says_what_is_wrong(config, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_configurations(config, named):
+    with pytest.raises(ValueError, match=named):
         from_config(config)
 
 

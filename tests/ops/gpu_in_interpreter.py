@@ -1,7 +1,7 @@
 """The engine for GPUs on the CPU, in triton's interpreter: run by `test_gpu_engine.py`.
 
 The interpreter has to be chosen before triton is imported, and then holds for the whole process, so
-these tests have one of their own. They are held against the equations (`reference.py`) in float64.
+these tests have one of their own. They are held against the equations (`equations.py`) in float64.
 What the interpreter cannot show: launch options, races, and reads out of bounds as errors; memory
 is therefore filled with NaN and lies between guards.
 """
@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import reference
 import torch
 import triton
 import triton.language as tl
 from accuracy import assert_as_accurate, moved
 from equations import equations, masks_for
-from reference import Direction, Rule
 from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
@@ -141,45 +138,17 @@ def operands(
     )
 
 
-def by_equations(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Output and final states by `reference`, which has one norm for all places it acts on."""
-    last = "cell" if spec.cell == "LSTM" else "sum"
-    places = {"input": spec.input, "recurrent": spec.recurrent, last: spec.out}
-    acting = {name: norm for name, norm in places.items() if norm.scale}
-    kinds = {("layer" if norm.center else "rms", norm.eps) for norm in acting.values()}
-    (kind, eps) = kinds.pop() if kinds else ("none", 0.0)
-    assert not kinds
-    gains = {"input": o.gain_input, "recurrent": o.gain_recurrent, last: o.gain_out}
-    b_hh = None
-    if o.bias_hn is not None:
-        b_hh = torch.cat([o.bias_hn.new_zeros(2 * len(o.bias_hn)), o.bias_hn])
-    direction = Direction(
-        spec.cell,
-        Rule(kind, eps=eps),
-        o.w_ih,
-        o.w_hh,
-        o.bias,
-        b_hh,
-        gain={name: gain for name, gain in gains.items() if gain is not None},
-        shift={} if o.shift_out is None else {"cell": o.shift_out},
-        places=tuple(acting),
-    )
-    starts = np.cumsum([0, *sizes])
-    lengths = [sum(size > n for size in sizes) for n in range(sizes[0])]
-    sequences = [
-        torch.stack([o.x[starts[t] + n] for t in range(length)]) for n, length in enumerate(lengths)
-    ]
-    c0 = torch.zeros_like(o.h0) if o.c0 is None else o.c0
-    outputs, hs, cs = reference.run_direction(direction, sequences, list(o.h0), list(c0))
-    out = torch.stack([outputs[n][t] for t, size in enumerate(sizes) for n in range(size)])
-    states = (torch.stack(hs), torch.stack(cs)) if spec.cell == "LSTM" else (torch.stack(hs),)
-    return out, *states
+def by_equations(
+    spec: Spec, o: Operands, sizes: Sequence[int], masks: Masks = NO_MASKS
+) -> tuple[Tensor, ...]:
+    """Output and final states."""
+    return equations(spec, o, masks, sizes)
 
 
 def by_loop(
     spec: Spec, o: Operands, sizes: Sequence[int], masks: Masks = NO_MASKS
 ) -> tuple[Tensor, ...]:
-    """The same by the generic loop, for groups of statistics that `reference` does not know."""
+    """The same by the generic loop."""
     return operator.replay(spec, o, torch.tensor(sizes), masks=masks)
 
 
@@ -230,7 +199,6 @@ def check(
     spec: Spec,
     hidden: int,
     sizes: Sequence[int],
-    run: Callable[..., tuple[Tensor, ...]] = by_equations,
     products: torch.dtype = F32,
     bias: bool = True,
     masks: Masks = NO_MASKS,
@@ -240,7 +208,8 @@ def check(
     if products != F32:  # what is compared is the engine, not the rounding of what it is given
         exact = Operands(*(None if a is None else a.detach().double() for a in narrow))
     wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
-    wanted = with_gradients(run, spec, wide, sizes, seed=1)
+    by_definition = functools.partial(by_equations, masks=masks)
+    wanted = with_gradients(by_definition, spec, wide, sizes, seed=1)
     given = Masks(*(None if a is None else between_nans(a) for a in masks))
     by_it = functools.partial(by_engine, masks=given)
     found = with_gradients(by_it, spec, narrow, sizes, seed=1)
@@ -313,7 +282,7 @@ def test_no_bias(spec: Spec) -> None:
     ids=Spec.encode,
 )
 def test_other_groups_of_statistics(spec: Spec) -> None:
-    check(spec, 16, [1] * 2, run=by_loop)
+    check(spec, 16, [1] * 2)
 
 
 # Joint and carried norms
@@ -339,7 +308,7 @@ JOINT_GRU = Spec("GRU", NONE, rows(3), NONE, joint=True)
     ids=Spec.encode,
 )
 def test_joint_and_carried_norms(spec: Spec) -> None:
-    check(spec, 6, [2] * 3, functools.partial(by_definition, masks=NO_MASKS))
+    check(spec, 6, [2] * 3)
 
 
 @pytest.mark.parametrize("spec", [CARRIED, BOTH, JOINT_GRU], ids=Spec.encode)
@@ -353,21 +322,21 @@ def test_noise_and_resets_of_joint_and_carried_norms(
     sizes = [3, 3, 2, 1]
     noise = "all" if early else "zoneout"
     spec, masks = noisy(spec, noise, 5, sizes, reset=True)
-    check(spec, 5, sizes, functools.partial(by_loop, masks=masks), masks=masks)
+    check(spec, 5, sizes, masks=masks)
 
 
 @pytest.mark.parametrize(
     "spec", [BOTH, pytest.param(JOINT_GRU, marks=pytest.mark.slow)], ids=Spec.encode
 )
 def test_joint_and_carried_norms_in_bfloat16(spec: Spec) -> None:
-    check(spec, 100, [3] * 2, functools.partial(by_definition, masks=NO_MASKS), products=BF16)
+    check(spec, 100, [3] * 2, products=BF16)
 
 
-every_cell = pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])
+#: Cells, and whether steps are so few that programs are as many as the rows of a step.
+FEW_OR_NOT = [(LSTM, False), (LSTM, True), (GRU, True), (RNN, False)]
 
 
-@every_cell
-@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(("spec", "few"), FEW_OR_NOT)
 def test_sequences_of_different_lengths(
     spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,26 +379,17 @@ def noisy(
     return spec, masks
 
 
-def by_definition(
-    spec: Spec, o: Operands, sizes: Sequence[int], masks: Masks
-) -> tuple[Tensor, ...]:
-    """The equations, of padded sequences."""
-    lead = len(sizes), sizes[0]
-    held = (None if a is None else a.view(*lead, -1) for a in masks[1:3])
-    masks = Masks(masks.dropout, *held, masks.reset)
-    out, *states = equations(spec, o._replace(x=o.x.view(*lead, -1)), masks)
-    return out.flatten(0, 1), *states
-
-
-@every_cell
 @pytest.mark.parametrize(
-    ("noise", "reset"),
-    [("", True), ("zoneout", True), ("expected zoneout", False), ("all", True)],
+    ("spec", "noise", "reset"),
+    [
+        *((LSTM, "zoneout", True), (LSTM, "expected zoneout", False), (GRU, "all", True)),
+        *((GRU, "zoneout", True), (RNN, "all", True), (RNN, "", True)),
+    ],
 )
 def test_noise_and_resets(spec: Spec, noise: str, reset: bool) -> None:
     sizes = [3] * 3
     spec, masks = noisy(spec, noise, 5, sizes, reset)
-    check(spec, 5, sizes, functools.partial(by_definition, masks=masks), masks=masks)
+    check(spec, 5, sizes, masks=masks)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +407,7 @@ def test_noise_and_resets(spec: Spec, noise: str, reset: bool) -> None:
 def test_noise_without_norms_and_in_other_sizes(spec: Spec, noise: str, hidden: int) -> None:
     sizes = [2] * 3
     spec, masks = noisy(spec, noise, hidden, sizes, reset=True)
-    check(spec, hidden, sizes, functools.partial(by_definition, masks=masks), masks=masks)
+    check(spec, hidden, sizes, masks=masks)
 
 
 def test_late_reads_of_gates_under_zoneout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,11 +416,10 @@ def test_late_reads_of_gates_under_zoneout(monkeypatch: pytest.MonkeyPatch) -> N
     sizes = [2] * 3
     for noise in ("zoneout", "expected zoneout"):
         spec, masks = noisy(LSTM, noise, 5, sizes, reset=True)
-        check(spec, 5, sizes, functools.partial(by_definition, masks=masks), masks=masks)
+        check(spec, 5, sizes, masks=masks)
 
 
-@every_cell
-@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(("spec", "few"), FEW_OR_NOT)
 def test_noise_and_resets_of_packed_sequences(
     spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,7 +429,7 @@ def test_noise_and_resets_of_packed_sequences(
     monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 5))
     sizes = [3, 3, 2, 2, 1, 1]
     spec, masks = noisy(spec, "all", 5, sizes, reset=True)
-    check(spec, 5, sizes, functools.partial(by_loop, masks=masks), masks=masks)
+    check(spec, 5, sizes, masks=masks)
 
 
 def test_a_state_that_is_reset_or_stays_is_exact() -> None:
@@ -506,25 +465,18 @@ def test_many_rows_are_summed_in_shares(monkeypatch: pytest.MonkeyPatch) -> None
     check(GRU, 5, [3] * 3)
 
 
-def test_biases_of_one_term_only() -> None:
+@pytest.mark.parametrize("name", ["bias", "bias_hn"])
+def test_biases_of_one_term_only(name: str) -> None:
     """A GRU may have a shift at one place and no bias at all."""
-    exact = operands(GRU, 4, [2, 2])
-    for name in ("bias", "bias_hn"):
-        partial = exact._replace(**{name: None})
-        wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in partial))
-        zero = torch.zeros(12 if name == "bias" else 4, dtype=F64)
+    exact = operands(GRU, 4, [2, 2])._replace(**{name: None})
+    wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
+    wanted = with_gradients(by_equations, GRU, wide, [2, 2], seed=1)
+    found = with_gradients(by_engine, GRU, as_float32(exact), [2, 2], seed=1)
 
-        def full(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-            return by_equations(spec, o._replace(**{name: zero}), sizes)  # noqa: B023
+    def loop(k: int) -> dict[str, Tensor]:
+        return with_gradients(by_loop, GRU, as_float32(shifted(exact, k)), [2, 2], seed=1)
 
-        wanted = with_gradients(full, GRU, wide, [2, 2], seed=1)
-        found = with_gradients(by_engine, GRU, as_float32(partial), [2, 2], seed=1)
-
-        def loop(k: int) -> dict[str, Tensor]:
-            o = as_float32(shifted(partial, k))  # noqa: B023
-            return with_gradients(by_loop, GRU, o, [2, 2], seed=1)
-
-        assert_as_accurate(found, wanted, loop)
+    assert_as_accurate(found, wanted, loop)
 
 
 def test_inference_gives_the_same_numbers() -> None:
@@ -566,21 +518,14 @@ def test_gradients_that_nobody_wants() -> None:
 
 def test_the_output_alone_may_have_no_gradient() -> None:
     """Only the final states are used: there is no gradient of the outputs at all."""
-    sizes = [2, 1]
     for spec in (LSTM, GRU, RNN):
-        exact = operands(spec, 5, sizes)
-        wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
-
-        def gradients(run: Callable[..., tuple[Tensor, ...]], o: Operands) -> dict[str, Tensor]:
-            last = run(spec, o, sizes)[-1]  # noqa: B023
-            found = torch.autograd.grad(last.square().sum(), [o.x, o.w_hh, o.h0])
-            return dict(zip(("d x", "d w_hh", "d h0"), found, strict=True))
-
-        def loop(k: int) -> dict[str, Tensor]:
-            return gradients(by_loop, as_float32(shifted(exact, k)))  # noqa: B023
-
-        found = gradients(by_engine, as_float32(exact))
-        assert_as_accurate(found, gradients(by_equations, wide), loop)
+        o = as_float32(operands(spec, 5, [2, 1]))
+        results = by_engine(spec, o, [2, 1])
+        *others, last = (torch.randn_like(r) for r in results)
+        grads = [*map(torch.zeros_like, others), last]
+        inputs = [o.x, o.w_hh, o.h0]
+        wanted = torch.autograd.grad(results, inputs, grads, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(results[-1], inputs, last), wanted)
 
 
 # Recorded graphs (`conftest.py`)

@@ -6,6 +6,7 @@ The loop itself is held against the equations in tests/layers.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +16,14 @@ import torch
 from accuracy import assert_as_accurate, moved
 from engines import cpu_engines
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm
 from ln_zoo.ops import (
     CELLS,
     KERNELS,
-    Records,
     RecurrentCall,
     RowNorm,
     StepNorm,
@@ -36,7 +36,7 @@ from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.engines.native import one_call
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
-from ln_zoo.ops.operator import normalized_over_examples, split_statistics
+from ln_zoo.ops.operator import split_statistics
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spans import runs, spans, without_means
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
@@ -116,16 +116,12 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
     return Under(kernel, dtype, monkeypatch, one_call)
 
 
-@pytest.fixture(params=[2, 512], ids=["many chunks", "one chunk"])
-def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Cuts time into chunks of few rows, too."""
-    monkeypatch.setattr(
-        operator,
-        "spans",
-        lambda sizes, rows, steps=1: spans(sizes, min(rows, request.param), steps),
-    )
-    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: request.param)
-    return request.param
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts time into chunks of few rows."""
+    cut = functools.partial(min, 2)
+    monkeypatch.setattr(operator, "spans", lambda sizes, rows, n=1: spans(sizes, cut(rows), n))
+    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 2)
 
 
 @pytest.fixture
@@ -250,21 +246,20 @@ LENGTHS = {
     + [(c, n) for c in ("GRU", "RNN_TANH", "RNN_RELU") for n in ("equal", "one is left")],
 )
 def test_two_layers_both_ways_over_batches(
-    under: Under, cuts: int, cell: str, lengths: str
+    under: Under, cuts: None, cell: str, lengths: str
 ) -> None:
     layer = build(cell, BatchNorm(max_steps=4, eps=0.1), num_layers=2, bidirectional=True)
-    xs = [pack(LENGTHS[lengths], seed) for seed in range(3)]
+    xs = [pack(LENGTHS[lengths], seed) for seed in range(2)]
     assert_kernel_equals_loop(under, layer, cell, xs)
 
 
-@every_cell
 @pytest.mark.parametrize(
-    "norm",
+    ("cell", "norm"),
     [
-        BatchNorm(eps=0.1, max_steps=1),
-        BatchNorm(eps=0.1, max_steps=3, momentum=0.9),
-        BatchNorm(eps=0.1, momentum=1.0),
-        BatchNorm(eps=0.1, unbiased=True),
+        ("LSTM", BatchNorm(eps=0.1, max_steps=1)),
+        ("GRU", BatchNorm(eps=0.1, max_steps=3, momentum=0.9)),
+        ("RNN_TANH", BatchNorm(eps=0.1, momentum=1.0)),
+        *((cell, BatchNorm(eps=0.1, unbiased=True)) for cell in LAYERS),
     ],
     ids=str,
 )
@@ -274,9 +269,11 @@ def test_options_of_the_norm(under: Under, cell: str, norm: Norm) -> None:
     assert_kernel_equals_loop(under, layer, cell, xs)
 
 
-@every_cell
-@pytest.mark.parametrize("lengths", [(9, 4, 6), (9,)])
-def test_evaluation(under: Under, cuts: int, cell: str, lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("cell", "lengths"),
+    [("LSTM", (9, 4, 6)), ("LSTM", (9,)), ("GRU", (9, 4, 6)), ("RNN_TANH", (9,))],
+)
+def test_evaluation(under: Under, cuts: None, cell: str, lengths: tuple[int, ...]) -> None:
     layer = build(cell, BatchNorm(max_steps=5, eps=0.1), num_layers=2, bidirectional=True)
     layer(pack((3, 3, 3)))  # the last row reached is the third
     assert_kernel_equals_loop(under, layer.eval(), cell, [pack(lengths)])
@@ -295,7 +292,7 @@ def test_evaluation(under: Under, cuts: int, cell: str, lengths: tuple[int, ...]
         ("GRU", ("recurrent",)),
     ],
 )
-def test_some_places_only(under: Under, cuts: int, cell: str, normalize: tuple[str, ...]) -> None:
+def test_some_places_only(under: Under, cell: str, normalize: tuple[str, ...]) -> None:
     layer = build(cell, BatchNorm(eps=0.1, max_steps=3), normalize=normalize)
     xs = [pack((6, 6, 6, 6)), pack((3, 6, 2)), pack((3, 6, 6))]
     assert_kernel_equals_loop(under, layer, cell, xs)
@@ -336,12 +333,7 @@ def test_more_units_than_fit_a_register(under: Under, cell: str) -> None:
     assert_equals_loop(under, everything)
 
 
-def test_dropout_between_layers_uses_random_numbers_as_the_loop(under: Under) -> None:
-    layer = build("GRU", BatchNorm(eps=0.1), num_layers=2, dropout=0.5)
-    assert_kernel_equals_loop(under, layer, "GRU", [pack((4, 4, 4))])
-
-
-def test_without_gradients(under: Under, cuts: int) -> None:
+def test_without_gradients(under: Under, cuts: None) -> None:
     """The same numbers, and the same running averages."""
     layer = build("LSTM", BatchNorm(max_steps=3), bidirectional=True).to(under.dtype)
     x = pack((7, 4, 2, 4)).to(dtype=under.dtype)
@@ -377,17 +369,8 @@ def test_another_forward_before_the_backward(under: Under) -> None:
     under.run(under.name, run)
 
 
-def test_run_to_run_the_same_bits(under: Under) -> None:
-    layer = build("LSTM", BatchNorm(), bidirectional=True)
-    xs = [pack((9, 4, 4, 2))]
-    one, two = (
-        under.run(under.name, lambda: batches(layer, "LSTM", under.dtype, xs)) for _ in range(2)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-
-
-@every_cell
-def test_memory_that_was_never_written_is_never_read(under: Under, cuts: int, cell: str) -> None:
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH"])
+def test_memory_that_was_never_written_is_never_read(under: Under, cuts: None, cell: str) -> None:
     """torch then fills new memory with NaN, and what is kept for the next call is filled here."""
     layer = build(cell, BatchNorm(eps=0.1, max_steps=3), bidirectional=True)
     xs = [pack((6, 6, 6)), pack((6, 2, 3, 3))]
@@ -410,9 +393,9 @@ def test_memory_that_was_never_written_is_never_read(under: Under, cuts: int, ce
 
 
 @every_cell
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_equal_examples_have_finite_gradients(under: Under, cell: str, unbiased: bool) -> None:
-    layer = LAYERS[cell](3, 5, norm=BatchNorm(unbiased=unbiased), dtype=under.dtype)
+def test_equal_examples_have_finite_gradients(under: Under, cell: str) -> None:
+    norm = BatchNorm(unbiased=cell == "GRU")
+    layer = LAYERS[cell](3, 5, norm=norm, dtype=under.dtype)
     for x in (torch.zeros(9, 4, 3), torch.randn(9, 1, 3).expand(9, 4, 3)):
         data = x.to(under.dtype).requires_grad_()
         output, *_ = results = under.run(under.name, lambda d=data: call(layer, d))
@@ -421,14 +404,6 @@ def test_equal_examples_have_finite_gradients(under: Under, cell: str, unbiased:
         assert (output - output[:, :1]).abs().max() < 1e-3
         found = gradients(results, [data, *layer.parameters()])
         assert all(g.isfinite().all() for g in found)
-
-
-def test_a_variance_of_nothing_is_tracked_as_0(under: Under) -> None:
-    layer = LSTM(3, 5, norm=BatchNorm(), dtype=under.dtype)
-    under.run(under.name, lambda: layer(torch.zeros(4, 3, 3, dtype=under.dtype)))
-    site = layer.sites["l0"]["recurrent"]
-    assert site.running_var[:4].max() < 1e-12
-    assert torch.equal(site.running_var[4:], torch.ones_like(site.running_var[4:]))
 
 
 def test_a_large_mean_costs_no_precision(under: Under) -> None:
@@ -445,19 +420,6 @@ def test_a_large_mean_costs_no_precision(under: Under) -> None:
     # The offset is taken off the inputs, whose last bits are those of numbers so large.
     found, wanted = results(under.name, x + 4096), results(under.name, x)
     assert_same(found, wanted, lambda k: results("0", moved(x, k) + 4096, k))
-
-
-def test_a_batch_of_one_cannot_train(under: Under) -> None:
-    layer = LSTM(3, 4, norm=BatchNorm())
-
-    def fails() -> None:
-        for x in (torch.randn(5, 1, 3), torch.randn(5, 3), pack_sequence([torch.randn(5, 3)])):
-            with pytest.raises(ValueError, match=r"BatchNorm needs at least 2 examples.*got 1"):
-                layer(x)
-        assert not any(b.count_nonzero() for n, b in layer.named_buffers() if "tracked" in n)
-        layer.eval()(torch.randn(5, 3))
-
-    under.run(under.name, fails)
 
 
 @every_cell
@@ -505,18 +467,6 @@ def test_autocast(under: Under, cell: str) -> None:
 
     assert distances(ours).max() < 2 * distances(loop).max() < 0.2
     assert distances(ours).max() > 1e-4  # products are rounded
-
-
-def test_half_layers(under: Under) -> None:
-    layer = build("LSTM", BatchNorm()).float().bfloat16()
-    x = torch.randn(5, 4, 3).bfloat16()
-    if KINDS.index(under.kernel) != len(KINDS) - 1:
-        pytest.skip("the last kernel is the one that refuses no precision")
-    output, (h, c) = under.run(under.name, lambda: layer(x))
-    assert output.dtype == h.dtype == c.dtype == BF16
-    expected, _ = under.run("0", lambda: layer(x))
-    assert (output.float() - expected.float()).abs().max() < 3e-2
-    assert layer.sites["l0"]["input"].running_mean.dtype == F32
 
 
 # The operator
@@ -571,7 +521,6 @@ def arguments(
     return (*tensors, *given, *NO_MASKS, batch_sizes, spec.encode(), under.name, True)
 
 
-modes = pytest.mark.parametrize("batch", [True, False], ids=["batch", "given"])
 layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
@@ -587,16 +536,7 @@ NATIVE, ATEN = (
 
 @pytest.mark.parametrize(
     ("cell", "batch", "packed", "under"),
-    [  # any two of these values meet
-        ("LSTM", True, False, NATIVE),
-        ("LSTM", False, True, ATEN),
-        ("GRU", True, True, ATEN),
-        ("GRU", False, False, NATIVE),
-        ("RNN_TANH", True, True, NATIVE),
-        ("RNN_TANH", False, False, ATEN),
-        ("RNN_RELU", True, False, ATEN),
-        ("RNN_RELU", False, True, NATIVE),
-    ],
+    [("LSTM", True, False, NATIVE), ("GRU", False, True, ATEN)],
     indirect=["under"],
     ids=name_of,
 )
@@ -604,16 +544,6 @@ def test_opcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
     torch.library.opcheck(
         torch.ops.ln_zoo.recurrence.default, arguments(under, cell, batch, packed=packed)
     )
-
-
-@pytest.mark.parametrize(
-    ("cell", "under"), [("LSTM", NATIVE), ("GRU", ATEN)], indirect=["under"], ids=name_of
-)
-def test_opcheck_without_gradients(under: Under, cell: str) -> None:
-    values = [
-        a.detach() if isinstance(a, Tensor) else a for a in arguments(under, cell, batch=True)
-    ]
-    torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*values[:-1], False))
 
 
 def differentiable_arguments(
@@ -631,22 +561,23 @@ def differentiable_arguments(
     return function, wanted
 
 
-@every_cell
-@modes
-@layouts
-def test_gradcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
-    if under.dtype != F64:
-        pytest.skip(f"{under.name} has no float64: it is held against the loop")
+@pytest.mark.parametrize(
+    ("cell", "batch", "packed"),
+    [
+        ("LSTM", True, True),
+        ("LSTM", False, False),
+        ("GRU", True, False),
+        ("GRU", False, True),
+        ("RNN_TANH", True, True),
+        ("RNN_RELU", False, True),
+    ],
+)
+@pytest.mark.parametrize("under", [ATEN], indirect=True, ids=name_of)
+def test_gradients_and_theirs_are_those_of_finite_differences(
+    under: Under, cell: str, batch: bool, packed: bool
+) -> None:
     function, wanted = differentiable_arguments(under, cell, batch, packed)
     assert torch.autograd.gradcheck(function, wanted, fast_mode=True)
-
-
-@every_cell
-@modes
-def test_gradients_of_gradients(under: Under, cell: str, batch: bool) -> None:
-    if under.dtype != F64:
-        pytest.skip(f"{under.name} has no float64; these are the loop's in any precision")
-    function, wanted = differentiable_arguments(under, cell, batch, packed=True)
     assert torch.autograd.gradgradcheck(function, wanted, fast_mode=True)
 
 
@@ -703,7 +634,7 @@ def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) 
 
 @pytest.mark.parametrize(
     ("cell", "training", "under"),
-    [("LSTM", True, NATIVE), ("GRU", False, ATEN), ("RNN_RELU", True, ATEN)],
+    [("LSTM", True, NATIVE), ("GRU", False, ATEN)],
     indirect=["under"],
     ids=name_of,
 )
@@ -734,10 +665,6 @@ def test_compiles_whole(under: Under, cell: str, training: bool) -> None:
 # The choice
 
 
-def records(**sites: Any) -> Records:
-    return sites
-
-
 def test_one_name_stands_for_all_that_an_engine_runs() -> None:
     kernels, _ = registry.allowed("native")
     assert {task for kernel in kernels for task in kernel.tasks} == {
@@ -749,40 +676,31 @@ def test_one_name_stands_for_all_that_an_engine_runs() -> None:
 
 def test_refusals(under: Under) -> None:
     step = LSTM(3, 4, norm=BatchNorm()).sites["l0"]["input"].to_spec()
-    recurrent = replace(step, features=12)
-    row, plain = RowNorm((12,), scale=True), RowNorm((12,))
-    gru, x = CELLS["GRU"], torch.zeros(2, 3, 3)
+    own, row, plain = replace(step, features=12), RowNorm((12,), scale=True), RowNorm((12,))
     weights = Weights(torch.zeros(12, 3), torch.zeros(12, 4))
 
     def reason(w: Weights = weights, **sites: Any) -> str | None:
-        call = RecurrentCall(gru, [records(**sites)], x, None, (torch.zeros(1, 3, 4),), [w])
+        states = (torch.zeros(1, 3, 4),)
+        call = RecurrentCall(CELLS["GRU"], [sites], torch.zeros(2, 3, 3), None, states, [w])
         return under.kernel.unsupported_reason(call)
 
-    assert reason(input=recurrent, recurrent=plain) is None
+    assert reason(input=own, recurrent=plain) is None
     assert reason(input=row, recurrent=plain) is None
-    assert reason(input=recurrent, recurrent=row) == (
-        "the recurrent site normalises each example for itself"
-    )
-    assert reason(input=recurrent, recurrent=None) == (
-        "only the norm knows what the recurrent site does"
-    )
+    assert "recurrent site" in str(reason(input=own, recurrent=row))
+    assert "recurrent site" in str(reason(input=own, recurrent=None))
     projected = weights._replace(hr=torch.zeros(2, 4))
-    assert reason(projected, input=recurrent, recurrent=plain) == "the hidden state is projected"
+    assert "projected" in str(reason(projected, input=own, recurrent=plain))
 
 
-def test_kernels_refuse_what_they_cannot_do() -> None:
+def test_calls_that_kernels_refuse() -> None:
     layer = GRU(3, 4, norm=BatchNorm())
     sites = {role: site.to_spec() for role, site in layer.sites["l0"].items()}
     weights = Weights(layer.weight_ih_l0, layer.weight_hh_l0)
     x, states = torch.zeros(2, 3, 3), (torch.zeros(1, 3, 4),)
     call = RecurrentCall(CELLS["GRU"], [sites], x, None, states, [weights])
-    assert TorchRNN().unsupported_reason(call) == "the input site normalises its summed inputs"
-    single, alone = call._replace(x=x[:1]), call._replace(x=x[:, :1])
-    assert (
-        OneCall().unsupported_reason(single)
-        == "a single step may be any of a sequence, and each has statistics of its own"
-    )
-    assert OneCall().unsupported_reason(alone) == "a batch of one example has no statistics"
+    assert "input site" in str(TorchRNN().unsupported_reason(call))
+    assert "single step" in str(OneCall().unsupported_reason(call._replace(x=x[:1])))
+    assert "one example" in str(OneCall().unsupported_reason(call._replace(x=x[:, :1])))
 
 
 @pytest.mark.parametrize("base", [BatchNorm, LayerNorm, RMSNorm])
@@ -802,28 +720,7 @@ def test_a_subclass_that_computes_otherwise_is_not_described(base: type[Norm]) -
     assert (layer(x)[0] - plain(x)[0]).abs().max() > 1e-3
 
 
-def test_feed_forward_sites_are_not_described() -> None:
-    from ln_zoo.layers import Linear
-
-    assert Linear(3, 4, norm=BatchNorm()).site.to_spec() is None
-    assert LSTM(3, 4, norm=Identity()).sites["l0"]["cell"].to_spec().identity
-
-
-def test_projections_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LN_ZOO_KERNELS", "1")
-    layer = LSTM(3, 4, proj_size=2, norm=BatchNorm())
-    output, _ = layer(torch.randn(5, 3, 3))
-    assert output.shape == (5, 3, 2)
-
-
 # Parts
-
-
-def test_the_text_of_a_spec_keeps_every_bit() -> None:
-    for eps in (1e-5, 0.1, 1 / 3, 5e-324, 0.0):
-        for batch in (False, True):
-            spec = Spec("LSTM", Examples(batch, eps, 1), Rows(), Examples(batch, eps))
-            assert Spec.decode(spec.encode()) == spec
 
 
 def test_means_come_off_step_by_step() -> None:
@@ -837,31 +734,3 @@ def test_means_come_off_step_by_step() -> None:
     same, _ = without_means(a, sizes, F64, out=a)
     assert same is a
     torch.testing.assert_close(a, rows, rtol=0, atol=0)
-
-
-def test_a_step_by_the_equations() -> None:
-    a = torch.randn(5, 3, dtype=F64)
-    gain, shift = torch.randn(2, 3, dtype=F64)
-    rows = normalized_over_examples(a, Examples(True, 0.1, 1), None, gain, shift, 0)
-    mean = a.sum(0) / 5
-    var = (a - mean).square().sum(0) / 4
-    torch.testing.assert_close(rows, gain * (a - mean) / (var + 0.1).sqrt() + shift)
-    given = torch.rand(2, 2, 3, dtype=F64)
-    for step, row in ((0, 0), (1, 1), (7, 1)):
-        rows = normalized_over_examples(a, Examples(False, 0.1), given, None, None, step)
-        torch.testing.assert_close(rows, (a - given[0, row]) / (given[1, row] + 0.1).sqrt())
-
-
-def test_padding_never_enters(under: Under) -> None:
-    lengths = [5, 3, 3, 2]
-    layer = build("LSTM", BatchNorm(), bidirectional=True).to(under.dtype)
-    x = torch.randn(5, 4, 3, dtype=under.dtype)
-    found = []
-    for padding in (0.0, float("nan")):
-        padded = x.clone()
-        for example, length in enumerate(lengths):
-            padded[length:, example] = padding
-        twin = copy.deepcopy(layer)
-        packed = pack_padded_sequence(padded, lengths)
-        found.append(under.run(under.name, lambda p=packed, t=twin: [*call(t, p), *t.buffers()]))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

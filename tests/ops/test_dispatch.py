@@ -97,14 +97,6 @@ def test_which_norms_run_where(
     assert chosen == [wanted]
 
 
-def test_places_that_hold_weights_only_do_not_stop_it(
-    chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
-    RNN(3, 4, norm=LayerNorm(), normalize=("input", "recurrent"))(torch.randn(200, 2, 3))
-    assert chosen == [FUSED]
-
-
 def test_the_switch_is_read_at_each_call(
     chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,12 +122,6 @@ def test_names_choose_kernels(chosen: list[str | None], monkeypatch: pytest.Monk
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         with pytest.raises(ValueError, match=f"LN_ZOO_KERNELS={value}.*{name!r}.* torch, .*aten"):
             layer(x)
-
-
-def test_every_kernel_has_a_name_and_a_title() -> None:
-    names = [kernel.name for kernel in KERNELS]
-    assert list(dict.fromkeys(names)) == ["cluster", "torch", "triton", "native", "aten"]
-    assert all(kernel.title for kernel in KERNELS)
 
 
 def logged(caplog: pytest.LogCaptureFixture, layer: torch.nn.Module, times: int = 3) -> list[str]:
@@ -171,9 +157,8 @@ def test_torchs_loop_refuses_what_normalises_and_what_only_the_norm_knows() -> N
         return TorchRNN().unsupported_reason(call("GRU", **changed))
 
     assert reason() is None
-    assert reason(recurrent=None) == "the recurrent site normalises its summed inputs"
-    scaled = RowNorm((2 * H, H), scale=True)
-    assert reason(input=scaled) == "the input site normalises its summed inputs"
+    assert "recurrent site" in str(reason(recurrent=None))
+    assert "input site" in str(reason(input=RowNorm((2 * H, H), scale=True)))
 
 
 def test_half_precision_autocast_is_refused_for_the_lstm_alone(
@@ -216,16 +201,6 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
     assert not (output == 3).any()
 
 
-def test_an_error_in_a_kernel_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(TorchRNN):
-        def __call__(self, call: RecurrentCall) -> Any:
-            raise ZeroDivisionError
-
-    monkeypatch.setattr(registry, "KERNELS", [Broken()])
-    with pytest.raises(ZeroDivisionError):
-        LSTM(3, 4)(torch.randn(5, 2, 3))
-
-
 @pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
 def test_a_larger_layer_without_normalisation_is_ours_and_equals_torchs(
@@ -264,22 +239,9 @@ def test_a_larger_layer_without_normalisation_is_ours_and_equals_torchs(
 
 
 @pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
-@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
-def test_a_call_in_one_piece_is_ours(
-    cls: type, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
-    layer, x = cls(3, 4), torch.randn(5, 2, 3)
-    theirs = getattr(nn, cls.__name__)(3, 4)
-    theirs.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(layer(x), theirs(x))
-    assert chosen == ["native"]
-
-
-@pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
-@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
 @pytest.mark.parametrize(
-    ("steps", "examples", "wanted"), [(90, 6, "native"), (50, 6, FUSED), (6, 90, FUSED)]
+    ("cls", "steps", "examples", "wanted"),
+    [(LSTM, 90, 6, "native"), (GRU, 50, 6, FUSED), (RNN, 6, 90, FUSED)],
 )
 def test_packed_sequences_are_ours_where_there_are_many_rows(
     cls: type,
@@ -308,14 +270,6 @@ def test_what_stays_torchs_without_normalisation(
     """Results have the precision that torch gives them, which differs from cell to cell."""
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
     GRU(3, 96, dtype=dtype)(torch.randn(40, 6, 3, dtype=dtype))
-    assert chosen == [FUSED]
-
-
-def test_a_layer_is_torchs_where_ours_is_not_allowed(
-    chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
-    GRU(3, 96)(torch.randn(40, 6, 3))
     assert chosen == [FUSED]
 
 

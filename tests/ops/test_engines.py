@@ -9,7 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from accuracy import (
     moved,
     ratios,
 )
-from engines import cpu_engines
+from engines import cpu_engines, poisoned
 from equations import (
     NOISE,
     equations,
@@ -37,17 +37,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
-from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
+from ln_zoo.norms import LayerNorm, Norm, RMSNorm
 from ln_zoo.ops import (
     CARRIED_LSTM,
-    CELLS,
     DREAMER_GRU_INNER_BIAS,
     JOINT_CARRIED_LSTM,
     JOINT_LSTM,
     KERNELS,
     LIGHT_GRU,
-    RecurrentCall,
-    RowNorm,
     operator,
     registry,
 )
@@ -56,7 +53,6 @@ from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
 from ln_zoo.ops.engines.native import build, widened
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.native.steps import NativeSteps
-from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 HAS_PACKED = torch.backends.mkldnn.is_available()
@@ -83,7 +79,6 @@ FORMS = {
 }
 every_cell = pytest.mark.parametrize("cell", GATES)
 every_form = pytest.mark.parametrize("cell", [*GATES, *FORMS])
-every_norm = pytest.mark.parametrize("center", [True, False], ids=["layer", "rms"])
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "LSTM": LSTM,
     "GRU": GRU,
@@ -241,6 +236,16 @@ def by(
     return function
 
 
+def rotated(*columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All pairs of the first two columns; the others take turns, so that any two values meet."""
+    first, second, *others = columns
+    return [
+        (a, b, *(other[(i + j) % len(other)] for other in others))
+        for i, a in enumerate(first)
+        for j, b in enumerate(second)
+    ]
+
+
 SIZES = [  # T, N, features I of the input, H, gain
     (1, 1, 7, 5, 1.0),
     (1, 3, 7, 257, 1.0),
@@ -273,11 +278,20 @@ def assert_as_good_as_float32(under: Under, spec: Spec, problems: list[Operands]
         assert errors[len(errors) // 2] <= 1, (name, errors)
 
 
-@every_form
-@every_norm
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("cell", "size", "center"),
+    [
+        *rotated(GATES, SIZES, (True, False)),
+        *(
+            (cell, SIZES[j], (i + j // 2) % 2 == 0)
+            for i, cell in enumerate(FORMS)
+            for j in range(i % 2, len(SIZES), 2)
+        ),
+    ],
+    ids=str,
+)
 def test_float32_against_the_equations(
-    cell: str, center: bool, size: tuple[Any, ...], under: Under
+    cell: str, size: tuple[Any, ...], center: bool, under: Under
 ) -> None:
     *sizes, gain = size
     spec = specification(cell, center)
@@ -305,23 +319,23 @@ SUBSETS = [
 ]
 
 
-@pytest.mark.parametrize(("cell", "places"), SUBSETS, ids=str)
-@every_norm
+@pytest.mark.parametrize(
+    ("cell", "places", "center"), [(*of, i % 2 == 0) for i, of in enumerate(SUBSETS)], ids=str
+)
 def test_any_places(cell: str, places: tuple[str, ...], center: bool, under: Under) -> None:
     spec = specification(cell, center, places)
     compare(under, spec, problem(spec, 7, 3, 4, 12))
 
 
 @pytest.mark.parametrize(
-    ("cell", "groups"),
+    ("cell", "groups", "center"),
     [
-        *(("LSTM", groups) for groups in ((1, 1, 1, 1), (3, 1), (1, 2, 1))),
-        *(("GRU", groups) for groups in ((3,), (1, 2))),
-        *(("LSTM+joint+carried", (1, 1, 1, 1)), ("GRU+joint", (1, 1, 1)), ("GRU+joint", (2, 1))),
-        ("light GRU", (1, 1)),
+        *(("LSTM", (1, 1, 1, 1), True), ("LSTM", (3, 1), False), ("LSTM", (1, 2, 1), True)),
+        *(("GRU", (3,), True), ("GRU", (1, 2), False), ("light GRU", (1, 1), True)),
+        *(("GRU+joint", (1, 1, 1), True), ("GRU+joint", (2, 1), False)),
+        ("LSTM+joint+carried", (1, 1, 1, 1), False),
     ],
 )
-@every_norm
 def test_any_groups_of_gates(
     cell: str, groups: tuple[int, ...], center: bool, under: Under
 ) -> None:
@@ -355,11 +369,13 @@ def test_no_biases_and_other_eps(cell: str, under: Under) -> None:
 # Zoneout and recurrent dropout
 
 
-@every_form
-@pytest.mark.parametrize(("places", "noise"), [*zip([None, (), None, ()], NOISE, strict=True)])
-@pytest.mark.parametrize("size", [(3, 1, 2, 5), (19, 5, 7, 37)], ids=str)
+@pytest.mark.parametrize(
+    ("cell", "noise", "size", "places"),
+    rotated([*GATES, *FORMS], NOISE, [(3, 1, 2, 5), (19, 5, 7, 37)], [None, None, (), ()]),
+    ids=str,
+)
 def test_noise_against_the_equations(
-    cell: str, places: tuple[str, ...] | None, noise: str, size: tuple[int, ...], under: Under
+    cell: str, noise: str, size: tuple[int, ...], places: tuple[str, ...] | None, under: Under
 ) -> None:
     T, N, _, H = size
     plain = specification(cell, center=T > 3, places=places)
@@ -367,8 +383,10 @@ def test_noise_against_the_equations(
     compare(under, spec, problem(spec, *size), masks)
 
 
-@every_form
-@pytest.mark.parametrize("noise", [None, *NOISE])
+@pytest.mark.parametrize(
+    ("cell", "noise"),
+    [(cell, n) for i, cell in enumerate([*GATES, *FORMS]) for n in (None, NOISE[i % 4])],
+)
 def test_resets_against_the_equations(cell: str, noise: str | None, under: Under) -> None:
     T, N, H = 19, 5, 37
     spec, masks = specification(cell, center=True), NO_MASKS
@@ -504,20 +522,18 @@ def compare_layers(
     assert_as_accurate(found, expected, layer_by_loop(layer, x, hx))
 
 
-@every_form
-@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "bidirectional": True}],
+    ("cell", "options", "lengths", "norm"),
+    rotated(
+        [*GATES, *FORMS],
+        [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "bidirectional": True}],
+        [(5, 5, 5), (7, 4, 4, 1), (6, 1)],
+        [*NORMS],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("lengths", [(5, 5, 5), (7, 4, 4, 1), (6, 1)], ids=str)
 def test_layers_of_sequences_of_any_length(
-    cell: str,
-    norm: str,
-    options: dict[str, Any],
-    lengths: tuple[int, ...],
-    under: Under,
+    cell: str, options: dict[str, Any], lengths: tuple[int, ...], norm: str, under: Under
 ) -> None:
     layer = make(cell, norm, **options)
     x = pack_sequence([randn(n, 4) for n in lengths])
@@ -554,11 +570,11 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Un
     torch.set_num_threads(before)
 
 
-@every_form
-@every_norm
-@pytest.mark.parametrize("resets", [False, True], ids=["", "resets"])
+@pytest.mark.parametrize(
+    ("cell", "resets", "center"), rotated([*GATES, *FORMS], (False, True), (True, False))
+)
 def test_threads_that_share_the_units(
-    cell: str, center: bool, resets: bool, sharing: Callable[[int, int], Under]
+    cell: str, resets: bool, center: bool, sharing: Callable[[int, int], Under]
 ) -> None:
     """Of 37 units no share has as many as another, and of 3 one thread may have two."""
     spec = specification(cell, center)
@@ -567,7 +583,7 @@ def test_threads_that_share_the_units(
     expected = run(lambda o: equations(spec, o, masks), operands, F64)
     loop = by_loop(spec, operands, masks)
     same: dict[int, dict[str, Tensor]] = {}
-    for threads, shares in [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3)]:
+    for threads, shares in [(1, 2), (2, 2), (2, 3), (3, 3)]:
         under = sharing(threads, shares)
         found = run(by(under, spec, masks=masks), operands, F32)
         assert_as_accurate(found, expected, loop)
@@ -634,8 +650,10 @@ def test_batch_first_and_no_initial_states(cell: str, under: Under) -> None:
     compare_layers(layer, randn(3, 6, 4), None, under)
 
 
-@every_form
-@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 7, 7, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("cell", "lengths"),
+    [*zip([*GATES, *FORMS], itertools.cycle([(9, 7, 7, 2, 1), (9, 9, 9)]), strict=False)],
+)
 def test_many_chunks_are_as_one(
     cell: str, lengths: tuple[int, ...], under: Under, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -797,61 +815,19 @@ def test_gradients_may_come_expanded_and_inputs_strided(cell: str, under: Under)
 # Memory, threads, modes
 
 
-@every_form
-@pytest.mark.parametrize("lengths", [(6, 6, 6), (6, 3, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("cell", "lengths"),
+    [*zip([*GATES, *FORMS], itertools.cycle([(6, 3, 1), (6, 6, 6)]), strict=False)],
+)
 def test_memory_is_not_read_before_it_is_written(
-    cell: str, lengths: tuple[int, ...], under: Under, monkeypatch: pytest.MonkeyPatch
+    cell: str, lengths: tuple[int, ...], under: Under
 ) -> None:
     layer = make(cell, bidirectional=True)
     x = pack_sequence([randn(n, 4) for n in lengths])
-    poisoned = []
-
-    def poison(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def new(*arguments: Any, **options: Any) -> Tensor:
-            found = function(*arguments, **options)
-            poisoned.append(found.shape)
-            # Bytes of ones are a NaN in every precision.
-            return found.fill_(255 if found.dtype == torch.uint8 else float("nan"))
-
-        return new
-
-    engine = under.engine
-    with monkeypatch.context() as patch:
-        for name in ("empty", "empty_like"):
-            patch.setattr(torch, name, poison(getattr(torch, name)))
-        patch.setattr(Tensor, "new_empty", poison(Tensor.new_empty))
-        patch.setattr(engine, "empty", poison(engine.empty))
+    with poisoned(under.engine):
         compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
-        assert poisoned
         with torch.no_grad():
             assert layer.to(under.dtype)(x.to(under.dtype))[0].data.isfinite().all()
-
-
-@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
-def test_threads_change_nothing_but_rounding_and_runs_nothing(cell: str, under: Under) -> None:
-    layer = make(cell).to(F32)
-    x = torch.randn(20, 16, 4, requires_grad=True)
-    results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 2):
-            torch.set_num_threads(threads)
-            results.append(layer_results(layer, x, None))
-    finally:
-        torch.set_num_threads(before)
-    one, two, again = results
-    assert_as_accurate(two, one, layer_by_loop(layer, x.detach()))
-    assert all(torch.equal(two[name], again[name]) for name in two)
-
-
-def test_inference_mode_leaves_nothing_behind(under: Under) -> None:
-    layer = make("LSTM").to(under.dtype)
-    x = torch.randn(5, 3, 4, dtype=under.dtype)
-    with torch.inference_mode():
-        quiet = layer(x)[0].clone()
-    loud = layer(x)[0]
-    loud.sum().backward()
-    assert_same_output(quiet.clone(), loud, layer, x)
 
 
 @pytest.mark.parametrize(
@@ -872,17 +848,17 @@ def test_no_memory_is_lost(under: Under) -> None:
 # Half precision
 
 
+HALF_MODES = ["autocast", "bfloat16", "bfloat16, resets"]
+
+
 @pytest.mark.parametrize(
-    "cell",
+    ("cell", "mode"),
     [
-        *GATES,
-        *(
-            pytest.param(cell, marks=() if cell == "LSTM+joint+carried" else pytest.mark.slow)
-            for cell in FORMS
-        ),
+        pytest.param(cell, mode, marks=() if cell in GATES and i % 3 == j else pytest.mark.slow)
+        for i, cell in enumerate([*GATES, *FORMS])
+        for j, mode in enumerate(HALF_MODES)
     ],
 )
-@pytest.mark.parametrize("mode", ["autocast", "bfloat16", "bfloat16, resets"])
 def test_half_precision_is_no_worse_than_the_generic_loop(
     cell: str, mode: str, under: Under, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -948,12 +924,9 @@ def arguments_of(spec: Spec, under: Under, *, packed: bool, noise: str | None) -
 @pytest.mark.parametrize(
     ("cell", "packed", "noise", "under"),
     [
-        ("LSTM", False, None, "native"),
         ("LSTM", True, "zoneout", "aten"),
-        ("GRU", False, None, "aten"),
         ("GRU", True, "all", "native"),
         ("RNN_TANH", False, "recurrent dropout", "native"),
-        ("RNN_RELU", True, None, "aten"),
     ],
     indirect=["under"],
 )
@@ -977,16 +950,12 @@ def test_operators_are_well_formed(
         )
 
 
-@every_form
 @pytest.mark.parametrize(
-    ("center", "packed", "noise"),
-    [
-        *((True, False, None), (False, True, None), (False, False, "zoneout")),
-        *((True, True, "all"), (True, False, "expected zoneout")),
-    ],
+    ("cell", "packed", "noise", "center"),
+    rotated([*GATES, *FORMS], (False, True), (None, "zoneout", "all"), (True, False)),
 )
 def test_gradients_and_theirs_are_those_of_finite_differences(
-    cell: str, center: bool, packed: bool, noise: str | None, double: Under
+    cell: str, packed: bool, noise: str | None, center: bool, double: Under
 ) -> None:
     spec = specification(cell, center)
     *leaves, sizes, code, name = arguments_of(spec, double, packed=packed, noise=noise)
@@ -1095,30 +1064,6 @@ def test_exported_programs_need_no_operator_of_ours(under: Under) -> None:
     program = torch.export.export(layer, (x,))
     assert not any("ln_zoo" in str(node.target) for node in program.graph.nodes)
     assert_same_output(program.module()(x)[0], layer(x)[0], layer, x)
-
-
-@dataclass(frozen=True)
-class Opaque(Norm):
-    """Describes itself to nobody."""
-
-    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
-        return a.tanh()
-
-
-def test_what_no_record_says_is_left_to_the_generic_loop(under: Under) -> None:
-    kernel = Recurrence(under.engine)
-    layer = GRU(3, 4, norm=Opaque())
-    layer(torch.randn(2, 2, 3))
-    assert not under.calls
-    plain = RowNorm((8, 4))
-    weights = [layer._effective_weights(*d) for d in layer._directions().items()]
-    x = torch.randn(2, 2, 3)
-    known = {"input": plain, "recurrent": plain}
-    call = RecurrentCall(CELLS["GRU"], [known], x, None, (x.new_zeros(1, 2, 4),), weights)
-    unknown = call._replace(records=[known | {"recurrent": None}])
-    assert "only the norm knows" in str(kernel.unsupported_reason(unknown))
-    assert kernel.unsupported_reason(call) is None
-    GRU(3, 4, norm=LayerNorm())(x)
 
 
 def test_products_add_up_in_the_precision_of_the_total() -> None:

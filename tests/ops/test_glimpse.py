@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+import draw_reference
 import pytest
 import torch
-from draw_reference import window
 from torch import Tensor
 
 from ln_zoo.ops import FilterNorm, attention, filterbank
@@ -40,8 +40,7 @@ def test_filters_and_gradients_are_those_of_the_equations(
     parameters.requires_grad_()
     places = attention(parameters, *size, 10.0)
     found = filterbank(places, *size, *(("softmax",) if eps is None else ("eps", eps)))
-    each = [window(row, *size, eps) for row in parameters]
-    f_y, f_x, expected = (torch.stack(parts) for parts in zip(*each, strict=True))
+    f_y, f_x, expected = draw_reference.filters(parameters, *size, eps)
     of_one_filter = [0, 1, 3, 4] if size[0] == 1 else list(range(5))
     for one, two in (
         (found[0], f_y),
@@ -55,18 +54,6 @@ def test_filters_and_gradients_are_those_of_the_equations(
             for a in (one, two)
         )
         torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("size", SIZES)
-def test_rows_sum_to_1(size: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Exactly so by softmax, whatever was said."""
-    for scale in (1.0, 5.0):
-        for bank in filters((scale * said(50)).to(dtype), size):
-            assert bank.dtype == dtype
-            assert (bank >= 0).all()
-            limit = 1e-14 if dtype == F64 else 1e-6
-            assert (bank.sum(-1) - 1).abs().max() < limit
 
 
 def test_any_number_of_dimensions_before() -> None:
@@ -100,16 +87,6 @@ def test_a_map_of_zeros_covers_the_whole_image(
         assert torch.allclose(means[1:-1], torch.tensor(centres[1:-1], dtype=F64), atol=0.01)
         nearest = [{int(c), int(c + 0.5)} for c in centres]
         assert all(int(row.argmax()) in near for row, near in zip(bank, nearest, strict=True))
-
-
-def test_x_goes_with_columns_and_y_with_lines() -> None:
-    parameters = torch.tensor([0.5, -0.5, -8.0, 0.0, 0.0], dtype=F64)
-    x, y, stride, *_ = attention(parameters, 3, 7, 11, 10.0).tolist()
-    # 12 / 2 * 1.5 - 1 and 8 / 2 * 0.5 - 1; the stride goes by the longer side.
-    assert (x, y, stride) == (8.0, 1.0, 5.0)
-    f_y, f_x = filters(parameters, (3, 7, 11))
-    assert f_x[1].argmax() == 8
-    assert f_y[1].argmax() == 1
 
 
 @pytest.mark.parametrize("norm", NORMS)

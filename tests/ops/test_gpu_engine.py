@@ -6,7 +6,6 @@ its kernels compiled for compute capability 9.0, that of an H100.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
@@ -47,17 +46,12 @@ SPECS |= {
 FEW_STEPS = {
     ("LSTM", True, 100, "fp32"),
     ("LSTM", False, 2400, "fp32"),
-    ("LSTM", False, 256, "fp32"),
     ("LSTM", True, 2400, "bf16"),
     ("GRU", True, 400, "fp32"),
     ("GRU", False, 100, "bf16"),
-    ("GRU", True, 2400, "fp32"),
     ("RNN_TANH", True, 256, "fp32"),
-    ("RNN_TANH", False, 400, "fp32"),
-    ("carried LSTM", True, 2400, "fp32"),
-    ("joint carried LSTM", False, 400, "fp32"),
-    ("joint carried LSTM", True, 400, "fp32"),
-    ("joint GRU", False, 2400, "fp32"),
+    ("carried LSTM", False, 400, "fp32"),
+    ("joint carried LSTM", True, 2400, "fp32"),
     ("joint GRU", True, 100, "bf16"),
 }
 SIZES_OF_STEPS = [
@@ -87,6 +81,7 @@ NOISY_STEPS = [
     )
 ]
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EXAMPLES = Examples(True, 1e-5)
 OVER_EXAMPLES = {
     "LSTM": Spec("LSTM", EXAMPLES, EXAMPLES, EXAMPLES),
@@ -159,35 +154,8 @@ DRAW_CONSTANTS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ElementTree.Element], str]:
-    """Results of `gpu_in_interpreter.py`, a few of DRAW and the window, and what pytest printed."""
-    report = tmp_path_factory.mktemp("interpreted") / "report.xml"
-    few = [f"{DRAW}::{name}" for name in FEW_OF_DRAW]
-    few += [f"{WINDOW}::{name}" for name in FEW_OF_WINDOW]
-    return in_the_interpreter(report, INTERPRETED, *few)
-
-
-@pytest.fixture(scope="module")
-def over_batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ElementTree.Element], str]:
-    """The same of `batch_in_interpreter.py`."""
-    return in_the_interpreter(tmp_path_factory.mktemp("over_batches") / "report.xml", OVER_BATCHES)
-
-
-def fast_tests(file: Path) -> list[str]:
-    """Names of the tests in a file, but for those that are slow."""
-    return [
-        node.name
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-        if "pytest.mark.slow" not in map(ast.unparse, node.decorator_list)
-    ]
-
-
-def in_the_interpreter(
-    report: Path, *tests: str | Path, slow: bool = False
-) -> tuple[list[ElementTree.Element], str]:
-    """Runs tests in a process of their own, those that are slow too if asked to."""
+def in_the_interpreter(report: Path, *tests: str | Path, slow: bool = False) -> int:
+    """Runs tests in a process of their own; how many passed. Slow ones run if asked to."""
     command = [sys.executable, "-m", "pytest", *tests, "-n", "0", f"--junitxml={report}"]
     command += ["-m", ""] * slow
     run = subprocess.run(
@@ -197,62 +165,26 @@ def in_the_interpreter(
         capture_output=True,
         text=True,
     )
-    results = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-    return results, run.stdout + run.stderr
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-1000:]
+    return len(list(ElementTree.parse(report).iter("testcase")))
 
 
 @needs_triton
-@pytest.mark.parametrize("name", fast_tests(INTERPRETED))
-def test_numbers_in_the_interpreter(
-    name: str, interpreted: tuple[list[ElementTree.Element], str]
-) -> None:
-    """Each test of that file, with all of its parameters."""
-    assert_passed(name, interpreted)
-
-
-@needs_triton
-@pytest.mark.parametrize("name", fast_tests(OVER_BATCHES))
-def test_numbers_over_batches_in_the_interpreter(
-    name: str, over_batches: tuple[list[ElementTree.Element], str]
-) -> None:
-    """Each test of that file, with all of its parameters."""
-    assert_passed(name, over_batches)
-
-
-@needs_triton
-@pytest.mark.parametrize("name", [*FEW_OF_DRAW, *FEW_OF_WINDOW])
-def test_loops_in_the_interpreter(
-    name: str, interpreted: tuple[list[ElementTree.Element], str]
-) -> None:
-    """The engine held against the equations by the tests of all engines."""
-    assert_passed(name, interpreted)
+def test_numbers_in_the_interpreter(tmp_path: Path) -> None:
+    few = [f"{DRAW}::{name}" for name in FEW_OF_DRAW]
+    few += [f"{WINDOW}::{name}" for name in FEW_OF_WINDOW]
+    assert in_the_interpreter(tmp_path / "report.xml", INTERPRETED, OVER_BATCHES, *few) > 100
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "least"),
-    [(INTERPRETED, 50), (OVER_BATCHES, 100), (DRAW, 60), (WINDOW, 100)],
+    [(INTERPRETED, 50), (OVER_BATCHES, 100), (DRAW, 60), (WINDOW, 80)],
     ids=["layers", "batches", "draw", "window"],
 )
 def test_all_in_the_interpreter(tmp_path: Path, file: Path, least: int) -> None:
-    results, output = in_the_interpreter(tmp_path / "report.xml", file, slow=True)
-    assert len(results) > least, output
-    assert_passed("", (results, output))
-
-
-def assert_passed(name: str, interpreted: tuple[list[ElementTree.Element], str]) -> None:
-    """Tests of that name, parameters or not, are there and did not fail."""
-    results, output = interpreted
-    mine = [
-        result
-        for result in results
-        if name in ("", result.get("name"), result.get("name", "").partition("[")[0])
-    ]
-    assert mine, output
-    for result in mine:
-        for failure in (*result.iter("failure"), *result.iter("error")):
-            pytest.fail(f"{result.get('name')}: {failure.text}")
+    assert in_the_interpreter(tmp_path / "report.xml", file, slow=True) > least
 
 
 # The choice
@@ -290,34 +222,20 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
             assert refusal(monkeypatch, spec=SPECS[cell]) is None
     differ = replace(batch, out=replace(EXAMPLES, correction=1))
     for options, reason in (
-        ({"device": "cpu"}, "the input is on the device cpu, not on an NVIDIA GPU"),
-        ({"triton": False}, "triton is not installed"),
-        ({"dtype": torch.float64}, "products are in torch.float64"),
-        ({"dtype": torch.float16}, "products are in torch.float16"),
-        ({"spec": batch, "device": "cpu"}, "the input is on the device cpu"),
-        ({"spec": Spec("light GRU", Rows(), Rows(), Rows())}, "no kernels of the light GRU"),
-        ({"spec": differ}, "places differ in the correction"),
-        ({"hidden": 4097}, "H is 4097; a program holds a row of at most 4096"),
-        ({"capability": (6, 1)}, "needs compute capability 7.0, the GPU has 6.1"),
-        ({"dtype": torch.bfloat16, "capability": (7, 5)}, "needs compute capability 8.0"),
+        ({"device": "cpu"}, "cpu"),
+        ({"triton": False}, "triton"),
+        ({"dtype": torch.float64}, "torch.float64"),
+        ({"dtype": torch.float16}, "torch.float16"),
+        ({"spec": batch, "device": "cpu"}, "cpu"),
+        ({"spec": Spec("light GRU", Rows(), Rows(), Rows())}, "light GRU"),
+        ({"spec": differ}, "correction"),
+        ({"hidden": 4097}, "4097"),
+        ({"capability": (6, 1)}, "6.1"),
+        ({"dtype": torch.bfloat16, "capability": (7, 5)}, "8.0"),
     ):
         assert reason in str(refusal(monkeypatch, **options))  # type: ignore[arg-type]
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "other makers" in str(refusal(monkeypatch))
-
-
-def test_what_a_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(gpu: bool = True, capability: tuple[int, int] = (9, 0), triton: bool = True) -> str:
-        properties = SimpleNamespace(major=capability[0], minor=capability[1])
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-        monkeypatch.setattr(steps, "_has_triton", lambda: triton)
-        return str(TritonEngine().missing())
-
-    assert missing() == "None"
-    assert missing(gpu=False) == "torch finds no GPU here"
-    assert missing(triton=False) == "triton is not installed"
-    assert "needs compute capability 7.0, the GPU has 6.1" in missing(capability=(6, 1))
 
 
 def test_kernels_are_not_made_before_a_gpu_asks_for_them() -> None:
@@ -384,16 +302,10 @@ class TestCompiled:
         from ln_zoo.ops.engines.triton import kernels
 
         spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+        dtype = DTYPES[kind]
         found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
         found |= {"HAS_DOUT" if backward else "SAVE": True}
-        found |= {"KIND_ALIGN": min(16, dtype.itemsize * 4), "WIDE_ALIGN": 16}
-        compiled = compile_for_sm_90(
-            kernels.STEPS[spec.cell, backward],
-            ["*i64", "*fp32", f"*{kind}", "i32"],
-            found,
-            steps.warps(hidden),
-        )
+        compiled = compile_step(spec, backward, hidden, kind, found)
         check(compiled, tmp_path)
         # A thread takes four units at a time: 16 bytes, or 8 in bfloat16. Single numbers are the
         # addresses, and the statistics of a row.
@@ -413,7 +325,7 @@ class TestCompiled:
     ) -> None:
         from ln_zoo.ops.engines.triton import batch_kernels
 
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+        dtype = DTYPES[kind]
         rows, units, many, warps = batch.tile(examples)
         found = batch.constants(OVER_EXAMPLES[cell], hidden, batch_kernels.KINDS[dtype], True)
         found |= {"HAS_DOUT" if backward else "SAVE": True}
@@ -455,25 +367,18 @@ class TestCompiled:
         from ln_zoo.ops.engines.triton import kernels
 
         spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+        dtype = DTYPES[kind]
         found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
         there = torch.empty(0)
         masks = Masks(there, there, there if spec.cell == "LSTM" else None, there)
         found |= steps.noise_constants(masks) | {"PACKED": True}
         found |= {"HAS_DOUT": True, "PASSES": True} if backward else {"SAVE": True}
-        found |= {"KIND_ALIGN": min(16, dtype.itemsize * 4), "WIDE_ALIGN": 16, "FLAG_ALIGN": 4}
-        compiled = compile_for_sm_90(
-            kernels.STEPS[spec.cell, backward],
-            ["*i64", "*fp32", f"*{kind}", "i32"],
-            found,
-            steps.warps(hidden),
-        )
+        compiled = compile_step(spec, backward, hidden, kind, found | {"FLAG_ALIGN": 4})
         check(compiled, tmp_path)
         # Four flags of a thread are read at once: none byte by byte, but those of whole rows.
         assert accesses(compiled, "ld")["b8"] <= 1
 
-    @pytest.mark.parametrize("hidden", [100, 400, 2400])
-    @pytest.mark.parametrize("gates", [3, 4])
+    @pytest.mark.parametrize(("gates", "hidden"), [(3, 400), (4, 100), (4, 2400)])
     def test_input_gradients(self, gates: int, hidden: int, tmp_path: Path) -> None:
         from ln_zoo.ops.engines.triton import kernels
 
@@ -506,8 +411,9 @@ class TestCompiled:
         warps = draw.IMAGE_WARPS if "paint" in name else draw.ROW_WARPS
         check(compile_for_sm_90(kernel, DRAW_TYPES[name].split(), found, warps), tmp_path)
 
-    @pytest.mark.parametrize("hidden", [64, 400])
-    @pytest.mark.parametrize("name", WINDOW_TYPES)
+    @pytest.mark.parametrize(
+        ("name", "hidden"), [*zip(WINDOW_TYPES, (64, 400, 400, 64), strict=True)]
+    )
     def test_window(self, name: str, hidden: int, tmp_path: Path) -> None:
         """At the sizes of the quickstart and of Graves."""
         from ln_zoo.ops.engines.triton import window, window_kernels
@@ -580,6 +486,16 @@ def compile_for_sm_90(kernel: Any, types: list[str], constants: dict[str, Any], 
     )
     options = {"num_warps": warps, **steps.OPTIONS}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def compile_step(spec: Spec, backward: bool, hidden: int, kind: str, constants: Any) -> Any:
+    """A kernel of steps, with operands aligned as the engine's."""
+    from ln_zoo.ops.engines.triton import kernels
+
+    constants |= {"KIND_ALIGN": min(16, DTYPES[kind].itemsize * 4), "WIDE_ALIGN": 16}
+    types = ["*i64", "*fp32", f"*{kind}", "i32"]
+    kernel = kernels.STEPS[spec.cell, backward]
+    return compile_for_sm_90(kernel, types, constants, steps.warps(hidden))
 
 
 def check(compiled: Any, folder: Path) -> None:

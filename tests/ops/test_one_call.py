@@ -39,7 +39,6 @@ LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 every_kind = pytest.mark.parametrize("name", CELLS)
 #: Cells of other libraries.
 OTHERS = [cell for cell in ops.CELLS.values() if not cell.in_torch]
-every_other = pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: cell.name)
 
 
 @pytest.fixture(autouse=True)
@@ -123,17 +122,21 @@ def ran(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 # Two features are normalised to +-1, whatever they are: their gradients are rounding alone.
+SIZES_OF_STEPS = [(1, 1, False), *itertools.product((5, 100, 33), (1, 3, 9), (False, True))]
+NORMS = [(LayerNorm(), True), (RMSNorm(gain=0.7), False), (Identity(), True), (WeightNorm(), True)]
+
+
 @pytest.mark.parametrize(
-    ("hidden", "examples", "training"),
-    [(1, 1, False), *itertools.product((5, 100, 33), (1, 3, 9), (False, True))],
+    ("name", "norm", "bias", "hidden", "examples", "training"),
+    # Any two of cell, norm and size meet.
+    [
+        (name, *NORMS[(i + j) % 4], *size)
+        for i, name in enumerate(CELLS)
+        for j, size in enumerate(SIZES_OF_STEPS)
+    ],
 )
-@pytest.mark.parametrize(
-    ("norm", "bias"),
-    [(LayerNorm(), True), (RMSNorm(gain=0.7), False), (Identity(), True), (WeightNorm(), True)],
-)
-@every_kind
 def test_steps_are_those_of_the_generic_loop(
-    name: str, hidden: int, examples: int, norm: Norm, bias: bool, training: bool
+    name: str, norm: Norm, bias: bool, hidden: int, examples: int, training: bool
 ) -> None:
     cell = randomised(CELLS[name](7, hidden, bias=bias, norm=norm))
     x, states = torch.randn(examples, 7), zero_states(cell, examples)
@@ -143,13 +146,18 @@ def test_steps_are_those_of_the_generic_loop(
 
 
 # Products of one step change their form at whole vectors of rows, 4, 8 or 16, and at a few rows.
-@pytest.mark.parametrize("examples", [5, 6, 7, 15, 17, 31, 32, 33, 72])
+WIDTHS = [(1, 1, Identity()), (3, 3, RMSNorm()), (17, 100, LayerNorm()), (129, 129, LayerNorm())]
+
+
 @pytest.mark.parametrize(
-    ("inputs", "hidden", "norm"),
-    [(1, 1, Identity()), (3, 3, RMSNorm()), (17, 100, LayerNorm()), (129, 129, LayerNorm())],
-    ids=str,
+    ("name", "inputs", "hidden", "norm", "examples"),
+    [
+        (name, *WIDTHS[(i + j + k) % 4], examples)
+        for i, name in enumerate(CELLS)
+        for j, examples in enumerate((5, 6, 7, 15, 17, 31, 32, 33, 72))
+        for k in (0, 1)
+    ],
 )
-@every_kind
 def test_steps_of_many_rows_are_those_of_the_generic_loop(
     name: str, inputs: int, hidden: int, norm: Norm, examples: int
 ) -> None:
@@ -183,7 +191,6 @@ def test_a_step_reads_weights_that_were_changed_through_data() -> None:
     assert_generic(cell, x, states, training=False)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [
@@ -199,12 +206,13 @@ def test_a_step_reads_weights_that_were_changed_through_data() -> None:
 )
 @every_kind
 def test_layers_are_those_of_the_generic_loop(
-    name: str, sizes: tuple[int, ...], options: dict[str, Any], training: bool
+    name: str, sizes: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     T, N, inputs, hidden = sizes
     layer = randomised(LAYERS[name](inputs, hidden, **options))
     x = torch.randn(*((N, T) if options.get("batch_first") else (T, N)), inputs)
-    assert_generic(layer, x, zero_states(layer, N), training)
+    for training in (False, True):
+        assert_generic(layer, x, zero_states(layer, N), training, times=1 + training)
 
 
 SITES = [
@@ -217,19 +225,25 @@ SITES = [
 ]
 
 
-@every_other
-@pytest.mark.parametrize("options", SITES, ids=str)
+OTHER_SIZES = [(1, 1, False), (17, 3, True), (33, 1, True), (33, 9, True)]
+
+
 @pytest.mark.parametrize(
-    ("hidden", "examples", "training"), [(1, 1, False), (17, 3, True), (33, 1, True), (33, 9, True)]
+    ("cell", "options", "size"),
+    [
+        (cell, options, OTHER_SIZES[(i + j) % 4])
+        for i, cell in enumerate(OTHERS)
+        for j, options in enumerate(SITES)
+    ],
+    ids=lambda a: a.name if isinstance(a, Cell) else str(a),
 )
 def test_steps_of_other_cells(
     cell: Cell,
     options: dict[str, Any],
-    hidden: int,
-    examples: int,
-    training: bool,
+    size: tuple[int, int, bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    hidden, examples, training = size
     if "normalize" in options:
         options = options | {"normalize": cell.roles[-1:]}
     module = randomised(RecurrentCell(7, hidden, cell=cell, **options))
@@ -242,19 +256,23 @@ def test_steps_of_other_cells(
     )
 
 
-@every_other
+LAYERS_OF_OTHERS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((1, 4, 16, 17), {"norm": RMSNorm(gain=0.7), "bias": False}),
+    ((4, 1, 7, 3), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
+    ((9, 5, 7, 20), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
+    ((7, 30, 17, 33), {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
+]
+
+
 @pytest.mark.parametrize(
-    ("sizes", "options"),
+    ("cell", "sizes", "options", "training", "shares"),
     [
-        ((1, 4, 16, 17), {"norm": RMSNorm(gain=0.7), "bias": False}),
-        ((4, 1, 7, 3), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
-        ((9, 5, 7, 20), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
-        ((7, 30, 17, 33), {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
+        (cell, *of, (i + j) % 3 > 0, (1, 3)[(i + j) % 2])
+        for i, cell in enumerate(OTHERS)
+        for j, of in enumerate(LAYERS_OF_OTHERS)
     ],
-    ids=str,
+    ids=lambda a: a.name if isinstance(a, Cell) else str(a),
 )
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("shares", [1, 3])
 def test_layers_of_other_cells(
     cell: Cell,
     sizes: tuple[int, ...],
@@ -284,9 +302,11 @@ CHUNKS = [
 ]
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize(("sizes", "norm", "options"), CHUNKS, ids=str)
-@every_kind
+@pytest.mark.parametrize(
+    ("name", "sizes", "norm", "options", "training"),
+    [(name, *of, (i + j) % 3 > 0) for i, name in enumerate(CELLS) for j, of in enumerate(CHUNKS)],
+    ids=str,
+)
 def test_chunks_are_those_of_the_generic_loop(
     name: str,
     sizes: tuple[int, ...],
@@ -307,11 +327,10 @@ def test_chunks_are_those_of_the_generic_loop(
     assert_generic(layer, x, states, training)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(("threads", "training"), [(1, True), (2, False), (3, True)])
 @every_kind
 def test_threads_may_share_the_units(
-    name: str, training: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+    name: str, threads: int, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12)
     monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: 3)
@@ -357,15 +376,15 @@ def test_given_statistics_of_no_step_or_of_too_many_are_refused(
         layer(torch.randn(7, 2, 3))
 
 
-@pytest.mark.parametrize("normalize", [(), ("input",), ("recurrent",), ("cell",)])
-def test_sites_may_be_left_out(normalize: tuple[str, ...]) -> None:
-    cell = randomised(LSTMCell(7, 20, norm=LayerNorm(), normalize=normalize))
-    assert_generic(cell, torch.randn(2, 7), zero_states(cell, 2), training=True)
-
-
-@pytest.mark.parametrize("examples", [1, 6], ids=["weights as they are", "packed"])
-@pytest.mark.parametrize("kind", ops.CELLS.values(), ids=lambda cell: cell.name)
-@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "examples", "norm"),
+    [
+        (cell, examples, (LayerNorm(), Identity())[(i + j) % 2])
+        for i, cell in enumerate(ops.CELLS.values())
+        for j, examples in enumerate((1, 6))  # weights as they are, and packed
+    ],
+    ids=lambda a: a.name if isinstance(a, Cell) else str(a),
+)
 def test_gradients_of_gradients(kind: Cell, examples: int, norm: Norm) -> None:
     layer = randomised(RecurrentLayer(3, 4, cell=kind, norm=norm))
     cell = randomised(RecurrentCell(3, 4, cell=kind, norm=norm))
@@ -452,15 +471,6 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
     assert names[7:] == ["native"]
 
 
-def test_transforms_of_torch_func_pass_by() -> None:
-    cell = GRUCell(7, 20, norm=LayerNorm())
-    x = torch.randn(3, 1, 7)
-    for _ in range(2):
-        cell(x[0])
-        found = torch.vmap(cell, randomness="error")(x)
-        torch.testing.assert_close(found, torch.stack([cell(a) for a in x]))
-
-
 def test_views_with_strides_are_taken_as_they_are() -> None:
     cell = randomised(GRUCell(7, 20, norm=LayerNorm()))
     x, h = torch.randn(7, 2).t(), torch.randn(20, 2).t()
@@ -496,9 +506,15 @@ NOISE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "norm", "noise"), NOISE, ids=str)
-@pytest.mark.parametrize("lead", [(1, 3), (1, 35), (3, 1), (7, 5)], ids=str)
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("name", "norm", "noise", "lead", "training"),
+    [
+        (*of, lead, (i + j) % 3 > 0)
+        for i, of in enumerate(NOISE)
+        for j, lead in enumerate([(1, 3), (1, 35), (3, 1), (7, 5)])
+    ],
+    ids=str,
+)
 def test_noise_is_that_of_the_generic_loop(
     name: str,
     norm: Norm,
@@ -527,10 +543,16 @@ RESETS = [
 ]
 
 
-@pytest.mark.parametrize("where", ["some", "all"])
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize(("sizes", "shares", "options"), RESETS, ids=str)
-@every_kind
+@pytest.mark.parametrize(
+    ("name", "sizes", "shares", "options", "training", "where"),
+    [
+        (name, *of, (i + j) % 3 > 0, where)
+        for i, name in enumerate(CELLS)
+        for j, of in enumerate(RESETS)
+        for where in (("some",) if (i + j) % 2 else ("some", "all"))
+    ],
+    ids=str,
+)
 def test_resets_are_those_of_the_generic_loop(
     name: str,
     sizes: tuple[int, ...],

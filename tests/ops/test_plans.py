@@ -224,11 +224,12 @@ def test_other_modes_find_no_plan(kind: str, asked: list[str | None]) -> None:
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "half"])
-@pytest.mark.parametrize("norm", [LayerNorm(), Identity()])
-@every_module
+@pytest.mark.parametrize(
+    ("kind", "half", "norm"),
+    [("layer", False, LayerNorm()), ("layers", True, Identity()), ("cell", True, LayerNorm())],
+)
 def test_plans_under_autocast_are_of_their_own(
-    kind: str, norm: Norm, half: bool, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+    kind: str, half: bool, norm: Norm, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(f"no native kernels: {reason}")

@@ -116,13 +116,13 @@ def call(engine: str, spec: Spec, **masks: Any) -> None:
 
 
 WRONG = [
-    ({"zoneout_h": torch.ones(T, N, H)}, "zoneout_h to have dtype torch.bool, got torch.float32"),
-    ({"zoneout_h": torch.ones(T, N, H + 1).bool()}, r"zoneout_h size \(4, 3, 5\), got \[4, 3, 6\]"),
-    ({"zoneout_h": torch.ones(T * N, H).bool()}, r"zoneout_h size \(4, 3, 5\), got \[12, 5\]"),
-    ({"zoneout_c": torch.ones(T, N + 1, H).bool()}, r"zoneout_c size \(4, 3, 5\), got \[4, 4, 5\]"),
-    ({"dropout": torch.ones(N, H).bool()}, "dropout to have dtype torch.float32, got torch.bool"),
-    ({"dropout": torch.ones(H)}, r"dropout size \(3, 5\), got \[5\]"),
-    ({"dropout": torch.ones(N, H, device="meta")}, "dropout is on meta"),
+    ({"zoneout_h": torch.ones(T, N, H)}, r"zoneout_h .*torch\.bool.*torch\.float32"),
+    ({"zoneout_h": torch.ones(T, N, H + 1).bool()}, r"zoneout_h .*\(4, 3, 5\).*\[4, 3, 6\]"),
+    ({"zoneout_h": torch.ones(T * N, H).bool()}, r"zoneout_h .*\[12, 5\]"),
+    ({"zoneout_c": torch.ones(T, N + 1, H).bool()}, r"zoneout_c .*\[4, 4, 5\]"),
+    ({"dropout": torch.ones(N, H).bool()}, r"dropout .*torch\.float32.*torch\.bool"),
+    ({"dropout": torch.ones(H)}, r"dropout .*\(3, 5\).*\[5\]"),
+    ({"dropout": torch.ones(N, H, device="meta")}, "dropout .*meta"),
 ]
 
 

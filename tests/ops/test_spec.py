@@ -65,7 +65,7 @@ def test_zoneout_survives_as_text() -> None:
 def test_zoneout_that_is_no_share(end: str) -> None:
     cell, shares = end.split()
     code = "/".join([Spec(cell, Rows(), Rows(), Rows()).encode(), shares])
-    with pytest.raises(ValueError, match=r"zoneout must be shares in \[0, 1\], of c in an LSTM"):
+    with pytest.raises(ValueError, match="zoneout"):
         Spec.decode(code)
 
 
@@ -90,38 +90,30 @@ def test_gates(cell: str) -> None:
     assert spec.products == ((spec.out,) * 2 if spec.merged else (spec.input, spec.recurrent))
 
 
-def test_what_is_folded_into_the_biases_of_an_lstm() -> None:
-    given, w = records("LSTM"), weights("LSTM")
-    spec, operands = lower(CELLS["LSTM"], given, w, torch.ones(5, 4, 2, dtype=F64), states("LSTM"))
-    assert spec == Spec("LSTM", *(Rows(True, True, 1e-5, (4,)),) * 2, Rows(True, True, 1e-5, (1,)))
-    total = w.bias_ih + w.bias_hh + given["input"].shift + given["recurrent"].shift
-    torch.testing.assert_close(operands.bias, total)
-    assert torch.equal(operands.gain_input, given["input"].gain)
-    assert torch.equal(operands.gain_out, given["cell"].gain)
-    assert torch.equal(operands.shift_out, given["cell"].shift)
-    assert operands.bias_hn is None
-
-
-def test_what_is_folded_into_the_biases_of_a_gru() -> None:
-    given, w = records("GRU"), weights("GRU")
-    spec, operands = lower(CELLS["GRU"], given, w, torch.ones(5, 4, 2, dtype=F64), states("GRU"))
-    assert spec.input == Rows(True, True, 1e-5, (2, 1))
-    first, second = w.bias_ih + given["input"].shift, w.bias_hh + given["recurrent"].shift
-    both = torch.cat([(first + second)[: 2 * H], first[2 * H :]])
-    torch.testing.assert_close(operands.bias, both)
-    torch.testing.assert_close(operands.bias_hn, second[2 * H :])
-    assert operands.gain_out is None
-    assert operands.shift_out is None
-
-
-def test_what_is_folded_into_the_bias_of_an_rnn() -> None:
-    given, w = records("RNN_TANH"), weights("RNN_TANH")
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH"])
+def test_biases_and_shifts_become_one_vector(cell: str) -> None:
+    given, w = records(cell), weights(cell)
     x = torch.ones(5, 4, 2, dtype=F64)
-    spec, operands = lower(CELLS["RNN_TANH"], given, w, x, states("RNN_TANH"))
-    assert spec == Spec("RNN_TANH", Rows(), Rows(), Rows(True, True, 1e-5, (1,)))
-    torch.testing.assert_close(operands.bias, w.bias_ih + w.bias_hh + given["sum"].shift)
-    assert torch.equal(operands.gain_out, given["sum"].gain)
-    assert operands.shift_out is None
+    spec, operands = lower(CELLS[cell], given, w, x, states(cell))
+    one = Rows(True, True, 1e-5, (1,))
+    if cell == "RNN_TANH":
+        assert spec == Spec(cell, Rows(), Rows(), one)
+        wanted = w.bias_ih + w.bias_hh + given["sum"].shift, None, given["sum"].gain, None
+    else:
+        first, second = w.bias_ih + given["input"].shift, w.bias_hh + given["recurrent"].shift
+        assert torch.equal(operands.gain_input, given["input"].gain)
+        if cell == "LSTM":
+            assert spec == Spec(cell, *(Rows(True, True, 1e-5, (4,)),) * 2, one)
+            wanted = first + second, None, given["cell"].gain, given["cell"].shift
+        else:
+            assert spec.input == Rows(True, True, 1e-5, (2, 1))
+            both = torch.cat([(first + second)[: 2 * H], first[2 * H :]])
+            wanted = both, second[2 * H :], None, None
+    found = operands.bias, operands.bias_hn, operands.gain_out, operands.shift_out
+    for one, two in zip(found, wanted, strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            torch.testing.assert_close(one, two)
 
 
 @every_cell
@@ -195,15 +187,13 @@ def test_refusals_have_reasons() -> None:
 
     assert why("LSTM", {}) == "None"
     hr = torch.zeros(2, H)
-    assert why("LSTM", {}, hr=hr) == "the hidden state is projected"
-    assert why("GRU", {"input": None}) == "only the norm knows what the input site does"
-    halves = record((2 * H + 1, H - 1))
-    assert "recurrent site do not run over whole gates" in why("GRU", {"recurrent": halves})
+    assert "projected" in why("LSTM", {}, hr=hr)
+    assert "input site" in why("GRU", {"input": None})
+    assert "recurrent site" in why("GRU", {"recurrent": record((2 * H + 1, H - 1))})
     assert "do not fit" in why("GRU", {"input": record((3 * H, H))})
-    assert "normalises a term of the sum" in why("RNN_RELU", {"input": record((H,))})
+    assert "term of the sum" in why("RNN_RELU", {"input": record((H,))})
     other = Cell("MUT1", CELLS["GRU"].step, CELLS["GRU"].places)
-    reason = unsupported_reason(other, [records("GRU")], [weights("GRU")])
-    assert reason == "no kernel knows this cell, MUT1"
+    assert "MUT1" in str(unsupported_reason(other, [records("GRU")], [weights("GRU")]))
 
 
 def test_groups_may_be_any_unions_of_gates() -> None:
