@@ -22,10 +22,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-import ln_zoo.ops.engines.native
-from ln_zoo.ops.engines.native.build import _COMPILE, _NATIVE
+from ln_zoo.ops.engines.native.compiler import COMPILE, SOURCE
 
-SOURCE = Path(ln_zoo.ops.engines.native.__file__).with_name("kernels.cpp")
 #: Names that llvm-mca may go by, the newest first: before 16 it knows no Zen 4.
 _MCA = ("llvm-mca-20", "llvm-mca-19", "llvm-mca-18", "llvm-mca-17", "llvm-mca-16", "llvm-mca")
 _ITERATIONS = 200
@@ -112,10 +110,9 @@ def largest(found: Sequence[Loop]) -> Loop:
 
 def compiled(compiler: str, target: Target) -> str:
     """The kernels in assembly."""
-    flags = [flag for flag in _COMPILE if flag != _NATIVE]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernels.s"
-        subprocess.run([compiler, *flags, *target.flags, "-S", SOURCE, "-o", out], check=True)
+        subprocess.run([compiler, *COMPILE, *target.flags, "-S", SOURCE, "-o", out], check=True)
         return out.read_text()
 
 

@@ -25,7 +25,7 @@ from ln_zoo.cli import _HELP, check_training, main
 from ln_zoo.cli.commands import parser_of
 from ln_zoo.cli.sweep import Request, grid_of, sweep
 from ln_zoo.cli.sweep.check import check_grid
-from ln_zoo.zoo.catalog import markdown_table
+from ln_zoo.zoo.catalog import list_models, markdown_table, results_csv
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -388,6 +388,9 @@ def test_sweeps_are_of_runs_that_can_start(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_table_of_models_is_that_of_the_cards() -> None:
     assert markdown_table() in (ROOT / "docs/results/models.md").read_text(encoding="utf-8")
+    # `ln-zoo list --csv docs/figures/models.csv` makes it anew.
+    table = (ROOT / "docs/figures/models.csv").read_text(encoding="utf-8")
+    assert table == results_csv(list_models())
 
 
 @pytest.mark.slow

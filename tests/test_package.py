@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -14,9 +15,10 @@ import torch
 from packaging.requirements import Requirement
 
 import ln_zoo
-from ln_zoo.ops.engines.native.build import parts
+from ln_zoo.ops.engines.native.compiler import ARCHITECTURE, LEVELS, parts
 
 ROOT = Path(__file__).parent.parent
+PIP = [sys.executable, "-m", "pip"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -96,6 +98,13 @@ def test_readme_loads_a_model_that_writes() -> None:
     assert len(names["line"]) == 1  # type: ignore[arg-type]
 
 
+def test_the_version_is_stated_once() -> None:
+    """The build reads `_version.py`; what else names it is compared with that."""
+    stated = f"\nversion: {ln_zoo.__version__}\n"
+    assert stated in (ROOT / "CITATION.cff").read_text()
+    assert f'version: "{ln_zoo.__version__}"' in (ROOT / "packaging/conda/recipe.yaml").read_text()
+
+
 def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 140
 
@@ -105,15 +114,37 @@ def test_torch_hub_loads_from_a_checkout() -> None:
     assert not model.training
 
 
+def build_wheel(folder: Path, **environment: str) -> Path:
+    """A wheel of the checkout; its kernels are not optimised, which takes a third of the time."""
+    folder.mkdir()
+    subprocess.run(
+        [*PIP, "wheel", "-q", "--no-deps", "-w", folder, ROOT],
+        check=True,
+        env=os.environ | {"LN_ZOO_CXXFLAGS": "-O0"} | environment,
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 @pytest.mark.slow
-def test_wheel_holds_published_models(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip"]
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_wheel_without_a_compiler_is_pure_unless_kernels_are_required(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path / "pure", CXX="no-compiler")
     assert wheel.name.endswith("py3-none-any.whl")
-    assert wheel.stat().st_size <= 40e6
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "/libraries/" in name]
+    for wanted in ("require", "yes"):
+        with pytest.raises(subprocess.CalledProcessError):
+            build_wheel(tmp_path / wanted, CXX="no-compiler", LN_ZOO_WHEEL_KERNELS=wanted)
+
+
+@pytest.mark.slow
+def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path / "wheel", LN_ZOO_WHEEL_KERNELS="require")
+    assert "-py3-none-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+    assert wheel.stat().st_size <= 45e6
     names = zipfile.ZipFile(wheel).namelist()
-    assert not [name for name in names if name.endswith((".so", ".pyd", ".dll", ".dylib"))]
+    libraries = [name for name in names if name.endswith((".so", ".pyd", ".dll", ".dylib"))]
+    assert len(libraries) == len(LEVELS[ARCHITECTURE])
     cards = {path.parent.name for path in ROOT.glob("model_cards/*/config.json")}
     assert cards == {name.split("/")[2] for name in names if name.endswith("/config.json")}
     native = Path("ln_zoo/ops/engines/native")
@@ -121,12 +152,13 @@ def test_wheel_holds_published_models(tmp_path: Path) -> None:
     assert {file.name for file in parts(source)} == {
         file.name for file in source.parent.iterdir() if file.suffix in (".cpp", ".h")
     }
-    needed = [native / "build.py", *(native / file.name for file in parts(source))]
+    needed = [native / "compiler.py", *(native / file.name for file in parts(source))]
     assert {file.as_posix() for file in needed} <= set(names)
     target = tmp_path / "site"
-    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", target, wheel], check=True)
+    subprocess.run([*PIP, "install", "-q", "--no-deps", "--target", target, wheel], check=True)
     code = (
         "import json, ln_zoo; model = ln_zoo.load('mlp.layernorm');"
+        "from ln_zoo.ops.engines.native.build import status; assert status(build=True).prebuilt;"
         "print(json.dumps([ln_zoo.__file__, sum(p.numel() for p in model.parameters())]))"
     )
     done = subprocess.run(

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -> int:
     """Lists the kernels for recurrent layers in the order in which they are tried.
 
-    Each unavailable kernel has a reason. Nothing is compiled without --build. LN_ZOO_KERNELS
-    selects kernels, LN_ZOO_CACHE is the folder of compiled ones, CXX the compiler.
+    A kernel that is not available has a reason. Nothing is compiled without --build. LN_ZOO_KERNELS
+    chooses among them. Native kernels come with the wheel; otherwise LN_ZOO_CACHE is their folder
+    and CXX the compiler.
 
     Args:
-        build: compile the native kernels now
-        rebuild: compile them again, even if that failed before
+        build: compile the native kernels now, unless the wheel has them
+        rebuild: compile them for this processor, even if the wheel has them or that failed before
         json: print JSON
 
     Returns:
@@ -47,7 +48,7 @@ def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -
     if wanted and not native.available:
         print(f"ln-zoo kernels: error: not built: {native.reason}", file=sys.stderr)
         return 1
-    if wanted and native.unused_cache:
+    if wanted and native.unused_cache and not native.prebuilt:
         print(
             f"ln-zoo kernels: error: built, but not kept: {native.unused_cache}; correct that, or "
             "name another folder in LN_ZOO_CACHE",
@@ -109,7 +110,8 @@ def _facts(native: Status) -> Iterator[tuple[str, str]]:
         yield "library", "not compiled yet: on first use, or by `ln-zoo kernels --build`"
     else:
         yield "library", str(native.path or native.reason)
-    if native.unused_cache:
+    yield "level", native.level + (" (from the wheel)" if native.prebuilt else "")
+    if native.unused_cache and not native.prebuilt:
         yield "cache", f"not used: {native.unused_cache}; each process compiles its own library"
     yield "compiler", native.compiler or "none"
     yield "flags", " ".join(native.flags)

@@ -374,7 +374,8 @@ def rows() -> list[dict[str, Any]]:
             "rule_date": each.fixed,
             "known": each.known,
             "verdict": outcome.verdict if outcome else NOT_TESTED,
-            "size": outcome.size if outcome else None,
+            "scale": outcome.size if outcome else None,
+            "size": outcome.size if outcome else None,  # deprecated in 0.2: use `scale`
             "seeds": outcome.seeds if outcome else None,
             "number": outcome.number if outcome else None,
             "interval": outcome.interval if outcome else None,

@@ -91,6 +91,18 @@ def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:
     assert with_table(readme) == readme
 
 
+def test_all_rows_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in rows} == {each.name for each in claims.claims()}
+    assert len(rows) == sum(max(1, len(each.outcomes)) for each in claims.claims())
+    keys = {"claim", "quote", "verdict", "size", "interval", "seeds", "rule_date", "runs_date"}
+    assert all(keys <= row.keys() for row in rows)
+    tested = [row for row in rows if row["verdict"] != claims.NOT_TESTED]
+    assert {row["verdict"] for row in tested} <= set(claims.VERDICTS)
+    assert {row["scale"] for row in tested} <= set(claims.SIZES)
+
+
 def test_every_verdict_with_a_table_is_recomputed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,8 +18,9 @@ import pytest
 import torch
 from cli_support import python as forked_python
 
-from ln_zoo.ops.engines.native import build, ownership, runtime
-from ln_zoo.ops.engines.native.build import NativeLibrary, Unavailable
+from ln_zoo.ops.engines.native import build, compiler, ownership, runtime
+from ln_zoo.ops.engines.native.build import NativeLibrary
+from ln_zoo.ops.engines.native.compiler import NATIVE, Unavailable, find_compiler
 
 SOURCE = """
 #include "part.h"
@@ -42,7 +43,7 @@ extern "C" int64_t threads() {
 
 def compiler_path() -> str | None:
     try:
-        return build.find_compiler().command[0]
+        return find_compiler().command[0]
     except Unavailable:
         return None
 
@@ -93,9 +94,9 @@ class Counted:
 
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    build._version.cache_clear()
+    compiler._version.cache_clear()
     yield Counted(tmp_path, monkeypatch)
-    build._version.cache_clear()
+    compiler._version.cache_clear()
 
 
 def reason_of(native: NativeLibrary) -> str:
@@ -213,17 +214,16 @@ def test_another_combination_is_compiled_anew(
     elif change == "torch":
         monkeypatch.setattr(torch, "__version__", "99.0")
     else:
-        monkeypatch.setattr(build, "_COMPILE", ("-O1", *build._COMPILE[1:]))
+        monkeypatch.setenv("LN_ZOO_CXXFLAGS", "-O1")
     NativeLibrary(source).load()
     assert counted.times == 2
 
 
 @pytest.mark.slow  # `ln-zoo kernels --build` compiles and loads them too, in the tests of that
 def test_kernels_of_the_package_are_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(build.__file__).with_name("kernels.cpp")
     # No optimisation: whether it compiles and has its functions is asked, not how fast it is.
-    monkeypatch.setattr(build, "_COMPILE", ("-O0", *build._COMPILE[1:]))
-    assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
+    monkeypatch.setenv("LN_ZOO_CXXFLAGS", "-O0")
+    assert NativeLibrary(compiler.SOURCE).load().ln_zoo_abi() == build.ABI
 
 
 # Where the cache lies
@@ -409,9 +409,9 @@ def test_waiting_for_another_process_ends(
     source: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     native = NativeLibrary(source)
-    (stem,) = native._stems(cache, build.find_compiler())
+    stem = native._stem(NATIVE)
     cache.mkdir()
-    monkeypatch.setattr(build, "_LIMIT", -29.8)
+    monkeypatch.setattr(build, "LIMIT", -29.8)
     with build.FileLock(cache / f"{stem}.lock", is_singleton=False):
         assert "another process has been compiling" in reason_of(native)
 
@@ -499,7 +499,7 @@ def test_compiler_that_hangs_is_stopped(
     source: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted.behave("exec sleep 60")
-    monkeypatch.setattr(build, "_LIMIT", 1)
+    monkeypatch.setattr(compiler, "LIMIT", 1)
     assert "was stopped after 1 s" in reason_of(NativeLibrary(source))
 
 
@@ -513,24 +513,6 @@ def test_compiler_without_openmp_gives_a_single_thread(source: Path, counted: Co
     status = native.status()
     assert (status.openmp, status.threads) == ("none", 1)
     assert "-fopenmp" not in status.flags
-
-
-def test_runtime_that_torch_does_not_show_is_linked(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, open_library = [], build._open
-
-    def open_second(path: Path) -> object:
-        opened.append(path)
-        if len(opened) == 1:
-            raise OSError("undefined symbol: GOMP_parallel")
-        return open_library(path)
-
-    monkeypatch.setattr(build, "_open", open_second)
-    native = NativeLibrary(source)
-    native.load()
-    assert native.status().openmp == "the compiler's"
-    assert "-lgomp" in native.status().flags
 
 
 def test_runtime_that_is_nowhere_gives_a_single_thread(source: Path, counted: Counted) -> None:

@@ -12,11 +12,11 @@ import pytest
 from ln_zoo.ops.engines.native import build
 
 ROOT = Path(__file__).parents[2]
-#: What a processor must have for each level of the instruction set.
+#: What a processor must have for each level of the instruction set, in torch's spelling.
 LEVELS = {
     "x86-64": {"sse2"},
-    "x86-64-v3": {"avx2", "fma"},
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512vl"},
+    "x86-64-v3": {"avx2", "fma3"},
+    "x86-64-v4": {"avx512_f", "avx512_bw", "avx512_vl"},
 }
 #: What is compared with the equations: each engine of rows and examples, the window, and DRAW.
 COMPARED = (

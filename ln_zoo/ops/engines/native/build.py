@@ -1,7 +1,8 @@
-"""Compiles the native CPU kernels on first use, keeps the library in a cache, and loads it.
+"""Find, compile on first use, cache and load the native CPU kernels.
 
-Nothing happens on import or install. Where there is no compiler, or it fails, `library` raises
-`Unavailable` with the reason, and callers run something else.
+A wheel carries kernels for several levels of the processor (`ln_zoo.ops.engines.native.prebuilt`).
+An editable install has none of them and compiles for this machine. Nothing happens on import. If
+no library can be had, `library` raises `Unavailable` with the reason, and other kernels run.
 """
 
 from __future__ import annotations
@@ -15,100 +16,78 @@ import json
 import logging
 import os
 import platform
-import re
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
 
+from ln_zoo.ops.engines.native import prebuilt
+from ln_zoo.ops.engines.native.compiler import (
+    ABI,
+    ARCHITECTURE,
+    COMPILE,
+    LEVELS,
+    LIMIT,
+    LINK,
+    NATIVE,
+    SOURCE,
+    SUFFIX,
+    TYPICAL_SECONDS,
+    Compiler,
+    Level,
+    Made,
+    Unavailable,
+    checksum,
+    chosen_flags,
+    compile_library,
+    find_compiler,
+    parts,
+)
 from ln_zoo.ops.engines.native.ownership import is_our_file, make_private, why_not_ours
 
-#: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
-ABI = 11
 #: Changes when the form of what is in the cache changes.
-_SCHEMA = 1
-#: Seconds that compiling may take, and that a process waits for another one's.
-_LIMIT = 300
-_TYPICAL_SECONDS = 20
-
-_NATIVE = (
-    "-mcpu=native"
-    if platform.machine().startswith(("aarch64", "arm64", "ppc"))
-    else "-march=native"
+_SCHEMA = 2
+_FEATURES = frozenset(
+    {"avx", "avx2", "fma3", "avx512_f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"}
+    | {"neon", "sve", "sve2", "bf16"}
 )
-# No -ffast-math: NaN and infinity must be what they are elsewhere.
-_COMPILE = (
-    "-O3",
-    _NATIVE,
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    # Where a loop begins decides how many cache lines of instructions it takes.
-    "-falign-loops=64",
-    "-std=c++17",
-    "-fPIC",
-)
-_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
-_LINK = ("-shared", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
-#: Whose OpenMP runs the threads, with the flags to compile and to link. torch has one loaded for
-#: all to see; linked with no other, the library finds that one, and torch.set_num_threads holds.
-_OPENMP: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("torch's", ("-fopenmp",), ()),
-    ("the compiler's", ("-fopenmp",), ("-lgomp",)),
-    ("none", (), ()),
-)
-_COMPILERS = ("c++", "g++", "clang++")
-_X86 = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
-_FEATURES = frozenset({*_X86, "neon", "asimd", "sve", "sve2", "bf16"})
 _BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 _log = logging.getLogger("ln_zoo")
 
 
-class Unavailable(RuntimeError):
-    """There is no native library; the message says why, in one line.
-
-    Args:
-        reason: the message.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 @dataclass(frozen=True)
 class Status:
-    """What is known of the native library.
+    """State of the native library.
 
     Args:
-        available: whether it is loaded, lies in the cache, or will be compiled on first use.
+        available: whether it is loaded, prebuilt, cached, or will be compiled on first use.
         built: whether it is compiled already.
-        path: the library, or ``None`` where it is not built.
-        compiler: the compiler and its version, or ``None`` where none was found.
-        flags: what the source is compiled with.
+        prebuilt: whether it came with the wheel.
+        level: name of the `Level` that it is compiled for.
+        path: the library, or ``None`` if it is not built.
+        compiler: the compiler and its version, or ``None`` if there is none.
+        flags: to the compiler.
         cpu: the processor's name.
-        features: those of its instruction sets that matter here.
+        features: its instruction sets that matter here, as torch calls them.
         bf16: whether the processor multiplies bfloat16.
-        openmp: whose threads it runs on: ``"torch's"``, ``"the compiler's"``, ``"none"`` (a single
-            thread), or ``None`` before it is built.
+        openmp: whose threads it runs on: ``"torch's"``, ``"none"`` (a single thread), or ``None``
+            before it is built.
         threads: how many threads it would use now.
         reason: why it is not available, or ``None``.
         unused_cache: why nothing is loaded from the cache, which other users could write to; each
-            process compiles into a folder of its own then. ``None`` if it is in order.
+            process then compiles into a folder of its own. ``None`` if it is in order.
     """
 
     available: bool
     built: bool
+    prebuilt: bool
+    level: str
     path: Path | None
     compiler: str | None
     flags: tuple[str, ...]
@@ -122,49 +101,29 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Compiler:
-    """A C++ compiler: the words of its command, the first being a path, and its version."""
-
-    command: tuple[str, ...]
-    version: str
-
-    def __str__(self) -> str:
-        return f"{shlex.join(self.command)}, {self.version}"
-
-
-@dataclass(frozen=True)
-class _Made:
-    """How a library was made, as it lies beside it in the cache."""
-
-    sha256: str
-    compiler: str
-    flags: tuple[str, ...]
-    openmp: str
-
-
-@dataclass(frozen=True)
 class _Loaded:
     library: ctypes.CDLL
     path: Path
-    made: _Made
+    made: Made
 
 
 class NativeLibrary:
-    """A C++ source that is compiled on first use; `library` and `status` are those of our kernels.
+    """A C++ library, prebuilt or compiled on first use.
 
-    The cache holds, for each combination of source, processor, torch, compiler and flags, the
-    library and a JSON file with its checksum, or a file ``.failed`` with the reason why it could
-    not be compiled, so that later processes do not try in vain. A library can do all that its user
-    can: the folder and its files must belong to this user or root, and nobody else may write to
-    them. Otherwise nothing in it is read, and each process compiles into a folder of its own.
+    The cache holds, for each combination of source, processor, torch and flags, the library and a
+    JSON file with its checksum, or a file ``.failed`` with the reason why a compiler failed, so
+    that later processes do not try again. The folder and its files must belong to this user or
+    root, and nobody else may write to them. Otherwise nothing in it is read, and each process
+    compiles into a folder of its own.
 
     Args:
         source: the file, whose ``extern "C"`` functions include ``int64_t ln_zoo_abi()``, which
             returns `ABI`.
+        prebuilt: folder of prebuilt libraries and their manifest; it may be missing.
     """
 
-    def __init__(self, source: Path) -> None:
-        self._source = source
+    def __init__(self, source: Path, prebuilt: Path | None = None) -> None:
+        self._source, self._prebuilt = source, prebuilt
         self._mutex = threading.Lock()
         self._loaded: _Loaded | None = None
         self._reason: str | None = None
@@ -182,10 +141,11 @@ class NativeLibrary:
             return self._result()
 
     def rebuild(self) -> ctypes.CDLL:
-        """Compiles anew, whatever lies in the cache or was tried before.
+        """Compile anew for this machine, even if there is a library or compiling failed before.
 
-        Where the library is in use already, this process goes on with the new one, but for calls
-        that layers have prepared.
+        If the library is in use already, this process goes on with the new one, except for calls
+        that layers have prepared. Later processes prefer a prebuilt library, unless
+        ``LN_ZOO_CPU_LEVEL`` is ``native``.
 
         Raises:
             Unavailable: with the reason, if that fails.
@@ -196,7 +156,7 @@ class NativeLibrary:
             return self._result()
 
     def status(self, build: bool = False) -> Status:
-        """What is known of the library; compiles it only where asked to.
+        """State of the library; compiles it only on request.
 
         Args:
             build: whether to compile and load it first.
@@ -204,31 +164,30 @@ class NativeLibrary:
         if build:
             with contextlib.suppress(Unavailable):
                 self.load()
-        compiler, reason = None, self._reason
-        try:
-            compiler = find_compiler()
-        except Unavailable as error:
-            reason = reason or error.reason
-        path, made = None, None
-        folder = cache_folder()
-        unused_cache = why_not_ours(folder)
-        if self._loaded is not None:
-            path, made, reason = self._loaded.path, self._loaded.made, None
-        elif self._reason is None and unused_cache is None:
-            for stem in self._stems(folder, compiler):
-                made = _finished(folder, stem)
-                if made is not None:
-                    path, reason = _library_file(folder, stem), None
-                    break
-                reason = reason or _read_failure(folder, stem)
+        unused_cache = why_not_ours(cache_folder())
+        level, compiler, reason = NATIVE, None, self._reason
+        found = self._loaded and (self._loaded.path, self._loaded.made)
+        if not found and not reason:
+            try:
+                chosen = _chosen_level()
+                level = chosen or NATIVE
+                found = self._finished(chosen, unused_cache)
+                if not found:
+                    compiler = _local_compiler()
+                    reason = None if unused_cache else self._read_failure(level, compiler)
+            except Unavailable as error:
+                reason = error.reason
+        path, made = found or (None, None)
         name, features = _processor()
-        openmp = None if made is None else made.openmp
+        openmp = made.openmp if made else None
         return Status(
             available=reason is None,
             built=made is not None,
+            prebuilt=path is not None and path.parent == self._prebuilt,
+            level=made.level if made else level.name,
             path=path,
-            compiler=made.compiler if made else None if compiler is None else str(compiler),
-            flags=made.flags if made else (*_COMPILE, *_chosen_flags()),
+            compiler=made.compiler if made else str(compiler) if compiler else None,
+            flags=made.flags if made else (*COMPILE, *level.flags, *chosen_flags()),
             cpu=name,
             features=tuple(sorted(_FEATURES.intersection(features))),
             bf16=not _BF16.isdisjoint(features),
@@ -252,13 +211,34 @@ class NativeLibrary:
         else:
             made = self._loaded.made
             _log.info(
-                "native CPU kernels: %s (compiler: %s; OpenMP: %s)",
-                self._loaded.path,
-                made.compiler,
-                made.openmp,
+                "native CPU kernels: %s (level: %s; compiler: %s; OpenMP: %s)",
+                *(self._loaded.path, made.level, made.compiler, made.openmp),
             )
 
     def _find_or_build(self, rebuild: bool) -> _Loaded:
+        try:
+            chosen = _chosen_level()
+        except Unavailable as error:
+            _log.warning("no native CPU kernels: %s", error.reason)
+            raise
+        troubles: list[str] = []
+        loaded = None
+        for path, made in () if rebuild else self._prebuilt_libraries(chosen, troubles):
+            try:
+                loaded = _Loaded(_open(path), path, made)
+                break
+            except OSError as error:
+                troubles.append(f"{path} cannot be loaded: {error}")
+        for trouble in troubles:
+            _log.warning("%s", trouble)
+        if loaded is not None:
+            return loaded
+        try:
+            return self._find_cached_or_build(chosen or NATIVE, rebuild)
+        except Unavailable as error:
+            raise Unavailable("; ".join([*troubles, error.reason])) from None
+
+    def _find_cached_or_build(self, level: Level, rebuild: bool) -> _Loaded:
         cache = cache_folder()
         unused_cache = why_not_ours(cache)
         if unused_cache is not None:
@@ -266,80 +246,99 @@ class NativeLibrary:
                 "the cache of compiled kernels, %s, is not used, since others could put their code "
                 "there: %s. Each process compiles its own (about %d s); LN_ZOO_CACHE names another "
                 "folder",
-                cache,
-                unused_cache,
-                _TYPICAL_SECONDS,
+                *(cache, unused_cache, TYPICAL_SECONDS),
             )
-        try:
-            compiler = find_compiler()
-        except Unavailable:
-            # What was built ahead of time serves where the compiler is gone.
-            for stem in () if rebuild or unused_cache else self._stems(cache, None):
-                if (loaded := _earlier(cache, stem)) is not None:
-                    return loaded
-            raise
-        (stem,) = self._stems(cache, compiler)
-        if not (rebuild or unused_cache) and (loaded := _earlier(cache, stem)) is not None:
+        elif not rebuild and (loaded := _cached(cache, self._stem(level))):
             return loaded
+        compiler = _local_compiler()
+        if not (rebuild or unused_cache) and (reason := self._read_failure(level, compiler)):
+            raise Unavailable(reason)
         troubles = []
         for folder in (self._private,) if unused_cache else (lambda: cache, self._private):
             try:
-                return self._build(folder(), stem, compiler, rebuild)
+                return self._build(folder(), level, compiler, rebuild)
             except (OSError, NotImplementedError) as error:  # the latter: no locks there
                 troubles.append(str(error))
         raise Unavailable(f"the library cannot be kept or loaded: {'; '.join(troubles)}")
 
-    def _build(self, folder: Path, stem: str, compiler: Compiler, rebuild: bool) -> _Loaded:
+    def _build(self, folder: Path, level: Level, compiler: Compiler, rebuild: bool) -> _Loaded:
         make_private(folder)
+        stem = self._stem(level)
         try:
-            with FileLock(folder / f"{stem}.lock", timeout=_LIMIT + 30):
+            with FileLock(folder / f"{stem}.lock", timeout=LIMIT + 30):
                 # Another process may have been faster.
-                if not rebuild and (loaded := _earlier(folder, stem)) is not None:
+                if not rebuild and (loaded := _cached(folder, stem)):
                     return loaded
-                _failure_file(folder, stem).unlink(missing_ok=True)
-                return self._compile(folder, stem, compiler)
+                failure = _failure_file(folder, stem, compiler)
+                failure.unlink(missing_ok=True)
+                try:
+                    return self._compile(folder, level, compiler)
+                except Unavailable as error:
+                    with contextlib.suppress(OSError):
+                        failure.write_text(error.reason)
+                    raise
         except Timeout:
             raise Unavailable(
-                f"another process has been compiling into {folder} for over {_LIMIT} s"
+                f"another process has been compiling into {folder} for over {LIMIT} s"
             ) from None
 
-    def _compile(self, folder: Path, stem: str, compiler: Compiler) -> _Loaded:
+    def _compile(self, folder: Path, level: Level, compiler: Compiler) -> _Loaded:
         kept = "this process only" if folder == self._private_folder else f"later runs in {folder}"
         # Not logged: without a handler nobody would see why the first call takes so long.
         print(
-            f"ln_zoo: compiling CPU kernels for this machine (about {_TYPICAL_SECONDS} s); "
+            f"ln_zoo: compiling CPU kernels for this machine (about {TYPICAL_SECONDS} s); "
             f"kept for {kept}",
             file=sys.stderr,
             flush=True,
         )
+        stem, opened = self._stem(level), {}
         with tempfile.TemporaryDirectory(prefix=f"{stem}-", dir=folder) as work:
-            try:
-                library, made, file = _compile(self._source, compiler, Path(work))
-            except Unavailable as error:
-                with contextlib.suppress(OSError):
-                    _failure_file(folder, stem).write_text(error.reason)
-                raise
+            file, made = compile_library(
+                *(self._source, compiler, level, Path(work)),
+                check=lambda path: opened.update({path: _open(path)}),
+            )
             path = _library_file(folder, stem)
-            file.chmod(0o755)  # whatever the umask: a file that others may write to is not loaded
+            file.chmod(0o755)  # regardless of the umask: files writable by others are not loaded
             file.replace(path)
             note = Path(work) / "made.json"
             note.write_text(json.dumps(asdict(made)))
             note.chmod(0o644)
-            # Last, since it is what says that the library is complete.
+            # Last: its presence says that the library is complete.
             note.replace(_made_file(folder, stem))
-        return _Loaded(library, path, made)
+        return _Loaded(opened[file], path, made)
 
-    def _stems(self, folder: Path, compiler: Compiler | None) -> Iterator[str]:
-        """Names of files in the cache: the compiler's, or those of any where there is none."""
+    def _prebuilt_libraries(
+        self, chosen: Level | None, troubles: list[str]
+    ) -> list[tuple[Path, Made]]:
+        """Whole prebuilt libraries, the fastest first, unless compiling is asked for."""
+        if self._prebuilt is None or chosen == NATIVE or chosen_flags():
+            return []
+        levels = [chosen] if chosen else prebuilt.levels_for(_processor()[1])
+        return prebuilt.find(self._prebuilt, levels, troubles)
+
+    def _finished(self, chosen: Level | None, unused_cache: str | None) -> tuple[Path, Made] | None:
+        """The library to load without compiling, prebuilt or cached."""
+        if found := self._prebuilt_libraries(chosen, []):
+            return found[0]
+        folder, stem = cache_folder(), self._stem(chosen or NATIVE)
+        made = None if unused_cache else _finished(folder, stem)
+        return (_library_file(folder, stem), made) if made else None
+
+    def _read_failure(self, level: Level, compiler: Compiler) -> str | None:
+        """Why this compiler failed before, or ``None``."""
+        try:
+            file = _failure_file(cache_folder(), self._stem(level), compiler)
+            return file.read_text(errors="replace") or None
+        except OSError:
+            return None
+
+    def _stem(self, level: Level) -> str:
+        """Name of files in the cache. Another compiler is another one for failures only."""
         name, features = _processor()
         here = (sys.platform, platform.machine(), name, *sorted(features), torch.__version__)
-        here = (*here, *_chosen_flags())
         texts = [file.read_text() for file in parts(self._source)]
-        prefix = f"{self._source.stem}-{_digest(*texts, str(_SCHEMA), *here)}"
-        if compiler is None:
-            yield from (file.stem for file in sorted(folder.glob(f"{prefix}-*.json")))
-        else:
-            yield f"{prefix}-{_digest(*compiler.command, compiler.version, *_COMPILE, *_LINK)}"
+        flags = (*COMPILE, *level.flags, *LINK, *chosen_flags())
+        return f"{self._source.stem}-{_digest(*texts, str(_SCHEMA), *here, *flags)}"
 
     def _private(self) -> Path:
         """A folder that lives as long as the process."""
@@ -349,20 +348,20 @@ class NativeLibrary:
         return self._private_folder
 
 
-_KERNELS = NativeLibrary(Path(__file__).with_name("kernels.cpp"))
+_KERNELS = NativeLibrary(SOURCE, prebuilt.FOLDER)
 
 
 def library() -> ctypes.CDLL:
-    """The native kernels, compiled and loaded on the first call, at once on later ones.
+    """The native kernels, loaded on the first call, and compiled if the wheel has none.
 
     Raises:
-        Unavailable: with the reason, if they cannot be had; said again at once on later calls.
+        Unavailable: with the reason, if they cannot be had; also at once on later calls.
     """
     return _KERNELS.load()
 
 
 def rebuild() -> ctypes.CDLL:
-    """Compiles the native kernels anew, even where that failed before.
+    """Compile the native kernels for this machine, even if there are some or it failed before.
 
     Raises:
         Unavailable: with the reason, if it fails.
@@ -371,7 +370,7 @@ def rebuild() -> ctypes.CDLL:
 
 
 def status(build: bool = False) -> Status:
-    """What is known of the native kernels, without compiling them unless asked to.
+    """State of the native kernels; compiles them only on request.
 
     Args:
         build: whether to compile and load them first.
@@ -396,42 +395,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "ln_zoo"
 
 
-def find_compiler() -> Compiler:
-    """The compiler that ``CXX`` names, else the first of c++, g++ and clang++ that answers.
-
-    Raises:
-        Unavailable: if there is none.
-    """
-    if sys.platform == "win32":
-        raise Unavailable("they are compiled on Linux and macOS only")
-    named = os.environ.get("CXX", "")
-    try:
-        chosen = shlex.split(named)
-    except ValueError as error:
-        raise Unavailable(f"CXX={named!r} is not a command: {error}") from None
-    for first, *rest in [chosen] if chosen else [[name] for name in _COMPILERS]:
-        path = shutil.which(first)
-        version = None if path is None else _version((path, *rest))
-        if path is not None and version is not None:
-            return Compiler((path, *rest), version)
-    if chosen:
-        raise Unavailable(f"CXX={named} is not a compiler that can be run; correct or unset it")
-    raise Unavailable(f"no C++ compiler ({', '.join(_COMPILERS)}); install one, or name it in CXX")
-
-
-@functools.cache
-def _version(command: tuple[str, ...]) -> str | None:
-    """The first line of what the compiler says of its version; ``None`` if it cannot be run."""
-    try:
-        done = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    first = done.stdout.partition("\n")[0].strip()
-    return first if done.returncode == 0 and first else None
-
-
 def bfloat16_pays() -> bool:
     """Whether our products of bfloat16 are faster than those of float32.
 
@@ -449,117 +412,56 @@ bfloat16_pays._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.cache
 def _processor() -> tuple[str, frozenset[str]]:
-    """The processor's name and its features, as far as the system tells."""
-    facts: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        for line in first.splitlines():
-            key, _, value = line.partition(":")
-            facts[key.strip()] = value.strip()
-    features = frozenset((facts.get("flags") or facts.get("Features") or "").split())
-    parts = [facts[key] for key in ("CPU implementer", "CPU part") if key in facts]
-    name = facts.get("model name") or " ".join(parts)
-    if sys.platform == "darwin":
-        done = subprocess.run(
-            ["sysctl", "-n", "machdep.cpu.brand_string"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        name = done.stdout.strip()
-    return name or platform.processor() or platform.machine(), features
+    """The processor's name, and its features as torch calls them."""
+    known = torch.cpu.get_capabilities()
+    features = frozenset(name for name, value in known.items() if value is True)
+    return known.get("cpu_name") or platform.processor() or platform.machine(), features
 
 
-def _chosen_flags() -> tuple[str, ...]:
-    """Those of ``LN_ZOO_CXXFLAGS``, which come last: for other processors, or for a sanitizer."""
-    return tuple(os.environ.get("LN_ZOO_CXXFLAGS", "").split())
-
-
-def parts(source: Path) -> list[Path]:
-    """A source and all files that it includes by relative paths, directly or not."""
-    found = [source]
-    for file in found:
-        for name in _INCLUDE.findall(file.read_text()):
-            part = Path(os.path.normpath(file.parent / name))
-            if part not in found:
-                found.append(part)
-    return found
-
-
-def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL, _Made, Path]:
-    """Compiles in a folder, with the first kind of OpenMP that can be compiled, linked and loaded.
+def _chosen_level() -> Level | None:
+    """The level that ``LN_ZOO_CPU_LEVEL`` names, or None.
 
     Raises:
-        OSError: if libraries in this folder cannot be loaded.
-        Unavailable: with the compiler's complaint.
+        Unavailable: if there is no such level, or the processor cannot run it.
     """
-    start = time.monotonic()
-    # What is loaded before this process, such as a sanitizer, is not meant for the compiler.
-    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"LC_ALL": "C"}
-
-    def run(*arguments: str) -> str | None:
-        """Runs the compiler in the folder; what it complains of, or ``None``."""
-        try:
-            done = subprocess.run(
-                [*compiler.command, *arguments],
-                cwd=work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=max(1.0, start + _LIMIT - time.monotonic()),
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Unavailable(f"{compiler} was stopped after {_LIMIT} s{_AGAIN}") from None
-        if done.returncode == 0:
-            return None
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        told = [line for line in lines if "error" in line] or lines
-        return "; ".join(told[-3:]) or f"exit code {done.returncode}"
-
-    # A folder below, since some files are included from the one above.
-    copy = work / "source" / source.name
-    copy.parent.mkdir()
-    for file in parts(source):
-        shutil.copyfile(file, copy.parent / os.path.relpath(file, source.parent))
-    chosen = _chosen_flags()
-    compiled: dict[tuple[str, ...], str | None] = {}
-    complaint: str | None = None
-    for i, (openmp, compile_flags, link_flags) in enumerate(_OPENMP):
-        object_file, file = f"{len(compile_flags)}.o", work / f"{i}{_SUFFIX}"
-        if compile_flags not in compiled:
-            compiled[compile_flags] = run(
-                *_COMPILE, *compile_flags, *chosen, "-c", f"source/{source.name}", "-o", object_file
-            )
-        complaint = compiled[compile_flags]
-        complaint = complaint or run(*_LINK, object_file, "-o", file.name, *link_flags, *chosen)
-        if complaint is None:
-            try:
-                library = _open(file)
-            except OSError as error:
-                complaint = str(error)
-                if not _UNRESOLVED.search(complaint):
-                    raise
-            else:
-                flags = (*_COMPILE, *compile_flags, *link_flags, *chosen)
-                made = _Made(_checksum(file), str(compiler), flags, openmp)
-                return library, made, file
-    raise Unavailable(f"{compiler} failed: {complaint}{_AGAIN}")
+    name = os.environ.get("LN_ZOO_CPU_LEVEL", "")
+    levels = {level.name: level for level in (NATIVE, *LEVELS.get(ARCHITECTURE, ()))}
+    if not name:
+        return None
+    if name not in levels:
+        raise Unavailable(
+            f"LN_ZOO_CPU_LEVEL={name} is not a level of {ARCHITECTURE}; set one of "
+            f"{', '.join(levels)}, or unset it"
+        )
+    if missing := levels[name].features - _processor()[1]:
+        raise Unavailable(
+            f"LN_ZOO_CPU_LEVEL={name}: this processor lacks {', '.join(sorted(missing))}; unset it"
+        )
+    return levels[name]
 
 
-_AGAIN = " (`ln-zoo kernels --rebuild` tries again)"
-_UNRESOLVED = re.compile("undefined symbol|symbol not found", re.IGNORECASE)
-_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+def _local_compiler() -> Compiler:
+    """The compiler for first use.
+
+    Raises:
+        Unavailable: if there is none.
+    """
+    if sys.platform == "win32":
+        raise Unavailable("kernels are not compiled on Windows; install the wheel for it")
+    return find_compiler()
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """Loads a library and makes sure that it is one of ours.
+    """Load a library and check its version.
 
     Raises:
-        OSError: if it is not.
+        OSError: if it is not one of ours.
     """
+    if sys.platform == "darwin":
+        # Linux shows every library the symbols of torch's OpenMP runtime; here it must be asked to.
+        runtime = Path(torch.__file__).with_name("lib") / "libomp.dylib"
+        if runtime.exists():
+            ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(path))
     try:
         version = library.ln_zoo_abi
@@ -575,40 +477,33 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _library_file(folder: Path, stem: str) -> Path:
-    return folder / f"{stem}{_SUFFIX}"
+    return folder / f"{stem}{SUFFIX}"
 
 
 def _made_file(folder: Path, stem: str) -> Path:
     return folder / f"{stem}.json"
 
 
-def _failure_file(folder: Path, stem: str) -> Path:
-    return folder / f"{stem}.failed"
+def _failure_file(folder: Path, stem: str, compiler: Compiler) -> Path:
+    return folder / f"{stem}-{_digest(str(compiler))}.failed"
 
 
-def _earlier(folder: Path, stem: str) -> _Loaded | None:
-    """What the cache holds: a library, or ``None`` for nothing usable.
-
-    Raises:
-        Unavailable: if compiling failed before.
-    """
+def _cached(folder: Path, stem: str) -> _Loaded | None:
+    """The library in the cache, or None if it cannot be used."""
+    path = _library_file(folder, stem)
     if (made := _finished(folder, stem)) is not None:
-        path = _library_file(folder, stem)
         try:
             return _Loaded(_open(path), path, made)
         except OSError as error:
             _log.info("cannot load %s, compiling anew: %s", path, error)
-            return None
-    if (reason := _read_failure(folder, stem)) is not None:
-        raise Unavailable(reason)
     return None
 
 
-def _finished(folder: Path, stem: str) -> _Made | None:
+def _finished(folder: Path, stem: str) -> Made | None:
     """The note beside a library, if there is one and the library is whole.
 
-    Loading half a library may end the process, so its checksum is compared first; and one that
-    another user could have written is not loaded, whatever its checksum.
+    Loading half a library may end the process, so its checksum is compared first. A library that
+    another user could have written is never loaded.
     """
     try:
         for file in (_made_file(folder, stem), _library_file(folder, stem)):
@@ -616,22 +511,11 @@ def _finished(folder: Path, stem: str) -> _Made | None:
                 _log.warning("%s is not used: another user could have written it", file)
                 return None
         note = json.loads(_made_file(folder, stem).read_text())
-        made = _Made(**note | {"flags": tuple(note["flags"])})
-        whole = _checksum(_library_file(folder, stem)) == made.sha256
+        made = Made(**note | {"flags": tuple(note["flags"])})
+        whole = checksum(_library_file(folder, stem)) == made.sha256
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return made if whole else None
-
-
-def _read_failure(folder: Path, stem: str) -> str | None:
-    try:
-        return _failure_file(folder, stem).read_text(errors="replace") or None
-    except OSError:
-        return None
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _digest(*parts: str) -> str:

@@ -1,0 +1,262 @@
+"""Compile the native CPU kernels. The wheel's build hook runs this file, so it imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+#: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
+ABI = 11
+SOURCE = Path(__file__).with_name("kernels.cpp")
+SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+#: Seconds that one compilation may take.
+LIMIT = 300
+TYPICAL_SECONDS = 20
+#: The manifest of prebuilt libraries, in their folder.
+MANIFEST = "manifest.json"
+
+ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+    platform.machine().lower(), platform.machine().lower()
+)
+# No -ffast-math: NaN and infinity must be what they are elsewhere.
+COMPILE = (
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    # Where a loop begins decides how many cache lines of instructions it takes.
+    "-falign-loops=64",
+    "-std=c++17",
+    *(() if sys.platform == "win32" else ("-fPIC",)),
+)
+LINK = ("-shared", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
+#: No OpenMP runtime is linked. torch has loaded one whose symbols are global; the library resolves
+#: to it, so that torch.set_num_threads holds. Without it, the kernels run on one thread.
+_OPENMP: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
+_COMPILERS = ("c++", "g++", "clang++")
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+_UNRESOLVED = re.compile("undefined symbol|symbol not found", re.IGNORECASE)
+_AGAIN = " (`ln-zoo kernels --rebuild` tries again)"
+
+
+class Unavailable(RuntimeError):
+    """There is no native library; the message says why, in one line.
+
+    Args:
+        reason: the message.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Level:
+    """An instruction set to compile for.
+
+    Args:
+        name: as `LN_ZOO_CPU_LEVEL` has it.
+        flags: to the compiler.
+        features: what the processor must have, as ``torch.cpu.get_capabilities()`` calls it.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    features: frozenset[str] = frozenset()
+
+
+#: For the processor of this machine.
+NATIVE = Level(
+    "native",
+    ("-mcpu=native" if ARCHITECTURE.startswith(("aarch64", "ppc")) else "-march=native",),
+)
+_V2 = frozenset({"sse4_2", "popcnt"})
+_V3 = _V2 | {"avx2", "fma3", "bmi2", "f16c"}
+_V4 = _V3 | {f"avx512_{part}" for part in ("f", "bw", "cd", "dq", "vl")}
+#: Levels that a wheel carries, by architecture, the fastest first. AMX tiles are not in the last
+#: one's features: `tiles.h` asks for them when it runs.
+LEVELS: dict[str, tuple[Level, ...]] = {
+    "x86_64": (
+        Level(
+            "x86-64-v4-bf16",
+            ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+            _V4 | {"avx512_bf16"},
+        ),
+        Level("x86-64-v4", ("-march=x86-64-v4",), _V4),
+        Level("x86-64-v3", ("-march=x86-64-v3",), _V3),
+        Level("x86-64-v2", ("-march=x86-64-v2",), _V2),
+    ),
+    "aarch64": (Level("armv8-a", ("-march=armv8-a",)),),
+}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: the words of its command, the first being a path, and its version."""
+
+    command: tuple[str, ...]
+    version: str
+
+    def __str__(self) -> str:
+        return f"{shlex.join(self.command)}, {self.version}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a library was made; kept in the JSON beside it.
+
+    Args:
+        sha256: checksum of the library.
+        level: name of the `Level`.
+        compiler: command and version.
+        flags: to the compiler.
+        openmp: ``"torch's"``, or ``"none"`` for a single thread.
+    """
+
+    sha256: str
+    level: str
+    compiler: str
+    flags: tuple[str, ...]
+    openmp: str
+
+
+def find_compiler() -> Compiler:
+    """The compiler that ``CXX`` names, else the first of c++, g++ and clang++ that answers.
+
+    Raises:
+        Unavailable: if there is none.
+    """
+    named = os.environ.get("CXX", "")
+    try:
+        chosen = shlex.split(named, posix=sys.platform != "win32")
+    except ValueError as error:
+        raise Unavailable(f"CXX={named!r} is not a command: {error}") from None
+    for first, *rest in [chosen] if chosen else [[name] for name in _COMPILERS]:
+        path = shutil.which(first)
+        version = None if path is None else _version((path, *rest))
+        if path is not None and version is not None:
+            return Compiler((path, *rest), version)
+    if chosen:
+        raise Unavailable(f"CXX={named} is not a compiler that can be run; correct or unset it")
+    raise Unavailable(f"no C++ compiler ({', '.join(_COMPILERS)}); install one, or name it in CXX")
+
+
+@functools.cache
+def _version(command: tuple[str, ...]) -> str | None:
+    """First line of ``--version``; ``None`` if the command cannot be run."""
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    first = done.stdout.partition("\n")[0].strip()
+    return first if done.returncode == 0 and first else None
+
+
+def chosen_flags() -> tuple[str, ...]:
+    """Flags of ``LN_ZOO_CXXFLAGS``; they come last and win."""
+    return tuple(os.environ.get("LN_ZOO_CXXFLAGS", "").split())
+
+
+def parts(source: Path) -> list[Path]:
+    """A source and all files that it includes by relative paths, directly or not."""
+    found = [source]
+    for file in found:
+        for name in _INCLUDE.findall(file.read_text()):
+            part = Path(os.path.normpath(file.parent / name))
+            if part not in found:
+                found.append(part)
+    return found
+
+
+def compile_library(
+    source: Path,
+    compiler: Compiler,
+    level: Level,
+    work: Path,
+    check: Callable[[Path], object] | None = None,
+) -> tuple[Path, Made]:
+    """Compile a source in a folder, with OpenMP if it compiles, links and passes the check.
+
+    Args:
+        source: the C++ file.
+        compiler: as of `find_compiler`.
+        level: the instruction set.
+        work: an empty folder.
+        check: loads the library, and raises ``OSError`` if that fails.
+
+    Returns:
+        The library and how it was made.
+
+    Raises:
+        OSError: if libraries in this folder cannot be loaded.
+        Unavailable: with the compiler's complaint.
+    """
+    start = time.monotonic()
+    # What is loaded before this process, such as a sanitizer, is not meant for the compiler.
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"LC_ALL": "C"}
+
+    def run(*arguments: str) -> str | None:
+        """Run the compiler in the folder; its complaint, or ``None``."""
+        try:
+            done = subprocess.run(
+                [*compiler.command, *arguments],
+                cwd=work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=max(1.0, start + LIMIT - time.monotonic()),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{compiler} was stopped after {LIMIT} s{_AGAIN}") from None
+        if done.returncode == 0:
+            return None
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        told = [line for line in lines if "error" in line] or lines
+        return "; ".join(told[-3:]) or f"exit code {done.returncode}"
+
+    # A folder below, since some files are included from the one above.
+    copy = work / "source" / source.name
+    copy.parent.mkdir()
+    for file in parts(source):
+        shutil.copyfile(file, copy.parent / os.path.relpath(file, source.parent))
+    complaint: str | None = None
+    for openmp in _OPENMP:
+        flags = (*COMPILE, *level.flags, *openmp, *chosen_flags())
+        file = work / f"{len(openmp)}{SUFFIX}"
+        complaint = run(*flags, "-c", f"source/{source.name}", "-o", f"{len(openmp)}.o")
+        complaint = complaint or run(*LINK, f"{len(openmp)}.o", "-o", file.name, *chosen_flags())
+        if complaint is not None:
+            continue
+        try:
+            if check is not None:
+                check(file)
+        except OSError as error:
+            complaint = str(error)
+            if not _UNRESOLVED.search(complaint):
+                raise
+            continue
+        threads = "torch's" if "-fopenmp" in flags else "none"
+        return file, Made(checksum(file), level.name, str(compiler), flags, threads)
+    raise Unavailable(f"{compiler} failed: {complaint}{_AGAIN}")
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,75 @@
+"""Native kernels that a wheel carries: one library for each level of the processor."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from ln_zoo.ops.engines.native.compiler import (
+    ARCHITECTURE,
+    LEVELS,
+    MANIFEST,
+    Level,
+    Made,
+    Unavailable,
+    checksum,
+)
+
+FOLDER = Path(__file__).with_name("libraries")
+
+
+def levels_for(features: Collection[str]) -> list[Level]:
+    """Levels that a processor with these features can run, the fastest first."""
+    return [level for level in LEVELS.get(ARCHITECTURE, ()) if level.features <= {*features}]
+
+
+def read_manifest(folder: Path) -> dict[str, tuple[Path, Made]]:
+    """Libraries of a folder by level; empty if the folder has no manifest.
+
+    Raises:
+        Unavailable: if the manifest cannot be read, or is for another system.
+    """
+    file = folder / MANIFEST
+    if not file.exists():
+        return {}
+    try:
+        manifest = json.loads(file.read_text())
+        built_for, here = manifest["system"], [sys.platform, ARCHITECTURE]
+        libraries = {
+            name: (folder / entry.pop("file"), Made(**entry | {"flags": tuple(entry["flags"])}))
+            for name, entry in manifest["libraries"].items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Unavailable(f"{file} is damaged ({error!r}); reinstall ln-zoo") from None
+    if built_for != here:
+        raise Unavailable(
+            f"the kernels in {folder} are for {' '.join(built_for)}, this is {' '.join(here)}; "
+            "reinstall ln-zoo with pip on this machine"
+        )
+    return libraries
+
+
+def find(folder: Path, levels: Collection[Level], troubles: list[str]) -> list[tuple[Path, Made]]:
+    """Whole libraries for some of these levels, in their order.
+
+    Args:
+        folder: of the libraries and their manifest.
+        levels: that the processor can run.
+        troubles: gets a line for each library that cannot be used.
+    """
+    try:
+        libraries = read_manifest(folder)
+    except Unavailable as error:
+        troubles.append(error.reason)
+        return []
+    found = []
+    for path, made in [libraries[level.name] for level in levels if level.name in libraries]:
+        if not path.exists():
+            troubles.append(f"{path} is missing; reinstall ln-zoo")
+        elif checksum(path) != made.sha256:
+            troubles.append(f"{path} does not match its checksum; reinstall ln-zoo")
+        else:
+            found.append((path, made))
+    return found

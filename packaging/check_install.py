@@ -1,0 +1,49 @@
+"""Check an installed package: ``check_install.py prebuilt`` or ``check_install.py none``.
+
+``prebuilt``: the kernels come from the wheel. ``none``: there are no kernels and no compiler.
+Layers train in both cases.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+import ln_zoo
+from ln_zoo import GRU, LSTM, RNN, LayerNorm
+from ln_zoo.ops.engines.native import build
+
+
+def main(expected: str) -> None:
+    """Exit with an error unless the kernels are as expected and layers train."""
+    layer, x = LSTM(40, 128, norm=LayerNorm()), torch.randn(50, 8, 40)
+    start = time.perf_counter()
+    layer(x)
+    first = time.perf_counter() - start
+    known = build.status()
+    print(f"ln_zoo {ln_zoo.__version__}, torch {torch.__version__}, Python {sys.version}")
+    print(f"kernels: {known.path or known.reason} (level {known.level}, OpenMP {known.openmp})")
+    print(f"first call: {first:.3f} s")
+    if (expected == "prebuilt") != known.prebuilt:
+        raise SystemExit(f"expected kernels: {expected}, found: {known}")
+    if known.prebuilt and known.openmp != "torch's":
+        print("warning: the kernels run on one thread")
+    for made in (LSTM, GRU, RNN):
+        layer = made(5, 7, norm=LayerNorm()).double()
+        single = made(5, 7, norm=LayerNorm())
+        single.load_state_dict(layer.state_dict())
+        layer.load_state_dict(single.state_dict())
+        inputs = torch.randn(6, 3, 5)
+        results = []
+        for module in (layer, single):
+            output, _ = module(inputs.to(next(module.parameters()).dtype))
+            output.square().sum().backward()
+            results.append([output, *(p.grad for p in module.parameters())])
+        for exact, found in zip(*results, strict=True):
+            torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

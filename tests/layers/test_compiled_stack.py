@@ -1,0 +1,60 @@
+"""A deep layer and a head under ``torch.compile`` with inductor: one graph, made in seconds."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from accuracy import assert_as_accurate, generic_loop, moved
+from torch import Tensor, nn
+
+from ln_zoo import LSTM, LayerNorm
+from ln_zoo.ops.engines.native import build
+
+
+class Tagger(nn.Module):
+    """Six layers of 256 units, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = LSTM(64, 256, num_layers=6, norm=LayerNorm())
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.rnn(x)
+        return self.head(output)
+
+
+def results(run: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Output and all gradients."""
+    x = x.clone().requires_grad_()
+    output = run(x)
+    output.mul(torch.linspace(-1, 1, output.numel()).to(x).view_as(output)).sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return found | {"output": output.detach(), "x": x.grad}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not build.status().available, reason="needs the native kernels")
+def test_six_layers_with_a_head_compile_in_twenty_seconds() -> None:
+    build.status(build=True)  # compiling the kernels is not measured
+    torch.manual_seed(0)
+    model, x = Tagger(), torch.randn(30, 4, 64)
+    double = copy.deepcopy(model).double()
+    compiled = torch.compile(model, fullgraph=True)
+    start = time.process_time()
+    found = results(compiled, model, x)
+    seconds = time.process_time() - start
+
+    def loop(run: int) -> dict[str, Tensor]:
+        with generic_loop():
+            return results(model, model, moved(x, run))
+
+    with generic_loop():
+        exact = results(double, double, x.double())
+    assert_as_accurate(found, exact, loop)
+    assert seconds < 20
