@@ -76,10 +76,12 @@ def limits(exact: Results, loop: Callable[[int], Results]) -> dict[str, float]:
     return allowed
 
 
-def _limits(exact: Results, loop: Callable[[int], Results]) -> Iterator[dict[str, float]]:
+def _limits(
+    exact: Results, loop: Callable[[int], Results], runs: int = RUNS
+) -> Iterator[dict[str, float]]:
     """What is allowed after one run of the loop, after two, and so on."""
     allowed = dict.fromkeys(exact, FACTOR * ULP)
-    for k in range(RUNS):
+    for k in range(runs):
         run = loop(k)
         allowed = {n: max(allowed[n], FACTOR * error(run[n], a)) for n, a in exact.items()}
         yield allowed
@@ -101,7 +103,11 @@ def assert_within(found: Results, exact: Results, allowed: Mapping[str, float]) 
 
 
 def assert_as_accurate(
-    found: Results, exact: Results, loop: Callable[[int], Results], double: float = DOUBLE
+    found: Results,
+    exact: Results,
+    loop: Callable[[int], Results],
+    double: float = DOUBLE,
+    runs: int = RUNS,
 ) -> None:
     """Results in float64 are exact; in float32 they are about as exact as the generic loop's.
 
@@ -111,11 +117,12 @@ def assert_as_accurate(
         loop: see `limits`. It is run until the results are within the limits, and not at all where
             they are in float64.
         double: the error allowed in float64.
+        runs: runs of the loop at most.
     """
     if all(a.dtype == torch.float64 for a in found.values()):
         assert_within(found, exact, dict.fromkeys(exact, double))
         return
-    for allowed in _limits(exact, loop):
+    for allowed in _limits(exact, loop, runs):
         if all(r <= 1 for r in ratios(found, exact, allowed).values()):
             return
     assert_within(found, exact, allowed)

@@ -37,6 +37,8 @@ _DAMAGE = (
 )
 #: Bytes of the longest extended tar header (a path); tarfile itself reads any length.
 _MAX_HEADER = 1_000_000
+#: Characters of a library's message, which may quote what is damaged.
+_MAX_CAUSE = 200
 _EXTENDED_HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -57,8 +59,8 @@ def damage_named(path: str | Path) -> Iterator[None]:
     else:
         return
     raise ValueError(
-        f"{path} cannot be read: {damage}. It is truncated, damaged or of another format; get it "
-        "again"
+        f"{path} cannot be read: {str(damage)[:_MAX_CAUSE]}. It is truncated, damaged or of "
+        "another format; get it again"
     ) from damage
 
 

@@ -111,7 +111,7 @@ def read_question_archive(path: Path) -> dict[str, list[Question]]:
     sets: dict[str, list[Question]] = {name: [] for name in FOLDERS}
     names = {folder: name for name, folder in FOLDERS.items()}
     for member, content in read_archive(path):
-        *_, folder, file = ("", *Path(member).parts)
+        *_, folder, file = ("", "", *Path(member).parts)
         if folder in names and file.endswith(".question"):
             where = f"{path}: {member}"
             text = _decode(read_rest(content, _MAX_BYTES, where), where)

@@ -340,7 +340,9 @@ def joint_gru_step(
         a = a + w.own[0].flatten()
     r, z, n = (sites["sum"](a, t) + w.bias).chunk(3, dim=-1)
     z = z.sigmoid() if update_offset is None else (-z - update_offset).sigmoid()
-    return (torch.lerp((r.sigmoid() * n).tanh(), h, z),)
+    n = (r.sigmoid() * n).tanh()
+    # Without a norm, gates of half-precision products are in half precision, unlike the state.
+    return (torch.lerp(n.to(h.dtype), h, z.to(h.dtype)),)
 
 
 def light_gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:

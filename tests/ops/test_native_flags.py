@@ -1,8 +1,9 @@
-"""The kernels with vectors of every width of this processor, and under AddressSanitizer."""
+"""The kernels with vectors of every width of this processor, and under sanitizers."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,10 @@ COMPARED = (
     "tests/ops/test_window.py",
     "tests/ops/test_draw.py",
     "tests/ops/test_one_call.py",
+    "tests/ops/test_widened.py",
+    "tests/ops/test_subnormals.py",
+    "tests/layers/test_resets.py",
+    "tests/fuzz/test_random_layers.py",
 )
 
 
@@ -61,29 +66,29 @@ def test_narrower_vectors(level: str) -> None:
     assert_passed(run_with(flags, "-k", "not compile and not aten", *COMPARED))
 
 
-def sanitizer() -> dict[str, str]:
-    """The environment of a process that runs kernels compiled with -fsanitize=address."""
+def sanitizer(name: str = "asan") -> dict[str, str]:
+    """The environment of a process that runs kernels compiled with a sanitizer."""
     try:
         compiler = build.find_compiler()
     except build.Unavailable as error:
         pytest.skip(str(error))
     runtimes = []
     # That of C++ too: loaded later, the sanitizer would not know how exceptions are thrown.
-    for name in ("libasan.so", "libstdc++.so.6"):
+    for file in (f"lib{name}.so", "libstdc++.so.6"):
         done = subprocess.run(
-            [*compiler.command, f"-print-file-name={name}"],
+            [*compiler.command, f"-print-file-name={file}"],
             capture_output=True,
             text=True,
             check=False,
         )
         runtimes.append(done.stdout.strip())
         if not Path(runtimes[-1]).is_absolute():
-            pytest.skip(f"{compiler} has no {name}")
+            pytest.skip(f"{compiler} has no {file}")
     # Python keeps memory for ever, and torch is not instrumented.
     return {"LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
 
 
-SANITIZED = "-fsanitize=address -O0 -g1"
+SANITIZED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g1"
 #: Packs a matrix as if it had a row more than it has.
 BEYOND = """
 import torch
@@ -116,5 +121,66 @@ def test_address_sanitizer_finds_a_read_beyond_the_end() -> None:
 
 
 @pytest.mark.slow
-def test_address_sanitizer_finds_nothing_in_the_tests_of_kernels() -> None:
+def test_sanitizers_find_nothing_in_the_tests_of_kernels() -> None:
     assert_passed(run_with(SANITIZED, "-k", "not compile and not aten", *COMPARED, **sanitizer()))
+
+
+#: Calls of all kinds of teams of threads.
+TEAMS = """
+import torch
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import LayerNorm, RMSNorm
+from ln_zoo.ops.engines.native.runtime import library
+library()
+torch.set_num_threads(3)
+for cls in (LSTM, GRU, RNN):
+    for norm in (None, LayerNorm(), RMSNorm()):
+        for examples, hidden in ((1, 64), (3, 130), (16, 33), (2, 512)):
+            layer = cls(5, hidden, norm=norm)
+            layer(torch.randn(4, examples, 5))[0].square().sum().backward()
+print("done")
+"""
+#: Two threads pack into the same memory.
+RACE = """
+import threading
+import torch
+from ln_zoo.ops.engines.native.runtime import library
+matrix, packed, pack = torch.ones(512, 512), torch.empty(64 * 512 * 16), library().ln_zoo_pack
+def run():
+    for _ in range(50):
+        pack(matrix.data_ptr(), 512, 1, 512, 512, packed.data_ptr(), 0, None, 1, 0, 1)
+threads = [threading.Thread(target=run) for _ in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+print("done")
+"""
+
+
+def under_thread_sanitizer(program: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which("setarch") is None:
+        pytest.skip("needs setarch: ThreadSanitizer needs addresses that are not randomised")
+    threads = Path(__file__).with_name("threads_for_tsan.h")
+    return subprocess.run(
+        ["setarch", "-R", sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ
+        | sanitizer("tsan")
+        | {
+            "LN_ZOO_CXXFLAGS": f"-fsanitize=thread -O1 -g1 -include {threads}",
+            # Python and torch are not instrumented.
+            "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3600,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "races"), [(RACE, True), (TEAMS, False)], ids=["race", "none"])
+def test_thread_sanitizer(program: str, races: bool) -> None:
+    done = under_thread_sanitizer(program)
+    assert "done" in done.stdout, done.stderr[-3000:]
+    assert ("data race" in done.stderr) == races, done.stderr[-3000:]
+    assert (done.returncode != 0) == races

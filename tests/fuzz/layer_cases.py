@@ -1,0 +1,117 @@
+"""Random recurrent layers, inputs and changes between calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.ops import CELLS, Cell, lstm_cell
+
+PEEPHOLE = "LSTM with peepholes"
+CLIPPED = "LSTM with clipped derivatives"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, an input, and what changes between calls."""
+
+    cell: str = "LSTM"
+    norm: Norm = field(default_factory=Identity)
+    normalize: tuple[str, ...] | None = None
+    inputs: int = 2
+    hidden: int = 3
+    layers: int = 1
+    bias: bool = True
+    bidirectional: bool = False
+    projection: int = 0
+    batch_first: bool = False
+    layout: str = "padded"
+    lengths: tuple[int, ...] = (3, 3)
+    memory: str = "contiguous"
+    precision: str = "float32"
+    training: bool = True
+    zoneout: tuple[float, ...] = ()
+    recurrent_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    resets: float = 0.0
+    given_states: bool = False
+    changes: tuple[str, ...] = ()
+    seed: int = 0
+
+
+def cell_called(name: str) -> Cell:
+    if name == PEEPHOLE:
+        return lstm_cell(peephole=True)
+    return lstm_cell(derivative_bound=0.05) if name == CLIPPED else CELLS[name]
+
+
+LAYOUTS = ("padded", "unbatched", "packed", "unsorted", "mask")
+MEMORY = ("contiguous", "transposed", "strided", "expanded", "offset", "negated")
+PRECISIONS = ("float32", "float64", "bfloat16", "float16", "autocast")
+
+_eps = st.sampled_from([1e-5, 1e-3])
+NORMS = st.one_of(
+    st.just(Identity()),
+    st.builds(LayerNorm, gain=st.sampled_from([1.0, 0.3]), eps=_eps, per_gate=st.booleans()),
+    st.builds(RMSNorm, gain=st.sampled_from([1.0, 0.3]), eps=_eps),
+    st.just(WeightNorm()),
+    st.builds(
+        BatchNorm,
+        max_steps=st.integers(1, 5),
+        momentum=st.sampled_from([0.1, 0.5, 1.0]),
+        unbiased=st.booleans(),
+    ),
+)
+
+
+@st.composite
+def cases(draw: Any, changes: list[str]) -> Case:
+    """Any case that a layer accepts."""
+    some = st.floats(0, 0.9).filter(lambda p: not 0 < p < 2**-10)
+    sizes = st.one_of(st.integers(1, 9), st.sampled_from([15, 16, 17, 32, 33, 64]))
+    name = draw(st.sampled_from([*CELLS, PEEPHOLE, CLIPPED]))
+    cell, norm = cell_called(name), draw(NORMS)
+    hidden, training = draw(sizes), draw(st.booleans())
+    batch = isinstance(norm, BatchNorm)
+    layout = draw(st.sampled_from(LAYOUTS))
+    if batch and training and layout == "unbatched":
+        layout = "padded"
+    steps = st.integers(1, 6)
+    count = 1 if layout == "unbatched" else draw(st.integers(2 if batch else 1, 6))
+    if layout in ("padded", "unbatched"):
+        lengths = [draw(st.one_of(steps, st.integers(7, 20)))] * count
+    else:
+        lengths = draw(st.lists(steps, min_size=count, max_size=count))
+        if layout == "packed":
+            lengths.sort(reverse=True)
+    if batch and count == 1:
+        changes = [change for change in changes if change != "train"]
+    zoneout = draw(st.one_of(st.just(()), st.tuples(*[some] * len(cell.states))))
+    return Case(
+        cell=name,
+        norm=norm,
+        normalize=draw(st.none() | st.sets(st.sampled_from(cell.roles)).map(sorted).map(tuple)),
+        inputs=draw(sizes),
+        hidden=hidden,
+        layers=draw(st.sampled_from([1, 1, 2, 3])),
+        bias=draw(st.booleans()),
+        bidirectional=draw(st.booleans()),
+        projection=draw(st.integers(0, hidden - 1)) if cell.projects else 0,
+        batch_first=draw(st.booleans()),
+        layout=layout,
+        lengths=tuple(lengths),
+        memory=draw(st.sampled_from(MEMORY)),
+        precision=draw(st.sampled_from(PRECISIONS)),
+        training=training,
+        zoneout=zoneout,
+        recurrent_dropout=draw(st.just(0.0) | some),
+        weight_dropout=draw(st.just(0.0) | some),
+        # Norms that count steps from a reset run pieces as another batch.
+        resets=0.0 if batch else draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])),
+        given_states=draw(st.booleans()),
+        changes=tuple(draw(st.lists(st.sampled_from(changes), max_size=3))),
+        seed=draw(st.integers(0, 2**16)),
+    )

@@ -1,0 +1,120 @@
+"""Damaged datasets are read as far as they are right, or refused with the name of the file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("hypothesis", reason="needs hypothesis: pip install 'ln-zoo[test]'")
+
+import torch
+from campaign import campaign, fast, limited
+from data_cases import FORMATS, Damage, DataCase, data_cases, files_of
+from hypothesis import example, given
+from torch import Tensor
+
+#: Characters of a message.
+LONGEST = 600
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)
+
+
+def everything(name: str, root: Path) -> list[Any]:
+    """All batches of a dataset."""
+    torch.manual_seed(0)
+    made, found = FORMATS[name], []
+    data = made.data(root)
+    data.prepare_data()
+    for stage in made.stages:
+        data.setup(stage)
+        loaders = ["train", "val"] if stage == "fit" else [stage]
+        found += [list(getattr(data, f"{part}_dataloader")()) for part in loaders]
+    return found
+
+
+def written(case: DataCase, root: Path) -> Path:
+    """The folder of the damaged dataset; returns the path of the damaged file."""
+    for number, (path, content) in enumerate(files_of(case.format).items()):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        if number == case.file:
+            damaged = root / path
+            if case.removed:
+                continue
+            for damage in case.damages:
+                content = damage(content)
+        (root / path).write_bytes(content)
+    return damaged
+
+
+def same(one: Any, two: Any) -> bool:
+    pairs = list(tensors(one)), list(tensors(two))
+    return len(pairs[0]) == len(pairs[1]) and all(map(torch.equal, *pairs))
+
+
+_INTACT: dict[str, list[Any]] = {}
+
+
+def intact(name: str) -> list[Any]:
+    if name not in _INTACT:
+        with tempfile.TemporaryDirectory() as folder:
+            written(DataCase(name, 0, ()), Path(folder))
+            _INTACT[name] = everything(name, Path(folder))
+    return _INTACT[name]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_intact_files_are_read(name: str) -> None:
+    assert any(a.numel() for a in tensors(intact(name))) or name == "sentences"
+
+
+def check(case: DataCase) -> None:
+    root, refusal, found = Path(tempfile.mkdtemp(prefix="damaged-")), None, []
+    try:
+        path = written(case, root)
+        with warnings.catch_warnings(), limited():
+            warnings.simplefilter("ignore")
+            found = everything(case.format, root)
+    except (ValueError, OSError) as error:
+        refusal = error
+    finally:
+        shutil.rmtree(root)
+    if refusal is not None:
+        text = str(refusal)
+        named = (root.name, path.name, "books: ", "iam_ondb: ")  # some sets are short as a whole
+        assert len(text) < LONGEST + 3 * len(str(root)), f"a message of {len(text):,} characters"
+        assert any(name in text for name in named), f"no file named: {type(refusal)}: {text}"
+        assert not isinstance(refusal, UnicodeError), f"raw error of a codec: {text}"
+        return
+    for tensor in tensors(found):
+        assert tensor.isfinite().all(), "a batch that is not finite"
+    if FORMATS[case.format].checked and len(case.damages) == 1 and not case.removed:
+        assert same(found, intact(case.format)), "other content was taken despite its checksum"
+
+
+@given(case=data_cases())
+@example(DataCase("questions.tar", 0, (Damage("swap", 0.0, 48),)))
+@example(DataCase("books.zip", 0, (Damage("write", 0.5548, 1, b"@entity" + b"9" * 30),)))
+@example(DataCase("books.tar", 0, (Damage("flip", 0.5, 3),)))
+@example(DataCase("json lines", 0, (Damage("write", 0.0, 1, b"[" * 3000),)))
+@fast(150)
+def test_damaged_files(case: DataCase) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+def test_damaged_files_for_long() -> None:
+    campaign(data_cases(), check)
