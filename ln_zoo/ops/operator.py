@@ -517,7 +517,10 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         spec = Spec.decode(ctx.choices[0])
         again = differentiable(
-            lambda: replay(spec, operands, batch_sizes, given, masks), operands, grads[:3], needs
+            lambda found: replay(spec, Operands(*found), batch_sizes, given, masks),
+            operands,
+            grads[:3],
+            needs,
         )
         return (*again, *rest)
     found = torch.ops.ln_zoo.recurrence_backward(
@@ -560,8 +563,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def differentiable(
-    replayed: Callable[[], Sequence[Tensor | None]],
-    operands: tuple[Any, ...],
+    replayed: Callable[[Sequence[Any]], Sequence[Tensor | None]],
+    operands: Sequence[Any],
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
@@ -577,7 +580,9 @@ def differentiable(
     """
     again = torch.is_grad_enabled()
     with torch.enable_grad(), no_autocast(operands[0]):
-        results = replayed()
+        # Views: a state's history leads to the weights too, which is no part of this gradient.
+        operands = [a.view_as(a) if need else a for a, need in zip(operands, needs, strict=True)]
+        results = replayed(operands)
         pairs = [
             (result, grad.to(result.dtype))
             for result, grad in zip(results, grads, strict=False)

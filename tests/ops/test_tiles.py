@@ -119,3 +119,76 @@ def test_the_inner_loop_loads_four_tiles_for_four_products(tmp_path: Path) -> No
     # Nothing else reads or writes memory.
     others = [line for line in found.lines if not line.startswith(("tileloadd", "lea"))]
     assert not any("(" in line for line in others), found.lines
+
+
+#: A product of float32 by parts, of a transposed left operand where ``column`` is not 1.
+PARTS = """
+#include "parts.h"
+extern "C" int64_t size(int64_t K, int64_t N) { return parts_size(K, N); }
+extern "C" void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_t row,
+                         int64_t column, const float* b, int64_t b_row, int64_t b_column,
+                         float* packed, float* c, int64_t add) {
+  pack_parts(b, b_row, b_column, K, N, packed, Center{}, 1);
+  parts_product(M, N, K, Left<float>{a, row, column}, packed, c, N, add);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def by_parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("parts")
+    for file in build.parts(FOLDER / "parts.h"):
+        shutil.copy(file, folder)
+    source = folder / "parts.cpp"
+    source.write_text(PARTS)
+    found = ctypes.CDLL(str(compiled(source, "-fPIC", "-shared", *EMULATED)))
+    found.size.restype, found.size.argtypes = c_int64, (c_int64, c_int64)
+    strided = (c_void_p, c_int64, c_int64)
+    found.multiply.argtypes = (*[c_int64] * 3, *strided, *strided, c_void_p, c_void_p, c_int64)
+    return found
+
+
+def multiply_by_parts(
+    found: ctypes.CDLL, a: torch.Tensor, b: torch.Tensor, start: torch.Tensor, add: bool
+) -> torch.Tensor:
+    (m, k), n = a.shape, b.shape[1]
+    packed, c = torch.full((found.size(k, n),), torch.nan), start.clone()
+    left, right = (a.data_ptr(), *a.stride()), (b.data_ptr(), *b.stride())
+    found.multiply(m, n, k, *left, *right, packed.data_ptr(), c.data_ptr(), add)
+    return c
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "size", [(1, 1, 1), (17, 33, 40), (32, 64, 32), (140, 30, 70), (33, 530, 5)]
+)
+def test_float32_by_parts(by_parts: ctypes.CDLL, size: tuple[int, ...], transposed: bool) -> None:
+    """Its errors are those of sums in float32, for numbers of any size but the smallest."""
+    torch.manual_seed(0)
+    m, k, n = size
+    a, b = torch.randn(m, k) * 10 ** torch.randn(m, 1), torch.randn(k, n)
+    if transposed:
+        a, b = a.t().contiguous().t(), b.t().contiguous().t()
+    start = torch.randn(m, n)
+    for add in (False, True):
+        exact = a.double() @ b.double() + (start if add else 0)
+        error = (multiply_by_parts(by_parts, a, b, start, add) - exact).abs()
+        # What float32 rounds in a sum of k products at most, and one rounding more.
+        allowed = (a.double().abs() @ b.double().abs() + start.abs()) * (k + 2) * 2**-24
+        assert (error <= allowed).all(), (add, (error / allowed).max())
+
+
+def test_parts_of_numbers_that_bfloat16_has_not(by_parts: ctypes.CDLL) -> None:
+    """Infinity, NaN and what rounds to infinity reach the results as in float32."""
+    torch.manual_seed(0)
+    a, b = torch.randn(40, 50), torch.randn(50, 36)
+    largest = torch.finfo(torch.float32).max
+    a[3, 4], a[5, 6], a[20, 7] = torch.inf, torch.nan, largest
+    b[8, 9], b[10, 11], b[12, 13] = -torch.inf, torch.nan, -largest
+    a[:, 12], b[7] = 0.25, 0.25
+    a[3, 12] = 0.0
+    found = multiply_by_parts(by_parts, a, b, torch.zeros(40, 36), False)
+    expected = (a.double() @ b.double()).float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    finite = ~expected.isnan()
+    torch.testing.assert_close(found[finite], expected[finite], rtol=1e-4, atol=1e-4)

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "tiles.h"
+#include "parts.h"
 
 namespace {
 
@@ -26,6 +26,7 @@ struct Rows {
 struct Steps {
   int64_t cell, narrow, steps, examples, hidden, threads;
   int64_t shares;        // of units (see shared.h); 1: threads share the examples
+  int64_t parts;         // whether the weight is packed by `pack_parts`
   int64_t joint;         // one norm of both terms, `recurrent`; u is their sum, as in a simple RNN
   int64_t carried;       // an LSTM's normalised cell state is carried on
   const int64_t* sizes;  // (steps,)
@@ -101,6 +102,13 @@ struct Call {
   double update_offset;
 };
 
+// Rows from which the gradients of both weights are computed later, for several steps at once
+// (`ln_zoo_call_weights`): gradients of the products, (rows, G), and what the weights were
+// multiplied by, (rows, I) and (rows, H). Without a place of its own, dv is du.
+struct Rooms {
+  float *dv, *du, *x, *h;
+};
+
 // Null where there is none: biases and gains of 0 and 1, states of 0, nothing kept, a gradient of 0
 // or one that nobody wants.
 struct Tensors {
@@ -123,6 +131,7 @@ struct Tensors {
   float* statistics;
   const float* given[3];
   int64_t given_rows[3];
+  Rooms rooms;
 };
 
 }  // extern "C"

@@ -8,6 +8,30 @@
 
 namespace {
 
+// A packed matrix (K, N), as a whole or by its parts.
+struct Packed {
+  float* numbers;
+  int64_t K, N;
+  bool parts;
+  int64_t size() const { return parts ? parts_size(K, N) : ln_zoo_packed_size(K, N, 0); }
+  void fill(const float* from, int64_t row, int64_t column, const Center& center,
+            int64_t threads) const {
+    parts ? pack_parts(from, row, column, K, N, numbers, center, threads)
+          : ::pack(from, row, column, K, N, numbers, threads, center);
+  }
+  // C (M, N) = A (M, K) times it, or C += that.
+  void multiply(int64_t M, Left<float> left, float* c, bool add, int64_t threads) const {
+    if (!parts) {
+      ln_zoo_product(M, N, K, left.data, left.row, left.column, numbers, c, N, add, threads);
+      return;
+    }
+    by_parts(threads, M * N * K, M, [&](int64_t from, int64_t to) {
+      const Left<float> rows{left.data + from * left.row, left.row, left.column};
+      parts_product(to - from, N, K, rows, numbers, c + from * N, N, add);
+    });
+  }
+};
+
 // One call, forward or backward: its arguments as `forward` and `backward` take them, chunk by
 // chunk.
 class Direction {
@@ -77,7 +101,7 @@ class Direction {
     s.output = t.output ? t.output : arena.take(rows * shape.H), s.h = t.h, s.c = t.c;
     start(t.h, t.h0), start(t.c, t.c0);
     if (in_place) return steps_in_place();
-    const float* w_ih = pack(t.w_ih, I, first(), true);
+    const Packed w_ih = pack(t.w_ih, I, first(), true, rows);
     pack_recurrent(false);
     make_room();
     for (const Chunk& chunk : chunks_) {
@@ -85,13 +109,12 @@ class Direction {
       const float* x = t.x + row_of(chunk) * I;
       if (examples.own(first_place())) {
         x = centered(chunk, x, I);
-        ln_zoo_product(chunk.steps, G, I, means, I, 1, w_ih,
-                       examples.means(first_place(), chunk.step), G, false, a.threads);
+        w_ih.multiply(chunk.steps, {means, I, 1}, examples.means(first_place(), chunk.step), false,
+                      a.threads);
       }
       float* const v = static_cast<float*>(part.v);
       for (int64_t n = 0; bias_inner && n < rows_of(chunk); n++) copy(bias_inner, G, v + n * G);
-      ln_zoo_product(rows_of(chunk), G, I, x, I, 1, w_ih, v, G, bias_inner != nullptr,
-                     a.threads);
+      w_ih.multiply(rows_of(chunk), {x, I, 1}, v, bias_inner != nullptr, a.threads);
       if (!examples.any()) {
         ln_zoo_forward(&part);
         continue;
@@ -103,7 +126,9 @@ class Direction {
 
   void backward() {
     const int64_t N = a.examples, H = shape.H, G = shape.G, I = a.inputs, most = longest();
-    float *const du = arena.take(most * G), *const dv = merged ? du : arena.take(most * G);
+    const Rooms& later = t.rooms;  // a single step
+    float* const du = later.du ? later.du : arena.take(most * G);
+    float* const dv = merged ? du : later.dv ? later.dv : arena.take(most * G);
     float *const h_room = arena.take(most * H), *const c_room = arena.take(most * H);
     s.du = du, s.dv = dv;
     s.dh = t.dh0 ? t.dh0 : arena.take(N * H);
@@ -120,8 +145,9 @@ class Direction {
     }
     // The adjoint of a centred row has mean zero: products with weights as they are do as well.
     if (!in_place) pack_recurrent(true);
-    const float* w_ih = t.dx && !in_place && !thin(I) ? pack(t.w_ih, I, Rows{}, false) : nullptr;
-    float* const room = arena.take(ln_zoo_packed_size(most, std::max(H, I), 0) + THIN * G);
+    Packed w_ih;
+    if (t.dx && !in_place && !thin(I)) w_ih = pack(t.w_ih, I, Rows{}, false, rows);
+    float* const room = arena.take(weight_room(most, G, std::max(H, I)));
     make_room();
     for (size_t i = chunks_.size(); i-- > 0;) {
       const Chunk& chunk = chunks_[i];
@@ -146,12 +172,13 @@ class Direction {
       // du may have any mean over the examples of a step: centred rows remove it. What dv makes of
       // inputs loses its own mean.
       if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
-      weight_gradient(count, du, h_prev, H, t.dw_hh, more, room);
+      weight_gradient(count, G, du, h_prev, H, t.dw_hh, more, room, a.threads);
       const bool own = examples.own(first_place());
       const float* x = t.x + row * I;
       if (t.dw_ih && own) x = centered(chunk, x, I);
-      weight_gradient(count, dv, x, I, t.dw_ih, more, room);
-      if (t.dbias_inner) few_sum(count, G, dv, t.dbias_inner, more, a.threads);
+      weight_gradient(count, G, dv, x, I, t.dw_ih, more, room, a.threads);
+      if (later.du) copy(x, count * I, later.x), copy(h_prev, count * H, later.h);
+      if (t.dbias_inner) few_sum(count, G, dv, t.dbias_inner, more || later.du, a.threads);
       if (!t.dx) continue;
       float* dx = t.dx + row * I;
       input_gradient(count, dv, w_ih, dx, room);
@@ -159,14 +186,30 @@ class Direction {
     }
     if (a.negated) negate_update(s.dbias), negate_update(s.dgain_recurrent);
     if (a.joint && a.cell == GRU) copy(s.dbias_hn, H, s.dbias + 2 * H);
-    const auto copy_to = [](float* to, const float* from, int64_t n) {
-      if (to) copy(from, n, to);
+    const auto give = [&](float* to, const float* from, int64_t n) {
+      if (to) later.du ? ::add(from, to, n) : copy(from, n, to);
     };
-    copy_to(t.dbias_ih, s.dbias, G);
-    copy_to(t.dbias_hh, s.dbias, a.cell == GRU ? 2 * H : G);
-    if (a.cell == GRU && t.dbias_hh) copy(s.dbias_hn, H, t.dbias_hh + 2 * H);
-    copy_to(t.dgain_input, s.dgain_input, G), copy_to(t.dgain_recurrent, s.dgain_recurrent, G);
-    copy_to(t.dgain_out, s.dgain_out, H), copy_to(t.dshift_out, s.dshift_out, H);
+    give(t.dbias_ih, s.dbias, G);
+    give(t.dbias_hh, s.dbias, a.cell == GRU ? 2 * H : G);
+    if (a.cell == GRU && t.dbias_hh) give(t.dbias_hh + 2 * H, s.dbias_hn, H);
+    give(t.dgain_input, s.dgain_input, G), give(t.dgain_recurrent, s.dgain_recurrent, G);
+    give(t.dgain_out, s.dgain_out, H), give(t.dshift_out, s.dshift_out, H);
+  }
+
+  // w (G, K) = d^T of, or w += d^T of, for so many rows.
+  static void weight_gradient(int64_t count, int64_t G, const float* d, const float* of, int64_t K,
+                              float* w, bool add, float* room, int64_t threads) {
+    if (!w) return;
+    if (count <= OUTER_ROWS && !add) return few_outer(count, G, K, d, of, w, threads);
+    if (thin(K)) return thin_outer(count, G, K, d, of, w, add, room, threads);
+    Packed packed{room, count, K, suits_parts(G, count, K)};
+    packed.fill(of, K, 1, Center{}, threads);
+    packed.multiply(G, {d, 1, G}, w, add, threads);
+  }
+
+  // Numbers of `room` there.
+  static int64_t weight_room(int64_t count, int64_t G, int64_t K) {
+    return std::max(ln_zoo_packed_size(count, K, 0), parts_size(count, K)) + THIN * G;
   }
 
  private:
@@ -290,22 +333,26 @@ class Direction {
     return means;
   }
 
-  // A weight (G, K), or its transpose, centred by rows.
-  const float* pack(const float* w, int64_t K, const Rows& rows, bool transposed) {
-    const int64_t G = shape.G;
+  // A weight (G, K), or its transpose, centred by rows, for products of so many rows. Those of the
+  // whole call count, so that results do not depend on chunks and threads.
+  Packed pack(const float* w, int64_t K, const Rows& rows, bool transposed, int64_t count) {
+    const int64_t G = shape.G, k = transposed ? K : G, n = transposed ? G : K;
     const float* means = means_of_rows(w, K, rows);
-    const int64_t k = transposed ? K : G, n = transposed ? G : K;
-    float* to = arena.take(ln_zoo_packed_size(k, n, 0));
-    ln_zoo_pack(w, transposed ? 1 : K, transposed ? K : 1, k, n, to, 0, means, shape.H, transposed,
-                a.threads);
-    return to;
+    Packed found{nullptr, k, n, suits_parts(count, k, n)};
+    found.numbers = arena.take(found.size());
+    found.fill(w, transposed ? 1 : K, transposed ? K : 1, {means, shape.H, K, transposed},
+               a.threads);
+    return found;
   }
 
   // The recurrent weight as the steps read it, whose units or examples the threads share.
   void pack_recurrent(bool backward) {
     const Rows rows = backward ? Rows{} : second();
     if (s.shares == 1) {
-      s.weight = pack(t.w_hh, shape.H, rows, !backward);
+      // Normalisation over examples reads no parts.
+      const Packed found =
+          pack(t.w_hh, shape.H, rows, !backward, examples.any() ? 0 : a.examples);
+      s.weight = found.numbers, s.parts = found.parts;
       return;
     }
     const float* means = means_of_rows(t.w_hh, shape.H, rows);
@@ -314,24 +361,13 @@ class Direction {
     s.weight = to;
   }
 
-  // w (G, K) = d^T of, or w += d^T of, for so many rows.
-  void weight_gradient(int64_t count, const float* d, const float* of, int64_t K, float* w,
-                       bool add, float* room) const {
-    const int64_t G = shape.G;
-    if (!w) return;
-    if (count <= OUTER_ROWS && !add) return few_outer(count, G, K, d, of, w, a.threads);
-    if (thin(K)) return thin_outer(count, G, K, d, of, w, add, room, a.threads);
-    ln_zoo_pack(of, K, 1, count, K, room, 0, nullptr, 1, 0, a.threads);
-    ln_zoo_product(G, K, count, d, 1, G, room, w, K, add, a.threads);
-  }
-
   // dx (count, I) = dv w; `packed` is w as products read it.
-  void input_gradient(int64_t count, const float* dv, const float* packed, float* dx,
+  void input_gradient(int64_t count, const float* dv, const Packed& packed, float* dx,
                       float* room) const {
     const int64_t G = shape.G, I = a.inputs;
     if (thin(I)) return thin_by_matrix(count, G, I, dv, t.w_ih, dx, room, a.threads);
     if (in_place) return in_place_by_matrix(count, G, I, dv, t.w_ih, dx, false, a.threads);
-    ln_zoo_product(count, I, G, dv, G, 1, packed, dx, I, false, a.threads);
+    packed.multiply(count, {dv, G, 1}, dx, false, a.threads);
   }
 
   // Threads for the rows of a step between its products.
@@ -423,5 +459,16 @@ int64_t ln_zoo_call_keeps(const Call* call) { return Direction::keeps(*call); }
 void ln_zoo_call_forward(const Call* call, const Tensors* t) { Direction(*call, *t).forward(); }
 
 void ln_zoo_call_backward(const Call* call, const Tensors* t) { Direction(*call, *t).backward(); }
+
+// The gradients of both weights from so many rows of several steps, or `add` to them.
+void ln_zoo_call_weights(const Call* call, const Rooms* rooms, int64_t rows, float* dw_ih,
+                         float* dw_hh, int64_t add) {
+  const int64_t G = gates_of(call->cell) * call->hidden, H = call->hidden, I = call->inputs;
+  Arena arena;
+  float* const room = arena.take(Direction::weight_room(rows, G, std::max(H, I)));
+  const float* dv = rooms->dv ? rooms->dv : rooms->du;
+  Direction::weight_gradient(rows, G, dv, rooms->x, I, dw_ih, add, room, call->threads);
+  Direction::weight_gradient(rows, G, rooms->du, rooms->h, H, dw_hh, add, room, call->threads);
+}
 
 }  // extern "C"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
-ABI = 11
+ABI = 12
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 #: Seconds that one compilation may take.

@@ -125,7 +125,14 @@ _GIVEN = len(_INPUTS) + len(Parameters._fields)
 _NO_STATISTICS = (0,) * (1 + 2 * len(NONE_GIVEN))
 #: Precisions of `Masks`.
 _MASKS = (torch.float32, torch.bool, torch.bool, torch.bool)
-_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(_MASKS) + len(_NO_STATISTICS)}P").pack
+#: Addresses of ``Rooms`` of arguments.h.
+_NO_ROOMS = (0,) * 4
+_PACK = struct.Struct(
+    f"{len(_NAMES) + _GIVEN + len(_MASKS) + len(_NO_STATISTICS) + len(_NO_ROOMS)}P"
+).pack
+_PACK_ROOMS = struct.Struct(f"{len(_NO_ROOMS)}P").pack
+#: Rows of several steps from which gradients of weights are computed at once.
+_ROWS_AT_ONCE = 512
 _NO_ADDRESSES = (0,) * len(_MASKS)
 #: Addresses of gradients, of which a forward has none.
 _ABSENT = (0,) * (3 + _GIVEN)
@@ -200,6 +207,9 @@ class _Direction:
         self._address = addressof(self._constants)
         found = library()
         self._forward, self._backward = found.ln_zoo_call_forward, found.ln_zoo_call_backward
+        self._weights = found.ln_zoo_call_weights
+        #: Of the graph to which the latest step belongs.
+        self._shared: _SharedWeights | None = None
         self._kept = (found.ln_zoo_call_keeps(self._address),)
         self._read_back = (*self.inputs, *self.parameters, self.output, None, None, self._kept)
 
@@ -222,6 +232,7 @@ class _Direction:
             found: those of the parameters.
             masks: what was drawn, in the shapes of x, and resets.
         """
+        again = starts is not None and self.output is None
         if starts is None:
             starts = addresses(_INPUTS[1:], states, self.inputs[1 : len(states) + 1])
         tensors: tuple[Tensor | None, ...]
@@ -231,10 +242,28 @@ class _Direction:
             tensors, first = (x, *states, None, *parameters), (*starts, 0)
         found = (*addresses(_INPUTS, (x,), self.inputs[:1]), *first, *found)
         if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors):
-            output, h, c = _Call.apply(self, found, masks, *tensors)
+            shared = self._shared_weights(states, parameters) if again else None
+            if shared is None:
+                output, h, c = _Call.apply(self, found, masks, None, (), *tensors)
+            else:
+                first = tensors[: len(_INPUTS)]
+                sums = shared.sums
+                output, h, c = _Call.apply(
+                    self, found, masks, sums, parameters, *first, shared.token
+                )
         else:
             output, h, c, *_ = self.forward(x, found, masks, save=False)
         return output, (h, c) if self._lstm else (h,)
+
+    def _shared_weights(self, states: States, parameters: Parameters) -> _SharedWeights | None:
+        """Weights for a step that continues a graph, as all its later steps have them."""
+        shared = self._shared
+        if all(state.grad_fn is None for state in states):
+            shared = None
+        elif shared is None or not shared.suits(parameters):
+            shared = _SharedWeights(self, parameters)
+        self._shared = shared
+        return shared
 
     def _addresses_of(self, masks: Masks) -> Sequence[int]:
         if masks is NO_MASKS:
@@ -275,7 +304,7 @@ class _Direction:
         to = [0 if a is None else a.data_ptr() for a in (output, h, c, kept)]
         own, given = self._statistics(x)
         last = (*self._addresses_of(masks), *self._addresses_of_statistics(own, given))
-        self._forward(self._address, _PACK(*found, *to, *_ABSENT, *last))
+        self._forward(self._address, _PACK(*found, *to, *_ABSENT, *last, *_NO_ROOMS))
         if own is not None:
             sizes = [x.shape[1]] * self._steps
             tell_statistics(self.spec, self._norms, 0, sizes, own, self.hidden)
@@ -287,6 +316,7 @@ class _Direction:
         masks: Masks,
         grads: Sequence[Tensor | None],
         needs: Sequence[bool],
+        later: _Rows | None = None,
     ) -> list[Tensor | None]:
         """Gradients of inputs and parameters, of those that need one.
 
@@ -295,6 +325,7 @@ class _Direction:
             masks: as in the forward.
             grads: gradients of output and last states.
             needs: which.
+            later: collects the part of the parameters instead.
         """
         inputs, (output, kept, own, *given) = saved[:_GIVEN], saved[_GIVEN:]
         found = addresses(_NAMES, (*inputs, output, None, None, kept), self._read_back)
@@ -309,10 +340,26 @@ class _Direction:
             for a, need in zip(inputs, needs, strict=True)
         ]
         to = [0 if a is None else a.data_ptr() for a in made]
+        if later is not None:
+            to[len(_INPUTS) :] = later.vectors
         to += self._addresses_of(masks)
         to += self._addresses_of_statistics(own, Given(*given))
-        self._backward(self._address, _PACK(*found, *to))
+        rooms = _NO_ROOMS if later is None else later.take()
+        self._backward(self._address, _PACK(*found, *to, *rooms))
         return made
+
+    def add_weights(self, rooms: Sequence[int], rows: int, to: Sequence[int], more: bool) -> None:
+        """Fills the gradients of both weights at these addresses, or adds to them."""
+        self._weights(self._address, _PACK_ROOMS(*rooms), rows, *to, more)
+
+    @property
+    def examples(self) -> int:
+        return int(self._constants.examples)
+
+    @property
+    def merged(self) -> bool:
+        """Whether both products have the same gradient."""
+        return self.spec.merged or self.spec.joint
 
     def replay(
         self, tensors: Sequence[Any], masks: Masks, given: Given
@@ -340,27 +387,189 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, direction: _Direction, found: Sequence[int], masks: Masks, *tensors: Any
+        ctx: Any,
+        direction: _Direction,
+        found: Sequence[int],
+        masks: Masks,
+        sums: _Sums | None,
+        parameters: Parameters | tuple[()],
+        *tensors: Any,
     ) -> tuple[Tensor | None, ...]:
         output, h, c, kept, own, given = direction.forward(tensors[0], found, masks, save=True)
-        ctx.direction = direction
+        ctx.direction, ctx.sums = direction, sums
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*masks, *tensors, output, kept, own, *given)
+        operands = tensors if sums is None else (*tensors[: len(_INPUTS)], *parameters)
+        ctx.save_for_backward(*masks, *operands, output, kept, own, *given)
         return output, h, c
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         direction: _Direction = ctx.direction
-        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        sums: _Sums | None = ctx.sums
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[5:]
         masks, saved = Masks(*saved[: len(NO_MASKS)]), saved[len(NO_MASKS) :]
+        if sums is not None:
+            wanted = torch._C._will_engine_execute_node(ctx.next_functions[-1][0])
+            needs = (*needs[: len(_INPUTS)], *(need and wanted for need in sums.needs))
         if torch.is_grad_enabled() or batched(grads):
             tensors, given = saved[:_GIVEN], Given(*saved[-len(Given._fields) :])
             found = differentiable(
-                lambda: direction.replay(tensors, masks, given), tensors, grads, needs
+                lambda operands: direction.replay(operands, masks, given), tensors, grads, needs
             )
+            if sums is not None and wanted:
+                sums.now().add(found[len(_INPUTS) :])
+        elif sums is not None and wanted:
+            needs = (*needs[: len(_INPUTS)], *(False for _ in sums.needs))
+            found = direction.backward(saved, masks, grads, needs, sums.now().rows(saved[0]))
         else:
             found = direction.backward(saved, masks, grads, needs)
-        return (None, None, None, *found)
+        if sums is not None:
+            found = [*found[: len(_INPUTS)], None]
+        return (None, None, None, None, None, *found)
+
+
+class _SharedWeights:
+    """The parameters of a cell as one node of a graph, whose steps share it.
+
+    Autograd would add up the gradients of weights step by step, which takes longer than a step of
+    few rows: each is as large as the weights. The node runs after all steps of a backward pass and
+    computes these gradients with one product for many rows.
+
+    Args:
+        direction: how a step runs.
+        parameters: the parameters.
+    """
+
+    def __init__(self, direction: _Direction, parameters: Parameters) -> None:
+        self.sums = _Sums(direction, [a is not None and a.requires_grad for a in parameters])
+        #: An empty tensor: what depends on it depends on the node.
+        self.token: Tensor = _Node.apply(self.sums, *parameters)
+
+    def suits(self, parameters: Parameters) -> bool:
+        """Whether a backward pass may still come, of the same parameters."""
+        return not self.sums.used and self.sums.needs == [
+            a is not None and a.requires_grad for a in parameters
+        ]
+
+
+class _Node(torch.autograd.Function):
+    """Parameters, on which steps depend by an empty tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: _Sums, *parameters: Tensor | None) -> Tensor:
+        ctx.sums = sums
+        ctx.set_materialize_grads(False)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *ctx.sums.end()
+
+
+class _Sums:
+    """Gradients of parameters, for each backward pass that goes on.
+
+    Args:
+        direction: how a step runs.
+        needs: which parameters need one.
+    """
+
+    def __init__(self, direction: _Direction, needs: list[bool]) -> None:
+        self.direction, self.needs, self.used = direction, needs, False
+        self._passes: dict[int, _Pass] = {}
+
+    def now(self) -> _Pass:
+        """The present backward pass."""
+        task = torch._C._current_graph_task_id()
+        found = self._passes.get(task)
+        if found is None:
+            found = self._passes[task] = _Pass(self.direction, self.needs)
+        return found
+
+    def end(self) -> list[Tensor | None]:
+        """The gradients of the present backward pass, in which all steps were run."""
+        self.used = True
+        found = self._passes.pop(torch._C._current_graph_task_id(), None)
+        return [None] * len(self.needs) if found is None else found.end()
+
+
+class _Pass:
+    """Gradients of parameters from several steps of one backward pass."""
+
+    def __init__(self, direction: _Direction, needs: list[bool]) -> None:
+        self._direction, self._needs = direction, needs
+        self._rows: _Rows | None = None
+        self._added: list[Tensor | None] = [None] * len(needs)
+
+    def rows(self, like: Tensor) -> _Rows:
+        if self._rows is None:
+            self._rows = _Rows(self._direction, self._needs, like)
+        return self._rows
+
+    def add(self, grads: Sequence[Tensor | None]) -> None:
+        self._added = [
+            b if a is None else a if b is None else a + b
+            for a, b in zip(self._added, grads, strict=True)
+        ]
+
+    def end(self) -> list[Tensor | None]:
+        if self._rows is not None:
+            self.add(self._rows.end())
+        return self._added
+
+
+class _Rows:
+    """Rows of several steps, from which C++ computes the gradients of weights; see ``Rooms``.
+
+    Args:
+        direction: how a step runs.
+        needs: which parameters need a gradient.
+        like: a tensor on the same device.
+    """
+
+    def __init__(self, direction: _Direction, needs: list[bool], like: Tensor) -> None:
+        self._direction = direction
+        self._count = direction.examples
+        self._room = self._count * max(1, _ROWS_AT_ONCE // self._count)
+        width, (_, inputs) = direction.spec.gates * direction.hidden, direction.inputs[0]
+        widths = (0 if direction.merged else width, width, inputs, direction.hidden)
+        self._memory = [
+            memory.reusable(self._room, n, like=like, dtype=torch.float32) if n else None
+            for n in widths
+        ]
+        self._strides = [4 * n * self._count for n in widths]
+        self._starts = [0 if a is None else a.data_ptr() for a in self._memory]
+        self._grads = [
+            None
+            if not need or shape is None
+            else memory.empty(*shape, like=like, dtype=torch.float32)
+            if name.startswith("w_")
+            else like.new_zeros(shape)
+            for name, need, shape in zip(
+                Parameters._fields, needs, direction.parameters, strict=True
+            )
+        ]
+        found = [0 if a is None else a.data_ptr() for a in self._grads]
+        self._weights, self.vectors = found[:2], (0, 0, *found[2:])
+        self._steps, self._more = 0, False
+
+    def take(self) -> list[int]:
+        """Addresses for the rows of one more step."""
+        if self._steps * self._count == self._room:
+            self._flush()
+        self._steps += 1
+        pairs = zip(self._starts, self._strides, strict=True)
+        return [start + (self._steps - 1) * stride for start, stride in pairs]
+
+    def end(self) -> list[Tensor | None]:
+        """The gradients of all parameters."""
+        self._flush()
+        return self._grads
+
+    def _flush(self) -> None:
+        rows, self._steps = self._steps * self._count, 0
+        self._direction.add_weights(self._starts, rows, self._weights, self._more)
+        self._more = True
 
 
 def without_tensors(call: RecurrentCall) -> RecurrentCall:

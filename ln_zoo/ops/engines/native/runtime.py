@@ -52,6 +52,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "call_keeps": (p,),
         "call_forward": (p, c_char_p),
         "call_backward": (p, c_char_p),
+        "call_weights": (p, p, i, p, p, i),
         "shares": (i, i, i, i),
         "share_packed_size": (i, i, i, i),
         "share_pack": (i, i, i, i, p, p, p, i),

@@ -31,6 +31,16 @@ inline const float* floats(const bfloat* p, int64_t n, float* scratch) {
 
 inline void copy(const float* from, int64_t n, bfloat* to) { narrow(from, n, to); }
 
+// A product with the recurrent weight, (K, N).
+template <class T>
+void recurrent_product(const Steps& s, int64_t M, int64_t N, int64_t K, Left<T> a, float* c,
+                       bool add) {
+  if constexpr (sizeof(T) == 4) {
+    if (s.parts) return parts_product(M, N, K, a, static_cast<const T*>(s.weight), c, N, add);
+  }
+  product(M, N, K, a, static_cast<const T*>(s.weight), c, N, add);
+}
+
 // Left operands of one step's product: the rows themselves, or copies in bfloat with whole lanes.
 inline Left<float> operand(const float* rows, int64_t, int64_t K, std::vector<float>&) {
   return {rows, K, 1};
@@ -103,8 +113,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
         h_before = dropped.data();
       }
       const Left<T> h_rows = operand(h_before, end - first, H, left);
-      product(end - first, G, padded<T>(H), h_rows, static_cast<const T*>(s.weight), u, G,
-              merged && !narrow_rows);
+      recurrent_product(s, end - first, G, padded<T>(H), h_rows, u, merged && !narrow_rows);
       for (int64_t n = first; n < end; n++, u += G) {
         const int64_t row = offset + n;
         const float* input = floats(v + row * G, G, wide.data());
@@ -205,8 +214,8 @@ void backward(const Steps& call, const Window* window = nullptr) {
       const float* du = gradients.data();
       if constexpr (!narrow_rows) du = static_cast<const T*>(s.du) + (offsets[t] + first) * G;
       float *const dh = s.dh + first * H, *const to = s.dropout ? dropped.data() : dh;
-      product(end - first, H, padded<T>(G), operand(du, end - first, G, left),
-              static_cast<const T*>(s.weight), to, H, passes(s) && !s.dropout);
+      recurrent_product(s, end - first, H, padded<T>(G), operand(du, end - first, G, left), to,
+                        passes(s) && !s.dropout);
       if (s.dropout) drop(to, s.dropout + first * H, (end - first) * H, dh, passes(s));
       restart(s, offsets[t], first, end, H, s.dh, s.dc);
       if constexpr (!narrow_rows) {
@@ -227,7 +236,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
 extern "C" {
 
 // Changes with every change of the structures and functions below.
-int64_t ln_zoo_abi() { return 11; }
+int64_t ln_zoo_abi() { return 12; }
 
 // Numbers that a packed (K, N) takes.
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {

@@ -95,7 +95,7 @@ class StepsArguments(Arguments):
     }
     _fields_ = (
         *((name, c_int64) for name in ("cell", "narrow", "steps", "examples", "hidden", "threads")),
-        *((name, c_int64) for name in ("shares", "joint", "carried")),
+        *((name, c_int64) for name in ("shares", "parts", "joint", "carried")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
         *_zoned(tensors),

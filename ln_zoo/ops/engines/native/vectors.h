@@ -194,7 +194,17 @@ inline vec exponential(vec x) {
   return p * (vec)power;
 }
 
-inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+// 1 / x for 1 <= x < 2^126, to one unit in the last place: a quarter of a division's time.
+inline vec reciprocal(vec x) {
+#ifdef __AVX512F__
+  const vec near = (vec)_mm512_rcp14_ps((__m512)x);
+  return near + near * (1.0f - x * near);
+#else
+  return 1.0f / x;
+#endif
+}
+
+inline vec sigmoid(vec x) { return reciprocal(1.0f + exponential(-x)); }
 
 // 1 - 2 / (e^2x + 1) loses the small numbers: there, an odd polynomial (fitted for |x| <= 0.625).
 inline vec hyperbolic_tangent(vec x) {
@@ -205,7 +215,7 @@ inline vec hyperbolic_tangent(vec x) {
   p = p * square + 1.33314422036e-1f;
   p = p * square + -3.33332819422e-1f;
   vec near = p * square * x + x;
-  vec far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  vec far = 1.0f - 2.0f * reciprocal(exponential(2.0f * x) + 1.0f);
   return square < all(0.390625f) ? near : far;
 }
 

@@ -1,0 +1,186 @@
+"""Cells in a loop, whose steps share one node of the graph for the gradients of weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from accuracy import assert_as_accurate, generic_loop, moved
+from torch import Tensor, nn
+
+from ln_zoo.layers import GRUCell, LSTMCell, RecurrentCell, RNNCell
+from ln_zoo.norms import Identity, LayerNorm, Norm
+from ln_zoo.ops.engines.native import one_call
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
+
+pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+T, N, INPUTS, H = 7, 3, 5, 9
+CELLS: dict[str, Any] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
+every_cell = pytest.mark.parametrize("name", CELLS)
+
+
+def made(name: str, norm: Norm | None = None) -> RecurrentCell:
+    torch.manual_seed(0)
+    cell: RecurrentCell = CELLS[name](INPUTS, H, norm=LayerNorm() if norm is None else norm)
+    for parameter in cell.parameters():
+        nn.init.uniform_(parameter, 0.2, 0.7)
+    cell(torch.zeros(N, INPUTS))  # The second call has a plan.
+    return cell
+
+
+def outputs(cell: RecurrentCell, x: Tensor) -> list[Tensor]:
+    state, found = None, []
+    for row in x:
+        state = cell(row, state)
+        found.append(state[0] if isinstance(state, tuple) else state)
+    return found
+
+
+def loss_of(found: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(h * h).sum() * (t + 1) for t, h in enumerate(found)]).sum()
+
+
+def gradients(cell: RecurrentCell, x: Tensor, create_graph: bool = False) -> dict[str, Tensor]:
+    parameters = dict(cell.named_parameters())
+    loss = loss_of(outputs(cell, x))
+    found = torch.autograd.grad(loss, [*parameters.values()], create_graph=create_graph)
+    return dict(zip(parameters, found, strict=True))
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
+@pytest.mark.parametrize("at_once", [6, 512])
+@every_cell
+def test_gradients_are_those_of_the_generic_loop(
+    name: str, at_once: int, norm: Norm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the rows of all steps do not fit into memory for some of them."""
+    monkeypatch.setattr(one_call, "_ROWS_AT_ONCE", at_once)
+    cell, x = made(name, norm), torch.randn(T, N, INPUTS)
+
+    def run(module: Any, x: Tensor) -> dict[str, Tensor]:
+        with generic_loop():
+            return gradients(module, x)
+
+    exact = run(copy.deepcopy(cell).double(), x.double())
+    assert_as_accurate(gradients(cell, x), exact, lambda i: run(cell, moved(x, i)))
+
+
+@every_cell
+def test_one_product_for_all_later_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, counts = made(name), []
+    real = one_call._Direction.add_weights
+
+    def counted(self: Any, rooms: Any, rows: int, to: Any, more: bool) -> None:
+        counts.append(rows)
+        real(self, rooms, rows, to, more)
+
+    monkeypatch.setattr(one_call._Direction, "add_weights", counted)
+    gradients(cell, torch.randn(T, N, INPUTS))
+    assert counts == [(T - 1) * N]
+
+
+@every_cell
+def test_two_losses_of_one_graph(name: str) -> None:
+    cell, x = made(name), torch.randn(T, N, INPUTS)
+    whole = gradients(cell, x)
+    found = outputs(cell, x)
+    # The second pass begins after the first has ended; both run the first steps.
+    loss_of(found[:3]).backward(retain_graph=True)
+    sum((h * h).sum() * (t + 1) for t, h in enumerate(found) if t >= 3).backward()
+    for key, parameter in cell.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[key])
+
+
+@every_cell
+def test_a_pass_within_a_pass(name: str) -> None:
+    """As reentrant checkpoints have it: the outer one has run some steps of the same node."""
+    cell, x = made(name), torch.randn(T, N, INPUTS)
+    whole = gradients(cell, x)
+    found = outputs(cell, x)
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor) -> Tensor:
+            return h.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            with torch.enable_grad():
+                loss_of(found[:3]).backward(retain_graph=True)
+            return torch.zeros_like(grad)
+
+    rest = sum((h * h).sum() * (t + 1) for t, h in enumerate(found) if t >= 3)
+    (rest + Inner.apply(found[3]).sum()).backward()
+    for key, parameter in cell.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[key])
+
+
+@every_cell
+def test_gradients_of_inputs_alone_keep_no_rows(name: str) -> None:
+    cell, x = made(name), torch.randn(T, N, INPUTS, requires_grad=True)
+    whole = torch.autograd.grad(loss_of(outputs(cell, x)), [x, *cell.parameters()])
+    found = loss_of(outputs(cell, x))
+    (alone,) = torch.autograd.grad(found, [x])
+    torch.testing.assert_close(alone, whole[0])
+    ((_, (plan, _)),) = cell._plans._kept[2].items()
+    shared = plan._directions[0]._shared
+    assert shared is not None
+    assert not shared.sums._passes
+
+
+@every_cell
+def test_some_parameters_are_frozen(name: str) -> None:
+    cell, x = made(name), torch.randn(T, N, INPUTS)
+    whole = gradients(cell, x)
+    cell.weight_ih.requires_grad_(False)
+    loss_of(outputs(cell, x)).backward()
+    assert cell.weight_ih.grad is None
+    for key, parameter in cell.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, whole[key])
+
+
+@every_cell
+def test_gradients_of_gradients(name: str) -> None:
+    cell, x = made(name), torch.randn(3, 2, INPUTS)
+    cell(x[0])
+
+    def penalty(module: Any, x: Tensor) -> dict[str, Tensor]:
+        module.zero_grad()
+        first = gradients(module, x, create_graph=True)
+        sum((g * g).sum() for g in first.values()).backward()
+        second = {f"{key}, again": p.grad.clone() for key, p in module.named_parameters()}
+        return {key: g.detach() for key, g in first.items()} | second
+
+    def generic(module: Any, x: Tensor) -> dict[str, Tensor]:
+        with generic_loop():
+            return penalty(copy.deepcopy(module), x)
+
+    exact = generic(copy.deepcopy(cell).double(), x.double())
+    assert_as_accurate(penalty(cell, x), exact, lambda i: generic(cell, moved(x, i)))
+
+
+@every_cell
+def test_changed_weights_are_an_error(name: str) -> None:
+    cell, x = made(name), torch.randn(T, N, INPUTS)
+    loss = loss_of(outputs(cell, x))
+    with torch.no_grad():
+        cell.weight_hh.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@every_cell
+def test_the_next_graph_has_a_node_of_its_own(name: str) -> None:
+    """And reads weights that were changed through `data`."""
+    cell, x = made(name), torch.randn(T, N, INPUTS)
+    first = gradients(cell, x)
+    cell.weight_hh.data.mul_(0.5)
+    second = gradients(cell, x)
+    fresh = gradients(copy.deepcopy(cell), x)
+    for key, a in second.items():
+        torch.testing.assert_close(a, fresh[key])
+    assert not torch.allclose(first["weight_hh"], second["weight_hh"])
