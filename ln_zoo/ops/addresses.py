@@ -1,9 +1,8 @@
-"""Addresses of tensors for code outside torch, which reads and writes wherever it is told to.
+"""Checked tensor addresses for C++ code, which reads and writes memory without bounds checks.
 
-`address` first checks all that such code takes for granted; other modules pass on only addresses of
-memory that they have just allocated. A structure that C++ is given is an `Arguments`: its class
-says which form each tensor must have, and `Arguments.fill` is the only way to put an address into
-it.
+`address` validates device, dtype, shape and contiguity; other modules only pass addresses of memory
+that they allocated themselves. A structure passed to C++ is a subclass of `Arguments`, which states
+the form of each tensor; `Arguments.fill` is the only way to set an address.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Form = tuple[str, ...]
 def address(
     name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device = _CPU
 ) -> int:
-    """Where a tensor's numbers are in memory, one after the other.
+    """Address of the first element of a contiguous tensor.
 
     Args:
         name: what to call it in an error.
@@ -62,7 +61,7 @@ def addresses(
     tensors: Sequence[Tensor | None],
     shapes: Sequence[tuple[int, ...] | None],
 ) -> list[int]:
-    """The same of float32 tensors on the CPU, in a fraction of the time.
+    """Addresses of float32 tensors on the CPU; a fast path of `address`.
 
     Args:
         names: what to call them in an error.
@@ -94,7 +93,7 @@ def addresses(
 
 
 def matrix(name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The address of a matrix on the CPU that may have any strides, and its strides.
+    """Address and strides of a matrix on the CPU.
 
     Raises:
         RuntimeError: as `address`, except for strides.
@@ -117,7 +116,7 @@ def _start(name: str, a: Tensor) -> int:
 def _wrong(
     name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
 ) -> str:
-    """What is wrong with a tensor, in torch's words where it has them."""
+    """Error message for a tensor, worded as torch's own."""
     if a.device != device:
         return (
             f"Expected all tensors to be on the same device, but got {name} is on {a.device}, "
@@ -133,7 +132,7 @@ def _wrong(
 
 
 class Packed(NamedTuple):
-    """A matrix in the form that products of C++ read.
+    """A matrix packed for the C++ products.
 
     Attributes:
         memory: its numbers.
@@ -151,10 +150,7 @@ class Packed(NamedTuple):
 
 
 class Arguments(Structure):
-    """A structure that C++ reads.
-
-    Subclasses have the fields ``_fields_``, of which those in ``tensors`` hold addresses.
-    """
+    """A ctypes structure; fields named in ``tensors`` hold addresses."""
 
     #: The form of each tensor, by the name of the field that holds its address.
     tensors: ClassVar[Mapping[str, Form]] = {}
@@ -170,7 +166,7 @@ class Arguments(Structure):
         sizes: Mapping[str, int],
         kind: torch.dtype = torch.float32,
     ) -> None:
-        """Puts in addresses; the tensors must live as long as they are used.
+        """Set addresses; the caller keeps the tensors alive.
 
         Args:
             tensors: by field; ``None`` leaves a field as it is.
@@ -200,7 +196,7 @@ class Arguments(Structure):
 
 
 def check_steps(sizes: Sequence[int], rows: int, examples: int) -> None:
-    """Checks the rows of each time step, by which kernels find their way through tensors.
+    """Validate the number of rows of each time step, from which kernels compute offsets.
 
     Args:
         sizes: rows n_t of each step.

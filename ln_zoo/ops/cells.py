@@ -1,8 +1,7 @@
-"""Recurrent cells: each is one step, written as data and one pure function.
+"""Recurrent cells: a pure step function plus metadata.
 
-Everything else about a recurrent layer (time, layers, directions, packing, dropout) is the same for
-all of them and is written once, in `ln_zoo.ops.recurrence`. All that a layer, an initialiser or an
-analysis has to know about a cell is on the `Cell`.
+Time, layers, directions, packing and dropout are the same for all cells (`ln_zoo.ops.recurrence`).
+Layers, initialisers and analyses read everything else from `Cell`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ln_zoo.ops.regularization import Noise
 
 #: The states of one or more examples: (h,), or (h, c) in an LSTM.
 States = tuple[Tensor, ...]
-#: What happens to the summed inputs at each place of a cell, by role; called as ``site(a, step)``.
+#: Normalisation of the summed inputs at each place of a cell, by role: ``site(a, step)``.
 Sites = Mapping[str, Callable[[Tensor, int | None], Tensor]]
 
 
@@ -58,7 +57,7 @@ class Weights(NamedTuple):
         return (*self[:5], *self.own)
 
     def dropped(self, h: Tensor) -> Tensor:
-        """States h (n, H or P) as recurrent products see them: masked, where there is dropout."""
+        """States h (n, H or P) after recurrent dropout."""
         mask = self.noise.dropout
         return h if mask is None else h * mask[: len(h)]
 
@@ -94,7 +93,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Form:
-    """What kernels have to know of a cell: its arithmetic and its places.
+    """A cell in the terms of kernels: its arithmetic and its places.
 
     Args:
         arithmetic: ``"LSTM"``, ``"GRU"``, ``"light GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
@@ -116,7 +115,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent cell: all that layers, initialisers and analyses have to know of it.
+    """A recurrent cell, as layers, initialisers and analyses see it.
 
     There must be places ``"input"``, with the weight ``"ih"``, and ``"recurrent"``, with ``"hh"``,
     of equally many gates. Every state is (N, H); the first, projected or not, is the output.
@@ -188,16 +187,16 @@ class Cell:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether it is one of `CELLS`, which kernels run; others run on the generic loop."""
+        """Whether kernels run it (it is one of `CELLS`); other cells run on the generic loop."""
         return CELLS.get(self.name) is self
 
     @property
     def in_torch(self) -> bool:
-        """Whether `torch.nn` has it."""
+        """Whether `torch.nn` has this cell."""
         return self.has_kernels and self.name in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies of a cell of `CELLS`, pickled ones too, are that very object.
+        # Copies and unpickled cells of `CELLS` are the same object.
         if self.has_kernels:
             return _cell_called, (self.name,)
         return Cell, tuple(getattr(self, field.name) for field in fields(self))

@@ -1,7 +1,7 @@
-"""What a call must have, whatever runs it: devices, precisions and sizes, in torch's words.
+"""Validate devices, dtypes and sizes of a call, with torch's error messages.
 
-Kernels check once more what they read (`ln_zoo.ops.addresses`); here an error says what is wrong in
-terms of the layer, and is the same on every kernel and on the generic loop.
+Errors name the layer's arguments, and are the same on every kernel and on the generic loop. Kernels
+validate the tensors that they read once more (`ln_zoo.ops.addresses`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_ON_CPU = (
 
 
 def check_devices(input: Tensor, /, **others: Tensor | None) -> None:
-    """Checks that tensors are where the input is; not all functions of torch do so.
+    """Validate that tensors are on the device of the input; not all torch functions do.
 
     Args:
         input: the input.

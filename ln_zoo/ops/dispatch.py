@@ -1,4 +1,4 @@
-"""All kernels, and the choice of one for a recurrent layer and for a step of a cell."""
+"""Register all kernels, and select one for a recurrent layer or a step of a cell."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KERNELS += [
 
 
 def select_kernel(call: RecurrentCall) -> LayersKernel | None:
-    """The kernel for this call; ``None`` stands for the generic loop, which can do everything.
+    """Select the kernel for a call; None for the generic loop, which supports everything.
 
     The environment variable ``LN_ZOO_KERNELS``, read at each call, chooses among kernels: ``0``
     turns all off, ``1`` (the default) allows all, and a comma-separated list of names allows only
@@ -74,14 +74,14 @@ def select_kernel(call: RecurrentCall) -> LayersKernel | None:
 
 
 def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
-    """The same for a single step of a cell; ``None`` stands for torch functions."""
+    """Select the kernel for a single step of a cell; None for torch functions."""
     name, call = call.cell.name, call._replace(x=call.x.unsqueeze(0))
     found: LayersKernel | None = select("step", f"a step of {name}", (call,), "functions of torch")
     return found
 
 
 def _ours_is_faster(call: RecurrentCall) -> bool:
-    """Whether the native kernels beat torch's own loop where nothing is normalised.
+    """Whether the native kernels beat torch's loop without normalisation.
 
     On CPUs they do in padded calls: a GRU or a simple RNN takes 0.14 to 0.8 of the time, an LSTM
     0.5 to 1.2 (docs/results/performance.md). Of packed sequences torch runs each step by itself,

@@ -1,9 +1,9 @@
-"""CPU memory that is cheap to touch.
+"""CPU memory without page faults.
 
-The system hands out memory page by page as it is touched, and zeroes each page. For what a
-recurrent layer keeps for its backward pass, this can take as long as the training step itself,
-above all on virtual machines. That memory and scratch memory are therefore used again from call to
-call, and large results are allocated in large pages.
+The kernel maps and zeroes fresh memory page by page on first access. For the tensors that a
+recurrent layer saves for its backward pass, this can take as long as the training step itself,
+above all on virtual machines. Saved tensors and scratch memory are therefore pooled across calls,
+and large results use huge pages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch import Tensor
 
 #: Bytes from which large pages pay, and up to which scratch memory is kept for the next call.
 _LARGE, _KEPT = 1 << 22, 1 << 26
-#: Bytes of all blocks that `reusable` holds, at most.
+#: Upper bound of the pool of `reusable` in bytes.
 _REUSABLE = 1 << 29
 _LINE = 64
 _kept = threading.local()
 
 
 def scratch(name: str, *size: int, dtype: torch.dtype) -> Tensor:
-    """Memory for the time of one call, not filled, that begins at a cache line.
+    """Uninitialised scratch memory for one call, aligned to a cache line.
 
     Args:
         name: pieces of memory of different names are never the same; each thread has its own.
@@ -51,7 +51,7 @@ def scratch(name: str, *size: int, dtype: torch.dtype) -> Tensor:
 
 
 def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory that is not filled, in large pages where it is large.
+    """Uninitialised tensor, in huge pages if it is large.
 
     Args:
         *size: the shape.
@@ -65,16 +65,16 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
         page = mmap.PAGESIZE
         start = -(-memory.data_ptr() // page) * page
         end = (memory.data_ptr() + bytes_) // page * page
-        # Only advice: where the system does not take it, pages stay small.
+        # `madvise` is a hint; the kernel may ignore it.
         advise(start, end - start, mmap.MADV_HUGEPAGE)
     return memory
 
 
 def reusable(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory that is not filled, and goes to a later call once no tensor uses it any more.
+    """Uninitialised tensor from a pool; its memory returns to the pool when the tensor is freed.
 
-    For tensors that users do not get hold of, since these cannot be resized. What does not fit into
-    512 MiB together with all else that is held, or is small, comes from `empty`.
+    For internal tensors only, since they cannot be resized. Small tensors, and those beyond the
+    pool's 512 MiB, come from `empty`.
 
     Args:
         *size: the shape.
@@ -91,7 +91,7 @@ def reusable(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_device(a: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on another device, without waiting for what runs there.
+    """Copy a CPU tensor to a device without synchronising.
 
     Args:
         a: the tensor.
@@ -105,11 +105,10 @@ def to_device(a: Tensor, device: torch.device) -> Tensor:
 
 
 def release() -> None:
-    """Gives back the memory that is held for later calls, as far as no tensor uses it.
+    """Free pooled memory that no tensor uses, and the scratch memory of the calling thread.
 
-    That is what backward passes have used, and scratch memory of the calling thread. Scratch memory
-    inside the C++ kernels stays: each thread keeps the pieces that its calls took, of at most 64
-    MiB each.
+    Scratch memory inside the C++ kernels is not freed: each thread keeps buffers of at most 64 MiB
+    each.
 
     Example:
         >>> from ln_zoo.ops import memory
@@ -120,15 +119,15 @@ def release() -> None:
 
 
 class _Blocks:
-    """Blocks of memory, of which those are free that nothing else refers to."""
+    """Pool of memory blocks; a block is free if only the pool refers to it."""
 
     def __init__(self) -> None:
         self.forked()
-        #: The one that was used last is the last.
+        #: Least recently used first.
         self._blocks: list[mmap.mmap] = []
 
     def take(self, bytes_: int) -> mmap.mmap | None:
-        """The smallest free block of at most twice the size, or a new one; ``None``: no room."""
+        """The smallest free block of at most twice the size, else a new one; None if full."""
         with self._alone() as alone:
             return self._take(bytes_) if alone else None
 
@@ -138,15 +137,14 @@ class _Blocks:
                 del self._blocks[i]
 
     def forked(self) -> None:
-        """In a new process: another thread of its parent may have held the lock."""
+        """Reset the lock in a forked process: another thread of the parent may have held it."""
         self._lock, self._busy = threading.RLock(), False
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Waits for other threads; ``False`` inside another call of the same thread.
+        """Acquire the lock; False on re-entry from the same thread.
 
-        The interpreter may collect garbage or handle a signal in the middle of a call, and what it
-        runs then may come here.
+        Garbage collection or a signal handler may re-enter in the middle of a call.
         """
         with self._lock:
             if self._busy:
@@ -184,7 +182,7 @@ class _Blocks:
         return [i for i in range(len(self._blocks)) if _references(self._blocks, i) == _UNUSED]
 
     def _oldest(self, free: list[int], excess: int) -> list[int]:
-        """Those of the free blocks that must go, so that so many bytes do."""
+        """Free blocks to evict to release ``excess`` bytes."""
         found = []
         for i in free:
             if excess <= 0:
@@ -199,7 +197,7 @@ def _references(items: list[mmap.mmap], i: int) -> int:
 
 
 def _map(bytes_: int) -> mmap.mmap:
-    """Fresh memory of this process, in large pages where the system has them."""
+    """Map private anonymous memory, in huge pages if available."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, bytes_)
     # The default is memory that is shared with forked processes.
@@ -221,7 +219,7 @@ _UNUSED = _references([mmap.mmap(-1, 1)], 0)
 
 @functools.cache
 def _advise() -> Callable[[int, int, int], int] | None:
-    """The system's ``madvise``, where it has large pages."""
+    """``madvise`` of the C library, or None without huge pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     function = ctypes.CDLL(None).madvise

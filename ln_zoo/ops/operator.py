@@ -1,15 +1,15 @@
-"""The frame of all recurrent engines: one direction of one layer as an operator of torch.
+"""One direction of one layer as a torch operator; every recurrent engine runs inside it.
 
-Time is cut into chunks of consecutive steps. What does not depend on the step before is done for a
-chunk at once: the products of the inputs, and in the backward pass the gradients of weights and
-inputs, one product each. What the backward needs is kept (`Saved`) for all steps; all else, above
-all the gradients of summed inputs, exists for one chunk at a time.
+Time is split into chunks of consecutive steps. Work that does not depend on the previous step runs
+once per chunk: the input products, and in the backward pass one product each for the gradients of
+weights and inputs. Tensors that the backward pass needs (`Saved`) are stored for all steps. All
+other buffers, above all the gradients of pre-activations, exist for one chunk at a time.
 
-Means and variances over examples are returned, and nothing else is changed: the kernel
-(`ln_zoo.ops.recurrent_kernel`) passes them to the norm.
+The operators have no side effects. They return batch statistics, and the kernel
+(`ln_zoo.ops.recurrent_kernel`) passes these to the norm.
 
-The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Gradients of gradients
-are those of the generic loop, which is run again. Batches of gradients go through one by one.
+The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Double backward reruns
+the generic loop. Batched gradients are processed one by one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ln_zoo.ops.engines.base import (
     Places,
     Saved,
     Statistics,
+    Steps,
     Sums,
     centred,
 )
@@ -57,7 +58,7 @@ from ln_zoo.ops.spec import Examples, Operands, Rows, Spec, form_of
 
 @contextlib.contextmanager
 def no_autocast(x: Tensor) -> Iterator[None]:
-    """Runs without autocast: operands already have the precision that they should have."""
+    """Disable autocast: operands already have their final dtype."""
     if torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
             yield
@@ -80,7 +81,7 @@ NONE_GIVEN = Given()
 
 
 class Choices(NamedTuple):
-    """Further arguments: rows of packed data at each step, `Spec`, and name of the engine."""
+    """Arguments that are not tensors of the layer: batch sizes, encoded `Spec` and engine name."""
 
     batch_sizes: Tensor | None
     spec: str
@@ -88,7 +89,7 @@ class Choices(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the operator returns; ``v`` to ``stats`` are for the backward, and empty without one.
+    """Results of the operator; ``v`` to ``stats`` are empty unless ``save``.
 
     Attributes:
         out: states after each step, padded (T, N, H) or packed (total, H).
@@ -112,7 +113,7 @@ class Results(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward needs of `Results`."""
+    """The part of `Results` that the backward pass reads."""
 
     out: Tensor
     v: Tensor
@@ -131,7 +132,7 @@ class Grads(NamedTuple):
 
 
 def _split(arguments: Sequence[Any], *kinds: Any) -> Iterator[Any]:
-    """Arguments in turn as tuples of these kinds, and finally what is left."""
+    """Split a flat argument list into named tuples, followed by the remaining arguments."""
     start = 0
     for kind in kinds:
         end = start + len(kind._fields)
@@ -141,7 +142,7 @@ def _split(arguments: Sequence[Any], *kinds: Any) -> Iterator[Any]:
 
 
 def _named(kind: Any, optional: Sequence[str] | None = None) -> str:
-    """Tensors of a schema, fields of a tuple; ``optional`` may be ``None`` (default: all)."""
+    """Schema of the fields of a tuple; ``optional`` names those that may be None (default: all)."""
     return ", ".join(
         f"Tensor{'?' if optional is None or name in optional else ''} {name}"
         for name in kind._fields
@@ -166,7 +167,7 @@ torch.library.define(
 def split_statistics(
     statistics: Tensor, spec: Spec, steps: int, hidden: int
 ) -> list[Statistics | None]:
-    """Means and variances, (T, F) each, of each place that uses those of the batch."""
+    """Views of the mean and variance, (T, F) each, of every place with batch statistics."""
     found: list[Statistics | None] = []
     start = 0
     for place, width in zip(spec.places, spec.widths(hidden), strict=True):
@@ -180,7 +181,7 @@ def split_statistics(
 
 
 def statistics_size(spec: Spec, steps: int, hidden: int) -> int:
-    """How many numbers `split_statistics` splits."""
+    """Number of elements that `split_statistics` expects."""
     widths = zip(spec.places, spec.widths(hidden), strict=True)
     return sum(2 * steps * width for place, width in widths if place.batch)
 
@@ -190,7 +191,7 @@ def _steps(x: Tensor, batch_sizes: Tensor | None) -> int:
 
 
 def _places(found: Sequence[Statistics | None], given: Given, steps: slice) -> Places:
-    """Statistics of some steps: the batch's own, and those given."""
+    """Statistics of a chunk: batch statistics where computed, else the given ones."""
     parts: list[Statistics | None] = []
     for own, rows in zip(found, given, strict=True):
         if own is not None:
@@ -212,7 +213,7 @@ def _check(
     masks: Masks,
     batch_sizes: Tensor | None,
 ) -> None:
-    """Raises RuntimeError for tensors that do not fit together, or that the engine cannot take."""
+    """Validate operands. RuntimeError: for mismatched tensors or an unsupported spec."""
     check_operands(operands, spec.cell, spec.scales, batch_sizes)
     needed = [isinstance(place, Examples) and not place.batch for place in spec.places]
     if any(needed) or any(a is not None for a in given):
@@ -227,7 +228,7 @@ def _check(
 
 
 def _by_rows(masks: Masks, hidden: int) -> Masks:
-    """Masks with one axis for all rows, as engines expect them."""
+    """Flatten masks to (rows, H), the layout that engines expect."""
     dropout, of_h, of_c, reset = (None if a is None else a.contiguous() for a in masks)
     of_h, of_c = (None if a is None else a.view(-1, hidden) for a in (of_h, of_c))
     return Masks(dropout, of_h, of_c, reset)
@@ -245,7 +246,7 @@ def _allocate(
     empty: Callable[..., Tensor],
     unseen: Callable[..., Tensor],
 ) -> Results:
-    """Outputs of the operator, not filled; `unseen` is for what users do not get hold of."""
+    """Allocate results; `unseen` allocates the tensors that are never returned to users."""
     x, h0 = operands.x, operands.h0
     wide, narrow, lead = h0.dtype, x.dtype, x.shape[:-1]
     rows = lead.numel() if save else 0
@@ -264,15 +265,31 @@ def _allocate(
 
 
 def unfilled(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory for outputs where nothing is computed."""
+    """Allocate outputs of a fake kernel."""
     return like.new_empty(size, dtype=dtype)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     operands, given, masks, choices, (save,) = _split(arguments, Operands, Given, Masks, Choices)
-    batch_sizes, spec = choices.batch_sizes, Spec.decode(choices.spec)
-    engine = engine_named(choices.engine)
-    _check(spec, engine, operands, given, masks, batch_sizes)
+    spec, engine = Spec.decode(choices.spec), engine_named(choices.engine)
+    _check(spec, engine, operands, given, masks, choices.batch_sizes)
+    return tuple(forward_chunks(spec, engine, operands, choices.batch_sizes, save, given, masks))
+
+
+def forward_chunks(
+    spec: Spec,
+    engine: Engine,
+    operands: Operands,
+    batch_sizes: Tensor | None,
+    save: bool,
+    given: Given = NONE_GIVEN,
+    masks: Masks = NO_MASKS,
+    steps_of_call: Steps | None = None,
+) -> Results:
+    """Run all time steps, chunk by chunk; arguments as in the schema.
+
+    ``steps_of_call`` replaces what the engine would prepare.
+    """
     x, hidden = operands.x, operands.w_hh.shape[1]
     packed, steps = batch_sizes is not None, _steps(x, batch_sizes)
     results = _allocate(operands, spec, engine, steps, save, engine.empty, memory.reusable)
@@ -280,9 +297,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     h.copy_(operands.h0)
     if operands.c0 is not None:
         c.copy_(operands.c0)
-    # An engine may leave some of them unset: results must be the same from run to run.
+    # Engines may leave some elements unset; results must be deterministic.
     stats.zero_()
-    # Means are added to what is there.
+    # Engines accumulate into means.
     statistics.zero_()
     found = split_statistics(statistics, spec, steps, hidden)
     flat, masks = out.view(-1, hidden), _by_rows(masks, hidden)
@@ -291,7 +308,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     if inner is not None:  # as the products are
         inner = centred(inner.unsqueeze(1), first).squeeze(1).to(x.dtype)
     with no_autocast(x):
-        p = engine.prepare(spec, operands, backward=False)
+        p = steps_of_call or engine.prepare(spec, operands, backward=False)
         pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(save), p.least_steps)
         if not save:
             longest = max(piece.count for piece in pieces)
@@ -319,7 +336,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
             state = c if spec.cell == "LSTM" else None
             now = masks.part(rows)
             p.forward(Chunk(piece.sizes, terms, h, state, flat[rows], saved, places, now))
-    return tuple(results)
+    return results
 
 
 torch.library.impl("ln_zoo::recurrence", "CompositeExplicitAutograd", _forward)
@@ -341,11 +358,7 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
 def _check_kept(
     spec: Spec, stats: int, steps: int, operands: Operands, grads: Grads, kept: Kept
 ) -> None:
-    """Checks what a backward is called with besides the operands, which are checked already.
-
-    Raises:
-        RuntimeError: if one has another size, precision or device.
-    """
+    """Validate gradients and saved tensors. RuntimeError: for a wrong size, dtype or device."""
     x, h0, lead = operands.x, operands.h0, operands.x.shape[:-1]
     (width, hidden), rows, lstm = operands.w_hh.shape, lead.numel(), operands.c0 is not None
     narrow, wide = x.dtype, h0.dtype
@@ -366,7 +379,7 @@ def _check_kept(
 def _allocate_gradients(
     operands: Operands, needs: Sequence[bool], empty: Callable[..., Tensor]
 ) -> tuple[Tensor, ...]:
-    """Gradients of the operands, not filled; without elements where there is none to give."""
+    """Allocate gradients of the operands; empty tensors for those that are not needed."""
     x = operands.x
     return tuple(
         empty(
@@ -386,10 +399,31 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     batch_sizes, spec = choices.batch_sizes, Spec.decode(choices.spec)
     engine = engine_named(choices.engine)
     _check(spec, engine, operands, given, masks, batch_sizes)
+    steps = _steps(operands.x, batch_sizes)
+    _check_kept(spec, engine.stats(spec), steps, operands, grads, kept)
+    return backward_chunks(spec, engine, operands, batch_sizes, kept, grads, needs, given, masks)
+
+
+def backward_chunks(
+    spec: Spec,
+    engine: Engine,
+    operands: Operands,
+    batch_sizes: Tensor | None,
+    kept: Kept,
+    grads: Grads,
+    needs: Sequence[bool],
+    given: Given = NONE_GIVEN,
+    masks: Masks = NO_MASKS,
+    steps_of_call: Steps | None = None,
+) -> tuple[Tensor, ...]:
+    """Backpropagate through all time steps, last chunk first; see `forward_chunks`.
+
+    Returns:
+        Gradients of the operands; empty tensors for those that are not needed.
+    """
     x, h0, c0, hidden = operands.x, operands.h0, operands.c0, operands.w_hh.shape[1]
     packed, wide, steps = batch_sizes is not None, h0.dtype, _steps(x, batch_sizes)
-    _check_kept(spec, engine.stats(spec), steps, operands, grads, kept)
-    needed = Operands(*needs)
+    needed: Any = Operands(*needs)  # type: ignore[arg-type]
     made = _allocate_gradients(operands, needs, engine.empty)
     gradients = Operands(*made)
 
@@ -419,7 +453,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
             found[k] = own._replace(mean=None)
     first, second = spec.products
     with no_autocast(x):
-        p = engine.prepare(spec, operands, backward=True)
+        p = steps_of_call or engine.prepare(spec, operands, backward=True)
         pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(True), p.least_steps)
         longest = max(piece.count for piece in pieces)
         du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
@@ -464,7 +498,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
                     h_prev, _ = p.without_means(h_prev, piece.sizes, wide)
                 p.add_weight_gradient(du, h_prev, dw_hh, last)
             if dw_ih is not None:
-                inputs = rows_of(x, packed, piece)
+                inputs = p.inputs(rows_of(x, packed, piece), piece)
                 if first.batch:
                     inputs, _ = p.without_means(inputs, piece.sizes, wide)
                 p.add_weight_gradient(dv, inputs, dw_ih, last)
@@ -539,9 +573,9 @@ class _Recurrence(torch.autograd.Function):
 
 
 def recurrence(*arguments: Any) -> tuple[Tensor, ...]:
-    """The operator ``ln_zoo::recurrence``; where nobody watches it, without torch's dispatcher.
+    """Call ``ln_zoo::recurrence``, bypassing the dispatcher for plain tensors.
 
-    The way through the dispatcher takes a sixth of the host's time of a training step.
+    Dispatch takes a sixth of the host time of a training step on a GPU.
 
     Args:
         *arguments: as in the schema; the last one is ``save``.
@@ -568,9 +602,9 @@ def differentiable(
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of an operator by functions of torch alone.
+    """Gradients of an operator through autograd, differentiable again in grad mode.
 
-    In grad mode they can be differentiated again. The gradients that come in may be `batched`.
+    Incoming gradients may be `batched`.
 
     Args:
         replayed: computes its output and final states from the operands, differentiably.
@@ -602,9 +636,9 @@ def differentiable(
 
 
 def batched(grads: Sequence[Tensor | None]) -> bool:
-    """Whether one of the gradients stands for many, and so has no memory that C++ could read.
+    """Whether a gradient is a batched tensor, which has no memory that C++ could read.
 
-    That is so under ``is_grads_batched=True``, ``vectorize=True`` and `torch.func.vmap`.
+    Set under ``is_grads_batched=True``, ``vectorize=True`` and `torch.func.vmap`.
     """
     return any(d is not None and (_is_legacy_batched(d) or _is_batched(d)) for d in grads)
 
@@ -614,14 +648,14 @@ _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def check_first_order(kernels: str, grads: Sequence[Tensor | None]) -> None:
-    """Checks that a backward without a loop to run again can give what is asked of it.
+    """Reject double backward and batched gradients, for operators without a generic loop.
 
     Args:
-        kernels: what it is of, for the message.
-        grads: the gradients that come in.
+        kernels: name of the operator, for the message.
+        grads: incoming gradients.
 
     Raises:
-        RuntimeError: for gradients of gradients, and for a batch of gradients.
+        RuntimeError: in grad mode, or for batched gradients.
     """
     if torch.is_grad_enabled():
         what, where = "gradients of gradients", "create_graph=True"
@@ -642,7 +676,7 @@ def replay(
     given: Given = NONE_GIVEN,
     masks: Masks = NO_MASKS,
 ) -> tuple[Tensor, ...]:
-    """The operator's output and final states, by the generic loop; differentiable.
+    """Compute the operator's output and final states with the generic loop; differentiable.
 
     Args:
         spec: what is computed.
@@ -678,7 +712,7 @@ def replay(
 
 
 def noise_of(spec: Spec, masks: Masks) -> Noise:
-    """The noise of a direction as the generic loop takes it; shares are in the specification."""
+    """Noise for the generic loop; expected zoneout is part of the spec."""
     held = masks.zoneout_h, masks.zoneout_c
     pairs = zip(held, spec.zoneout, spec.computed.states, strict=False)
     return Noise(masks.dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))
@@ -687,7 +721,7 @@ def noise_of(spec: Spec, masks: Masks) -> Noise:
 def normalized_sites(
     spec: Spec, hidden: int, *affine: Tensor | None, given: Given = NONE_GIVEN
 ) -> Sites:
-    """What happens at each place of a cell, by role; differentiable.
+    """Normalisation functions of a cell's places, by role; differentiable.
 
     Args:
         spec: what is computed.

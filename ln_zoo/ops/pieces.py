@@ -1,7 +1,7 @@
-"""Sequences cut where their states start anew: each piece becomes a sequence of its own.
+"""Split sequences at resets, so that each segment becomes a sequence of its own.
 
-The pieces of all sequences are one packed batch, which every loop runs, in both directions. So run
-norms that count time steps from a reset, and batch norm.
+All segments form one packed batch, which any kernel runs in both directions. Batch norm and norms
+that count time steps since the last reset use it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pieces(NamedTuple):
 
 
 def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
-    """Cuts each sequence before every step at which it is reset.
+    """Split each sequence before every step at which it is reset.
 
     Args:
         reset: boolean, one for each packed row, (total,).
@@ -46,7 +46,7 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
         tensor([3, 2, 1])
     """
     device, reset, sizes = reset.device, reset.cpu(), batch_sizes.cpu()
-    # Here all lies on the CPU, whatever torch's default device.
+    # Explicitly on the CPU: torch's default device may be another.
     numbers = functools.partial(torch.arange, device="cpu")
     steps = numbers(len(sizes)).repeat_interleave(sizes)
     starts = (sizes.cumsum(0) - sizes)[steps]
@@ -71,7 +71,7 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
 
 
 def cut_call(call: RecurrentCall) -> tuple[RecurrentCall, Pieces | None]:
-    """The same call over pieces, without resets.
+    """The same call over segments, without resets.
 
     Only the first pieces start from the given states, in a reverse direction the last ones.
 

@@ -1,6 +1,6 @@
-"""What a norm does to summed inputs, written down as data.
+"""Norms as data: how a norm transforms summed inputs.
 
-Kernels are chosen and fed by these records alone; they never see a norm object.
+Kernels are selected and called from these records; they never see a norm object.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StepNorm:
         return False
 
 
-#: What happens at one place; ``None``: only the norm knows.
+#: The norm at one place; None if it has no record and must be called.
 Record = RowNorm | StepNorm | None
-#: What happens at each place of a cell, by role.
+#: The norm at each place of a cell, by role.
 Records = Mapping[str, Record]

@@ -1,8 +1,7 @@
-"""The generic recurrent loop: any cell with anything at its sites, through time and layers.
+"""The generic recurrent loop: any cell and any norm, over time steps, directions and layers.
 
-Sequences of different lengths are in packed form, data (total, F) with the number n_t of examples
-active at each time step, longest example first, so that padding never enters. A batch (T, N, F) is
-the special case of T equal numbers, and the loop is written once.
+Sequences of different lengths are packed: data (total, F) and the number n_t of active examples at
+each time step, longest example first. A padded batch (T, N, F) is the case of T equal numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Direction = Callable[
 
 
 class RecurrentCall(NamedTuple):
-    """One call of a recurrent layer: all that its kernels are asked about and run.
+    """One call of a recurrent layer, the argument of every kernel.
 
     Attributes:
         cell: the cell.
@@ -70,7 +69,7 @@ def scan(
 ) -> tuple[Tensor, States]:
     """Runs one direction of one layer.
 
-    The states are carried in float32 at least, whatever the precision of the weights.
+    States are float32 or wider, for weights of any dtype.
 
     Args:
         cell: what is done at each step.
@@ -90,7 +89,7 @@ def scan(
     """
 
     def steps(a: Tensor) -> Sequence[Tensor]:
-        # Cut once: slices taken step by step would each send back a gradient of full size.
+        # Split once: each slice would otherwise return a gradient of full size.
         return a.unbind(0) if sizes is None else a.split(sizes)
 
     products = F.linear(x, weights.ih)
@@ -148,7 +147,7 @@ def next_states(
     after = cell.step(wx, states, weights, sites, t)
     if not zoneout:
         return after
-    # States do not see each other's zoneout in a step: an LSTM's h is that of the new c.
+    # An LSTM's h is computed from c before zoneout.
     return tuple(held(*each) for each in zip(states, after, zoneout, strict=True))
 
 
@@ -196,7 +195,7 @@ def _reverse(a: Tensor, order: Tensor | None) -> Tensor:
 def _reversed_flags(
     reset: Tensor, x: Tensor, sizes: Sequence[int] | None, order: Tensor | None
 ) -> Tensor:
-    """Flags of the reversed sequences: before a step, those of the step that it follows there."""
+    """Reset flags of reversed sequences: each step takes the flag of its successor in the input."""
     if sizes is None:
         flags = reset.view(x.shape[:-1]).flip(0)
         return torch.cat([torch.zeros_like(flags[:1]), flags[:-1]]).flatten()
@@ -206,9 +205,9 @@ def _reversed_flags(
 
 
 def reversal(batch_sizes: Tensor) -> Tensor:
-    """Where each row of packed data goes when every sequence is reversed within its own length.
+    """Permutation of packed rows that reverses every sequence within its own length.
 
-    Reversing twice changes nothing, so this is its own inverse.
+    It is its own inverse.
 
     Args:
         batch_sizes: examples active at each time step, (T,), int64.

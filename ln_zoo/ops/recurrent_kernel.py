@@ -1,8 +1,8 @@
-"""Engines as kernels: all layers and directions of a recurrent layer, one operator for each.
+"""Adapt engines to kernels: run all layers and directions, one operator call for each.
 
-Statistics over examples are the norm's: it is asked for those to use and receives those that were
-found. From the step at which only the first example of a packed batch is left, a second operator is
-called, since that example is normalised by what the norm has learnt from the steps before.
+Running statistics belong to the norm: it supplies given statistics and receives batch statistics.
+When only one example of a packed batch is left, a second operator call runs the remaining steps
+with the running statistics, which include the previous steps.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from ln_zoo.ops.spec import (
 
 
 def untraceable() -> str | None:
-    """Why no operator of this package may be called at present, or ``None``."""
+    """Why custom operators cannot be called in the current tracing context, or None."""
     if exporting() or torch.jit.is_tracing():
         return "an exported program must run without this package"
     return transformed()
 
 
 def exporting() -> bool:
-    """Whether torch.export is tracing, also in a function that torch.compile traces."""
+    """Whether torch.export is tracing, also inside torch.compile."""
     # torch.compile of torch 2.11 takes `torch.compiler.is_exporting()` to be True, so that all it
     # compiles would be left to the generic loop; the flag itself it reads correctly.
     return bool(torch.compiler._is_exporting_flag)
 
 
 def transformed() -> str | None:
-    """Why no fused loop may be called at present, torch's own included, or ``None``."""
+    """Why no fused loop, torch's included, supports the active transforms, or None."""
     # torch.compile knows both at the time of tracing, and compiles anew where they change.
     if torch._C._are_functorch_transforms_active():
         return "transforms of torch.func pass through elementary functions of torch alone"
@@ -58,7 +58,7 @@ def transformed() -> str | None:
 
 
 def drawn(noise: Noise) -> Masks:
-    """What was drawn, for the operator; shares are in the specification."""
+    """Sampled masks for the operator; expected zoneout is part of the spec."""
     held = [d if isinstance(d, Tensor) else None for d in noise.zoneout]
     return Masks(noise.dropout, *held)
 
@@ -66,7 +66,7 @@ def drawn(noise: Noise) -> Masks:
 def given_statistics(
     spec: Spec, norms: Sequence[Record], first: int, steps: int, dtype: torch.dtype
 ) -> operator.Given:
-    """What norms give for consecutive steps, at places that do not use the batch.
+    """Running statistics for consecutive steps, at places that do not use batch statistics.
 
     Args:
         spec: what is computed.
@@ -93,7 +93,7 @@ def tell_statistics(
     statistics: Tensor,
     hidden: int,
 ) -> None:
-    """Passes the batch's statistics to the norms.
+    """Pass batch statistics to the norms.
 
     Args:
         spec: what is computed.
@@ -111,21 +111,17 @@ def tell_statistics(
 
 
 class LayersKernel(Kernel, Protocol):
-    """A fast way to run all layers and directions of a recurrent layer.
-
-    One that runs a single direction becomes a kernel through `ln_zoo.ops.recurrence.run_layers`.
-    """
+    """A kernel for all layers and directions of a recurrent layer."""
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """The reason why it cannot take this call, or ``None``."""
+        """Why the kernel does not support this call, or None."""
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
         """Outputs and final states."""
 
 
 class Recurrence:
-    """The kernel that an engine makes: cells whose sites normalise rows, or over examples, or
-    nothing.
+    """A kernel from an engine, for cells whose sites normalise rows, over examples, or not at all.
 
     Args:
         engine: what runs the time steps.
@@ -143,11 +139,11 @@ class Recurrence:
         self.name, self.title = engine.name, engine.title
 
     def missing(self) -> str | None:
-        """What this machine lacks for the engine, or ``None``."""
+        """Why the engine is unavailable here, or None."""
         return self.engine.missing()
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """Why this call is not for the engine, or ``None``."""
+        """Why the engine does not support this call, or None."""
         cell, records, x, _, _, weights, *_ = call
         if self.engine.device not in (None, x.device.type):
             return f"the input is on the device {x.device.type}, not on {self.engine.device}"
@@ -188,7 +184,7 @@ class Recurrence:
             else:
                 masks = drawn(weights[i].noise)._replace(reset=reset)
                 out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes, masks)
-            # A sequence cut in two must lose nothing: states are as precise as weights.
+            # States keep the precision of weights, so that splitting a sequence loses nothing.
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
 
         return run_layers(run, call)
@@ -201,7 +197,7 @@ class Recurrence:
         batch_sizes: Tensor | None,
         masks: Masks = NO_MASKS,
     ) -> tuple[Tensor, ...]:
-        """Output, last states, and the statistics that the batch has."""
+        """Output, final states and batch statistics."""
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands)
         out, h, c, *_, statistics = operator.recurrence(
             *operands, *given, *masks, batch_sizes, spec.encode(), self.name, save
@@ -216,7 +212,7 @@ class Recurrence:
         batch_sizes: Tensor | None,
         sizes: Sequence[int],
     ) -> tuple[Tensor, States]:
-        """One direction where sites normalise over examples."""
+        """Run one direction whose sites normalise over examples."""
         for norm in norms:
             if isinstance(norm, StepNorm) and norm.batch:
                 norm.check(sizes[0])
@@ -224,8 +220,8 @@ class Recurrence:
         together = steps - sizes.count(1) if any(p.batch for p in spec.places) else steps
         if together == steps:
             return self._some_steps(spec, norms, operands, batch_sizes, sizes, 0)
-        # The one example that is left is not a batch. The norm knows what its steps use only once
-        # it has received the statistics of those before.
+        # One example is not a batch: its steps use running statistics, which are known only after
+        # the norm has received those of the previous steps.
         assert batch_sizes is not None
         first, second, out = (p.given if isinstance(p, Examples) else p for p in spec.places)
         rows = sum(sizes[:together])
@@ -260,7 +256,7 @@ class Recurrence:
         sizes: Sequence[int],
         first: int,
     ) -> tuple[Tensor, States]:
-        """Consecutive steps from step ``first`` on: outputs and states after them."""
+        """Outputs and final states of consecutive steps from ``first`` on."""
         given = given_statistics(spec, norms, first, len(sizes), operands.h0.dtype)
         out, *final, statistics = self._operator(spec, operands, given, batch_sizes)
         tell_statistics(spec, norms, first, sizes, statistics, operands.w_hh.shape[1])

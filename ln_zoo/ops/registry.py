@@ -1,6 +1,6 @@
-"""All kernels, the choice among them, and the log of what runs and why the rest does not.
+"""Registry of kernels, selection by support, and the log of which kernel runs and why.
 
-It knows no kernel itself: `ln_zoo.ops.dispatch` fills it.
+`ln_zoo.ops.dispatch` registers the kernels.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ _Result = TypeVar("_Result")
 
 
 class Kernel(Protocol):
-    """A fast way to run something; what it is called with depends on the task."""
+    """A fast implementation of a task; the arguments depend on the task."""
 
     @property
     def name(self) -> str:
-        """A short identifier, for ``LN_ZOO_KERNELS`` and the log."""
+        """Identifier in ``LN_ZOO_KERNELS`` and the log."""
 
     @property
     def title(self) -> str:
-        """What it is, in a few words for the log."""
+        """Short description for the log."""
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """What it runs."""
+        """Tasks that it implements."""
 
     def missing(self) -> str | None:
-        """What this machine lacks for it, or ``None``; compiles nothing."""
+        """Why the kernel is unavailable here, or None; compiles nothing."""
 
     def unsupported_reason(self, *call: Any) -> str | None:
-        """The reason why it cannot take this call, or ``None``."""
+        """Why it does not support this call, or None."""
 
 
-#: Kernels in order of preference: the first that does not refuse is taken.
+#: Kernels in order of preference.
 KERNELS: list[Kernel] = []
 
 
 def select(
     task: Task, what: str, call: Sequence[Any], otherwise: str, last: Sequence[str] = ()
 ) -> Any:
-    """The first kernel that does not refuse, or ``None``.
+    """The first kernel that supports the call, or None.
 
     What runs, and each reason for a refusal, is logged once, to the logger ``ln_zoo``.
 
@@ -82,7 +82,7 @@ def select(
 
 
 def say_unsupported(what: str, otherwise: str, why: str = "") -> None:
-    """Logs that no kernel runs something, once.
+    """Log once that no kernel supports a call.
 
     Args:
         what: what it is.
@@ -125,10 +125,10 @@ def engine_named(name: str) -> Engine:
 
 
 def untraced(check: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorate a check of the machine that torch.compile must not trace, such as one of a library.
+    """Decorate a check of the environment that torch.compile must not trace, such as an import.
 
-    It is called while a program is traced, and its result is a constant of that program. Arguments
-    must be constants too: devices, precisions, numbers, strings. `functools.cache` goes below it.
+    It runs during tracing, and its result becomes a constant. Arguments must be constants too:
+    devices, dtypes, numbers, strings. `functools.cache` goes below it.
 
     Example:
         >>> @untraced

@@ -1,7 +1,7 @@
-"""Noise in the recurrence: what is drawn for a call, and what it does to states.
+"""Zoneout and recurrent dropout: sampling masks, and applying them to states.
 
-All of it is drawn before anything runs, by torch's generator: the same seed gives the same masks on
-every kernel, and a kernel reads what it is given.
+Masks are sampled before a kernel runs, by torch's generator, so that the same seed gives the same
+masks on every kernel.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 
 class Noise(NamedTuple):
-    """What regularisers do to the recurrence of one direction of one layer.
+    """Recurrent dropout and zoneout of one direction of one layer.
 
     Attributes:
-        dropout: what h is multiplied by in recurrent products, at all steps: zeros and 1 / (1 - p),
-            (N, H or P), float32 at least; ``None``: nothing is dropped.
-        zoneout: for each state, in the cell's order, where it stays as it was before a step:
-            boolean, (T, N, F), or (total, F) for packed data; or the share of it that stays; 0.0
-            for none.
+        dropout: mask of h in recurrent products at all steps, zeros and 1 / (1 - p), (N, H or P),
+            float32 or wider. Default: no dropout.
+        zoneout: for each state, in the cell's order, a boolean mask of elements that keep their
+            previous value, (T, N, F), or (total, F) for packed data; or the expected share that
+            keeps it, 0.0 for none.
     """
 
     dropout: Tensor | None = None
@@ -39,12 +39,12 @@ class Noise(NamedTuple):
 
     @property
     def drawn(self) -> bool:
-        """Whether any of it is for one call alone."""
+        """Whether any mask was sampled for a single call."""
         return self.dropout is not None or any(isinstance(d, Tensor) for d in self.zoneout)
 
     @property
     def shares(self) -> Noise:
-        """The same without what was drawn."""
+        """The same without sampled masks."""
         return Noise(None, tuple(0.0 if isinstance(d, Tensor) else d for d in self.zoneout))
 
 
@@ -55,7 +55,7 @@ def draw_noise(
     lead: Sequence[int],
     training: bool,
 ) -> list[Noise]:
-    """The noise of one call, for each direction of each layer.
+    """Sample the noise of one call, for each direction of each layer.
 
     Args:
         zoneout: for each state the probability with which an element of it stays as it was, rounded

@@ -1,4 +1,4 @@
-"""Rows of time steps in packed order: how time is cut, and what belongs to a part of it.
+"""Chunks of consecutive time steps, and the rows of packed data that belong to them.
 
 Step t owns ``sizes[t]`` rows, sizes never grow, and a padded batch is the special case of equal
 sizes.
@@ -49,7 +49,7 @@ class Span:
 
 
 def spans(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[Span]:
-    """Cuts time steps into runs of at least so many rows and steps, except the last run.
+    """Split time into chunks of at least these rows and steps, except the last.
 
     Example:
         >>> [(s.first, s.last, s.steps) for s in spans([200, 200, 200, 150, 10], 512)]
@@ -82,7 +82,7 @@ def rows_of(a: Tensor, packed: bool, span: Span) -> Tensor:
 
 
 def previous_rows(start: Tensor, after: Tensor, span: Span, reset: Tensor | None = None) -> Tensor:
-    """What each row of a span had in the step before, (rows, F).
+    """Values of the previous step for each row of a chunk, (rows, F).
 
     Args:
         start: what the first step had, (N, F).

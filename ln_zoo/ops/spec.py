@@ -20,10 +20,7 @@ from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 
 
 def specialized(value: float) -> float:
-    """A number of a norm as a constant, even where torch.compile treats it as a variable.
-
-    The compiled code then holds for this value only; another value is compiled anew.
-    """
+    """Specialise torch.compile on a norm's hyperparameter; another value recompiles."""
     if not torch.compiler.is_compiling():
         return value
     # Not at the top: it imports sympy.
@@ -53,7 +50,7 @@ class Rows:
     batch: ClassVar[bool] = False
 
     def encode(self) -> str:
-        """As text without ``/``; floats survive to the last bit."""
+        """Encode as text without ``/``; floats round-trip exactly."""
         groups = ".".join(str(n) for n in self.groups)
         return f"{int(self.scale)},{int(self.center)},{specialized(self.eps)!r},{groups}"
 
@@ -88,7 +85,7 @@ class Examples:
     center: ClassVar[bool] = False
 
     def encode(self) -> str:
-        """As text without ``/``; floats survive to the last bit."""
+        """Encode as text without ``/``; floats round-trip exactly."""
         source = "batch" if self.batch else "given"
         return f"{source},{specialized(self.eps)!r},{self.correction}"
 
@@ -100,7 +97,7 @@ class Examples:
 
     @property
     def given(self) -> Examples:
-        """The same by given statistics."""
+        """The same place with given statistics."""
         return Examples(False, self.eps)
 
 
@@ -150,26 +147,23 @@ class Spec:
 
     @property
     def places(self) -> tuple[Rows | Examples, Rows | Examples, Rows | Examples]:
-        """All three, in the order of the operator's tensors."""
+        """The three places, in the order of the operator's tensors."""
         return self.input, self.recurrent, self.out
 
     @property
     def rows(self) -> tuple[Rows, Rows, Rows]:
-        """All three, where none is normalised over examples."""
+        """The three places, if all normalise rows."""
         first, second, out = (place for place in self.places if isinstance(place, Rows))
         return first, second, out
 
     @property
     def examples(self) -> bool:
-        """Whether a place is normalised over examples."""
+        """Whether any place normalises over examples."""
         return any(isinstance(place, Examples) for place in self.places)
 
     @property
     def merged(self) -> bool:
-        """Whether both terms are added before anything else happens, as in an RNN.
-
-        Then only their sum is kept.
-        """
+        """Whether the terms are added before anything else, as in an RNN; only the sum is saved."""
         return self.joint or self.gates == 1
 
     @property
@@ -179,13 +173,13 @@ class Spec:
 
     @property
     def products(self) -> tuple[Rows | Examples, Rows | Examples]:
-        """What becomes of the products with w_ih and w_hh; where `merged`, of their sum."""
+        """Places of the products with w_ih and w_hh; if `merged`, the place of their sum twice."""
         first, second = (self.places[i] for i in self.product_places)
         return first, second
 
     @property
     def product_places(self) -> tuple[int, int]:
-        """The numbers of both in `places`."""
+        """Indices of `products` in `places`."""
         return (2, 2) if self.gates == 1 else (1, 1) if self.joint else (0, 1)
 
     @property
@@ -198,7 +192,7 @@ class Spec:
         return self.gates * hidden, self.gates * hidden, hidden
 
     def encode(self) -> str:
-        """As text: the form in which it passes through the schema of a torch operator."""
+        """Encode as text, to pass through the schema of a torch operator."""
         forms = [name for name in ("joint", "carried") if getattr(self, name)]
         parts = ["+".join([self.cell, *forms]), *(place.encode() for place in self.places)]
         if any(self.zoneout):
@@ -269,7 +263,7 @@ class Operands(NamedTuple):
     bias_inner: Tensor | None = None
 
     def gains(self, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
-        """Of the products with w_ih and w_hh; where ``spec.merged``, of their sum."""
+        """Gains of the products with w_ih and w_hh; if ``spec.merged``, of their sum."""
         gains = self.gain_input, self.gain_recurrent, self.gain_out
         first, second = spec.product_places
         return gains[first], gains[second]
@@ -317,7 +311,7 @@ def unsupported_reason(
 
 
 def unsupported_places(places: Sequence[Rows | Examples]) -> str | None:
-    """Why kernels with one correction cannot take these places together, or ``None``."""
+    """Why kernels with a single variance correction do not support these places, or None."""
     corrections = {
         place.correction for place in places if isinstance(place, Examples) and place.batch
     }
@@ -325,7 +319,7 @@ def unsupported_places(places: Sequence[Rows | Examples]) -> str | None:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The precision of matrix products with x: its own, or autocast's."""
+    """Dtype of matrix products with x: autocast's if enabled, else the dtype of x."""
     kind = x.device.type
     if x.dtype == torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
         return x.dtype
@@ -333,7 +327,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
-    """What happens in one direction; `unsupported_reason` must have been ``None``.
+    """Spec of one direction; requires that `unsupported_reason` returned None.
 
     Args:
         cell: the cell.
@@ -365,7 +359,7 @@ def form_of(cell: Cell) -> Form:
 
 
 def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
-    """Records in the order of ``Spec.places``; ``None`` where the cell has no such place."""
+    """Norm records in the order of ``Spec.places``; None if the cell has no such place."""
     first, second, out = (None if role is None else records[role] for role in form_of(cell).roles)
     return first, second, out
 
@@ -373,7 +367,7 @@ def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
 def lower(
     cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
 ) -> tuple[Spec, Operands]:
-    """One direction of one layer in the terms of kernels; for `unsupported_reason` of ``None``.
+    """Spec and operands of one direction; requires that `unsupported_reason` returned None.
 
     Args:
         cell: the cell.

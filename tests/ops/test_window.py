@@ -22,6 +22,7 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     WindowOperands,
+    operator,
     select_window_kernel,
     window_weights,
     windowed_lstm,
@@ -303,8 +304,8 @@ def test_no_biases(under: Under) -> None:
 @pytest.mark.parametrize("rows", [1, 4, 12, 10**6])
 def test_many_chunks_are_as_one(rows: int, under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, asked = Rule(), []
-    cut = window.spans
-    monkeypatch.setattr(window, "spans", lambda sizes, *_: asked.append(1) or cut(sizes, rows))
+    cut = operator.spans
+    monkeypatch.setattr(operator, "spans", lambda sizes, *_: asked.append(1) or cut(sizes, rows))
     compare(under, rule, problem(17, 3, 12, 5, 2, rule))
     assert len(asked) == 2
 

@@ -1,7 +1,7 @@
-"""What a recurrent kernel provides: preparation, and runs of time steps, forward and backward.
+"""Interface of recurrent engines: preparation, and chunks of time steps, forward and backward.
 
-The frame around it (`ln_zoo.ops.operator`) is the same for all engines: chunks, products over all
-time steps at once, the operators of torch, gradients of gradients. An engine sees plain tensors.
+`ln_zoo.ops.operator` calls all engines in the same way and does the rest: chunks, products over
+many steps, torch operators, double backward. An engine sees plain tensors.
 
 Data of one direction are rows in packed order (`ln_zoo.ops.spans`). States are buffers (N, H) of
 which step t reads and writes the first ``sizes[t]`` rows: after the last step they hold each
@@ -9,7 +9,7 @@ example's final state.
 
 With v = W x and u = R h', p the normalised terms with gains and biases, the equations are those of
 `ln_zoo.ops.cells`. Where a place is centred, the weights are (`centred`, by ``spec.products``): the
-mean of every group of v and u is then 0 whatever x and h are, so that no step has to take it off,
+mean of every group of v and u is then 0 for all x and h, so that no step has to subtract it,
 and the mean square is the variance, without cancellation. The frame takes gradients back through
 that by centring those of the weights, so that an engine may leave any constant per group in du and
 dv; one that leaves none says so (`Products.leaves_constants`).
@@ -64,6 +64,10 @@ class Products:
         """Fills out (rows, I) with what dv (rows, G) makes of ``w_ih``."""
         torch.mm(dv, self.w_ih, out=out)
 
+    def inputs(self, x: Tensor, span: Span) -> Tensor:
+        """Factors (rows, I) of ``w_ih`` in the gradient of the weight, for the rows x of a span."""
+        return x
+
     def without_means(
         self, a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -97,7 +101,7 @@ class Statistics(NamedTuple):
     var: Tensor
 
     def part(self, steps: slice) -> Statistics:
-        """Those of some of the steps."""
+        """Statistics of a slice of the steps."""
         return Statistics(None if self.mean is None else self.mean[steps], self.var[steps])
 
 
@@ -109,12 +113,12 @@ class Places(NamedTuple):
     out: Statistics | None = None
 
     def part(self, steps: slice) -> Places:
-        """Those of some of the steps."""
+        """Statistics of a slice of the steps."""
         return Places(*(None if place is None else place.part(steps) for place in self))
 
 
 class Masks(NamedTuple):
-    """What was drawn for one direction of one layer, or for a run of its rows.
+    """Sampled masks of one direction of one layer, or of a slice of its rows.
 
     Attributes:
         dropout: what h is multiplied by in recurrent products, (N, H), float32 at least; ``None``:
@@ -132,11 +136,11 @@ class Masks(NamedTuple):
 
     @property
     def noise(self) -> bool:
-        """Whether any mask of zoneout or recurrent dropout is there."""
+        """Whether there is a mask of zoneout or recurrent dropout."""
         return any(a is not None for a in self[:3])
 
     def part(self, rows: slice) -> Masks:
-        """What belongs to some of the rows."""
+        """Masks of a slice of the rows."""
         dropout, *by_row = self
         return Masks(dropout, *(None if a is None else a[rows] for a in by_row))
 
@@ -145,7 +149,7 @@ NO_MASKS = Masks()
 
 
 class Saved(NamedTuple):
-    """What training keeps of a run of rows; the forward writes it, the backward reads it.
+    """Tensors that the forward pass saves for the backward pass.
 
     Attributes:
         v: products W x, (rows, G), in the precision of products, less their means where the place
@@ -164,7 +168,7 @@ class Saved(NamedTuple):
     stats: Tensor
 
     def part(self, rows: slice) -> Saved:
-        """What is kept of some of the rows."""
+        """Saved tensors of a slice of the rows."""
         v, u, c, stats = self
         return Saved(
             None if v is None else v[rows],
@@ -261,7 +265,7 @@ class ChunkGrads(NamedTuple):
     masks: Masks = NO_MASKS
 
     def part(self, span: Span) -> ChunkGrads:
-        """Some of the steps."""
+        """Gradients of a slice of the steps."""
         rows = span.rows
         return ChunkGrads(
             span.sizes,
@@ -280,19 +284,19 @@ class ChunkGrads(NamedTuple):
 
 
 class Steps(Products):
-    """What an engine makes once per call: centred, transposed, packed weights, and the loops."""
+    """An engine's state of one call: centred, transposed or packed weights, and the loops."""
 
     def forward(self, chunk: Chunk) -> None:
-        """Runs consecutive time steps."""
+        """Run consecutive time steps."""
         raise NotImplementedError
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Takes gradients back through the steps of one call of `forward`."""
+        """Backpropagate through the steps of one call of `forward`."""
         raise NotImplementedError
 
 
 def unverified(here: bool, what: str) -> str | None:
-    """Why an engine refuses what was only emulated so far, unless ``LN_ZOO_UNVERIFIED=1``.
+    """Why an engine refuses code that was only emulated so far, unless ``LN_ZOO_UNVERIFIED=1``.
 
     Args:
         here: whether a call needs it.
@@ -304,31 +308,31 @@ def unverified(here: bool, what: str) -> str | None:
 
 
 class Engine(Protocol):
-    """A way to run the time steps of one direction of one layer."""
+    """Runs the time steps of one direction of one layer."""
 
     @property
     def name(self) -> str:
-        """A short identifier: what ``LN_ZOO_KERNELS`` and the log call it."""
+        """Identifier in ``LN_ZOO_KERNELS`` and the log."""
 
     @property
     def title(self) -> str:
-        """What it is, for the log: ``"C++ loops"``."""
+        """Short description for the log: ``"C++ loops"``."""
 
     @property
     def device(self) -> str | None:
-        """The type of device that it runs on; ``None``: any."""
+        """Device type that it runs on; None for any."""
 
     @property
     def has_noise(self) -> bool:
-        """Whether it has zoneout and recurrent dropout, if no place normalises over examples."""
+        """Whether it supports zoneout and recurrent dropout, without batch statistics."""
 
     def missing(self) -> str | None:
-        """What this machine lacks for it, or ``None``; compiles nothing."""
+        """Why the engine is unavailable here, or None; compiles nothing."""
 
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
-        """Why it cannot take this call, or ``None``.
+        """Why it does not support this call, or None.
 
         Args:
             spec: what is to be computed.
@@ -341,7 +345,7 @@ class Engine(Protocol):
         """Numbers S kept per row (`Saved`); 0 for none."""
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that is not filled.
+        """Allocate uninitialised memory.
 
         Args:
             *size: the shape.
@@ -352,7 +356,7 @@ class Engine(Protocol):
         """
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
-        """What is made once per call.
+        """Prepare one call.
 
         Args:
             spec: what is to be computed.

@@ -73,7 +73,6 @@ class TorchRNN:
         return None
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        """Runs the layers."""
         cell, _, x, batch_sizes, states, weights, bidirectional, dropout, training, *_ = call
         flat = [w for direction in weights for w in direction.tensors if w is not None]
         dropout = dropout if training else 0.0
@@ -81,7 +80,7 @@ class TorchRNN:
         states = tuple(s.contiguous() for s in states)
         on_gpu = x.is_cuda and not exporting()
         if on_gpu:
-            # Autocast's own rule for cuDNN is float16, whatever precision it is set to.
+            # Autocast runs cuDNN in float16, also when set to another dtype.
             dtype = product_dtype(x)
             if flat[0].dtype != dtype or len({w.untyped_storage().data_ptr() for w in flat}) > 1:
                 flat = in_one_piece(flat, dtype)

@@ -140,7 +140,7 @@ class Drawn(NamedTuple):
 
 
 class DrawKernel:
-    """An engine that has the steps of a glimpse.
+    """Kernel of an engine with the steps of a glimpse.
 
     Args:
         engine: the engine.
@@ -171,7 +171,7 @@ class DrawKernel:
 
 
 def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-    """Why no engine can take a call, or ``None``."""
+    """Why no engine supports a call, or None."""
     if torch.compiler.is_compiling():
         return "a compiled program holds functions of torch alone"
     lstms = (weights.encoder, weights.decoder)
@@ -197,10 +197,7 @@ def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
 def select_draw_kernel(
     images: Tensor, noise: Tensor, weights: DrawWeights | None, unsupported: str | None = None
 ) -> DrawKernel | None:
-    """The kernel that `draw_forward` runs on; ``None``: none can take this call.
-
-    The environment variable ``LN_ZOO_KERNELS`` chooses, as for all kernels, and the log says what
-    runs.
+    """Select the kernel for `draw_forward`, as `select_kernel` does; None if none supports it.
 
     Args:
         images: x, (N, B, A).
@@ -227,7 +224,7 @@ def _word(dtype: torch.dtype) -> str:
 def draw_forward(
     kernel: DrawKernel, settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
 ) -> Drawn:
-    """Runs all glimpses; it takes neither gradients of gradients nor batches of gradients.
+    """Run all glimpses; no double backward, no batched gradients.
 
     Args:
         kernel: what `select_draw_kernel` gave.
@@ -295,7 +292,6 @@ class DrawOperands(NamedTuple):
 
 
 def _tensors(images: Tensor, noise: Tensor, weights: DrawWeights) -> list[Tensor]:
-    """All that a call is given."""
     found: list[Tensor | None] = [images, noise, weights.canvas]
     for lstm in (weights.encoder, weights.decoder):
         record = lstm.records["cell"]
@@ -312,7 +308,7 @@ def _rows(lstm: DrawLSTM) -> Rows:
 
 
 def _lower(weights: DrawWeights) -> tuple[Tensor | None, ...]:
-    """Differentiable: the gradient of each part finds its own way back."""
+    """Concatenate weights by product; differentiable."""
 
     def one(lstm: DrawLSTM) -> tuple[Tensor | None, ...]:
         w, record = lstm.weights, lstm.records["cell"]
@@ -518,7 +514,7 @@ class DrawSteps:
         save: bool,
         forward: Callable[[DrawOperands], Run],
     ) -> tuple[tuple[Tensor, ...], Replay] | None:
-        """Runs all glimpses as they were recorded; ``None`` where nothing is.
+        """Replay captured glimpses; None if nothing is captured.
 
         Args:
             plan: what is computed.
@@ -654,7 +650,6 @@ class _Draw(torch.autograd.Function):
 
 
 def _run(kind: type[DrawSteps], plan: DrawPlan, operands: DrawOperands, save: bool) -> Run:
-    """Runs all glimpses."""
     kept, made = _allocate(plan, operands, save)
     steps = kind(plan, operands, _weights(plan, operands), kept, made, None)
     slots, hidden = len(kept.cells[0]), len(operands.h_decoder)
@@ -682,7 +677,6 @@ def _gradients(
     kept: Kept,
     grads: Sequence[Tensor | None],
 ) -> DrawOperands:
-    """Gradients of the operands, from those of logits, means and log standard deviations."""
     back = _allocate_back(plan, operands, grads)
     made = Made(operands.images, log_stds, log_stds)  # Neither logits nor means are read.
     weights = _weights(plan, operands)
@@ -750,7 +744,6 @@ def _there(a: Tensor | None) -> Tensor:
 
 
 def _sums(kept: Kept, made: Made, which: int, slot: int) -> Tensor:
-    """Where the products of an LSTM go."""
     return kept.gates[which][slot] if made.sums is None else made.sums
 
 
@@ -797,7 +790,6 @@ def _allocate(plan: DrawPlan, operands: DrawOperands, save: bool) -> tuple[Kept,
 
 
 def _start(operands: DrawOperands, kept: Kept) -> None:
-    """Fills in what is before the first glimpse."""
     hidden = len(operands.h_decoder)
     encoder, decoder = kept.inputs
     encoder[0, :, -hidden:] = operands.h_encoder

@@ -1,20 +1,19 @@
-"""The generic loop from recorded CUDA graphs, for cells and norms that no kernel runs.
+"""The generic loop as CUDA graphs, for cells and norms without a kernel.
 
-Launched one by one, the dozens of small kernels of a time step wait for the CPU. A call whose form
-comes for the second time is recorded, in chunks of steps, forward and backward; then a chunk is one
-launch. Chunks work in memory at fixed addresses: inputs, states and weights are copied in, and what
-autograd saved of a chunk is copied out, until the backward pass brings it back. The kernels are
-those of the generic loop, and so are the numbers, in the same order of additions.
+A time step of the generic loop launches dozens of small kernels and is bound by the host. When a
+call of the same form comes a second time, it is captured in chunks of steps, forward and backward;
+each chunk is then one launch. Chunks use fixed addresses: inputs, states and weights are copied in,
+and the tensors that autograd saved are copied out until the backward pass. Kernels and results are
+those of the generic loop, with the same order of additions.
 
-Not recorded are calls that depend on more than tensors: packed sequences, norms that keep
-statistics or use the batch, cells and norms that use the number of the time step, draw random
-numbers, change tensors in place or read numbers back; and calls under hooks, transforms, or another
-recording. They run as before, and the logger ``ln_zoo`` says why, once.
+Calls that depend on more than tensors are not captured: packed sequences; norms with running or
+batch statistics; cells and norms that use the time step, sample random numbers, modify tensors in
+place or synchronise; calls under hooks, transforms or another capture. They run eagerly, and the
+logger ``ln_zoo`` states the reason once.
 
-A recording repeats what Python decided when it was made. The step of your own cell, or your own
-norm, may read a global number that changes later; they are recorded only where
-``LN_ZOO_CUDA_GRAPHS=all`` says that they depend on tensors and their own attributes alone. ``0``
-turns all recording off.
+A graph repeats the Python decisions made at capture. User-defined cells and norms may read global
+state, so they are captured only with ``LN_ZOO_CUDA_GRAPHS=all``, which asserts that they depend on
+tensors and their own attributes alone. ``0`` disables capture.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ REFUSALS = 256
 
 
 class Unrecordable(Exception):
-    """A loop does what a recording cannot repeat; the message says what."""
+    """The loop does something that a CUDA graph cannot repeat."""
 
 
 def recorded_scan(
@@ -66,9 +65,9 @@ def recorded_scan(
     per_timestep: bool = False,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, States]:
-    """The same as `ln_zoo.ops.recurrence.scan`, from recorded graphs where there can be some.
+    """`ln_zoo.ops.recurrence.scan` as CUDA graphs if possible, else eagerly.
 
-    Under autocast, gradients of weights are summed in the precision of the weights.
+    Under autocast, gradients of weights are accumulated in the dtype of the weights.
     """
 
     def plain() -> tuple[Tensor, States]:
@@ -101,7 +100,7 @@ _lock = threading.Lock()
 
 
 def _foreign(cell: Cell, sites: Sites) -> str | None:
-    """Why code that is not this package's keeps a call from being recorded, or ``None``."""
+    """Why user-defined code prevents capture, or None."""
     if os.environ.get("LN_ZOO_CUDA_GRAPHS") == "all":
         return None
     step: Any = cell.step
@@ -116,7 +115,7 @@ def _foreign(cell: Cell, sites: Sites) -> str | None:
 def _unsupported(
     x: Tensor, sizes: Sequence[int] | None, states: States, weights: Weights, sites: Sites
 ) -> str | None:
-    """Why a call cannot be recorded, as far as it shows before it runs, or ``None``."""
+    """Why a call cannot be captured, as far as known before it runs, or None."""
     reason = untraceable()
     if reason is not None:
         return reason
@@ -160,10 +159,10 @@ def _present(weights: Weights) -> list[Tensor]:
 
 
 class _Watch(TorchDispatchMode):
-    """Raises where an operation does what a recording cannot repeat.
+    """Raise `Unrecordable` for operations that a CUDA graph cannot repeat.
 
     Args:
-        given: the tensors that the loop may read; it may change those that it has made itself.
+        given: tensors that the loop may read; it may write only to tensors that it created.
     """
 
     def __init__(self, given: Sequence[Tensor]) -> None:
@@ -206,7 +205,7 @@ def _tensors(a: Any) -> list[Tensor]:
 
 
 class _StepNumber:
-    """Stands for the number of a time step, which a recording does not know."""
+    """Placeholder for the time step, which a graph does not know."""
 
     def _used(self, *others: Any) -> Any:
         raise Unrecordable("the number of the time step is used")
@@ -240,18 +239,18 @@ class _Loop:
         self.zoneout = [d if isinstance(d, float) else None for d in weights.noise.zoneout]
 
     def sequences(self, terms: Tensor, weights: Weights, reset: Tensor | None) -> list[Tensor]:
-        """What each step has its own row of, (T, N, \\*)."""
+        """Per-step inputs, (T, N, \\*)."""
         drawn = [d for d in weights.noise.zoneout if isinstance(d, Tensor)]
         flags = [] if reset is None else [reset.view(terms.shape[:2]).unsqueeze(-1)]
         return [terms, *drawn, *flags]
 
     def constants(self, weights: Weights, sites: Sites) -> list[Tensor]:
-        """What all steps share: weights, the mask of dropout, and tensors of the sites."""
+        """Tensors shared by all steps: weights, dropout mask, parameters and buffers of sites."""
         mask = weights.noise.dropout
         return [*_present(weights), *([] if mask is None else [mask]), *_of_sites(sites)]
 
     def with_constants(self, constants: Sequence[Tensor]) -> tuple[Weights, Sites]:
-        """Weights and sites that hold these tensors in place of their own."""
+        """Weights and sites with their tensors replaced."""
         left = iter(constants)
         first: list[Any] = [next(left) if there else None for there in self._there]
         own = tuple(itertools.islice(left, self._own))
@@ -277,7 +276,7 @@ class _Loop:
         return torch.stack(outputs), states
 
     def key(self) -> tuple[Any, ...]:
-        """All that it depends on besides the form of its tensors."""
+        """Cache key, besides shapes and dtypes."""
         plain = []
         for role, site in self.sites.items():
             for name, module in site.named_modules():  # type: ignore[attr-defined]
@@ -294,7 +293,7 @@ class _Loop:
 
 
 def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """What a module holds besides tensors and modules."""
+    """Attributes of a module other than tensors and submodules."""
     return [(key, value) for key, value in vars(module).items() if not isinstance(value, dict)]
 
 
@@ -311,7 +310,7 @@ def _of_sites(sites: Sites) -> list[Tensor]:
 
 
 class _Form(NamedTuple):
-    """What recorded work depends on, besides the loop."""
+    """Shapes, dtypes and settings that a graph depends on, besides the loop."""
 
     save: bool
     precision: torch.dtype | None
@@ -342,7 +341,7 @@ def _form(sequences: Sequence[Tensor], states: States, constants: Sequence[Tenso
 
 
 class _Fixed:
-    """What the chunks of calls of one form share: memory at fixed addresses, and the chunks."""
+    """Fixed-address memory shared by the chunks of calls of one form."""
 
     def __init__(self, loop: _Loop, form: _Form) -> None:
         # Without the layer's own sites, which need not outlive it.
@@ -378,7 +377,7 @@ class _Fixed:
 
     @property
     def wide(self) -> list[Tensor]:
-        """States that have gradients, or would have."""
+        """Floating-point states."""
         return [a for a in self.states if a.is_floating_point()]
 
 
@@ -400,13 +399,13 @@ class _Chunk:
 
     @property
     def given(self) -> list[Tensor]:
-        """All fixed tensors that the loop and its gradients read."""
+        """Fixed tensors that the loop and its gradients read."""
         fixed = self.fixed
         of_loop = [*self.sequences, *fixed.states, *fixed.constants]
         return [*of_loop, self.d_out, *fixed.d_states, fixed.d_before, *fixed.totals]
 
     def forward(self, watch: _Watch | None = None) -> None:
-        """Runs the loop, and puts what autograd saved into one piece."""
+        """Run the loop, and concatenate the tensors that autograd saved."""
         fixed, form = self.fixed, self.fixed.form
         kept: dict[int, Tensor] = {}
 
@@ -428,7 +427,7 @@ class _Chunk:
             self.out, self.after = fixed.loop.run(
                 self.sequences, states, fixed.weights, fixed.sites
             )
-            # The last to be made are the first to give gradients: those of later chunks come first.
+            # Autograd runs the newest nodes first: gradients of later chunks are added first.
             self._before = states[0].view_as(states[0])
             self._aliases = [a.view_as(a) for a in fixed.needed]
         if not form.save:
@@ -440,7 +439,7 @@ class _Chunk:
             self.saved = torch.cat(self._places)
 
     def backward(self, watch: _Watch | None = None) -> None:
-        """Takes gradients back; adds to the totals, and replaces those of the states."""
+        """Backpropagate: accumulate into the totals, and replace the gradients of states."""
         fixed = self.fixed
         if self._places:
             sizes = [len(a) for a in self._places]
@@ -465,7 +464,7 @@ class _Chunk:
 
 
 def _bytes(a: Tensor) -> Tensor:
-    """All memory that a tensor is a view of."""
+    """The storage of a tensor as bytes."""
     storage = a.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=a.device).set_(
         storage, 0, (storage.nbytes(),), (1,)
@@ -485,7 +484,7 @@ def _cache(device: torch.device) -> graphs.Cache:
 def _entry(
     loop: _Loop, sequences: Sequence[Tensor], states: States, constants: Sequence[Tensor]
 ) -> tuple[graphs.Cache, graphs.Entry] | None:
-    """The recorded chunks that a call needs, or ``None`` where it is to run without."""
+    """The captured chunks for a call, or None to run eagerly."""
     form = _form(sequences, states, constants)
     key = (loop.key(), form)
     try:
@@ -514,7 +513,7 @@ def _entry(
 def _record(
     cache: graphs.Cache, entry: graphs.Entry, steps: int, tensors: tuple[Sequence[Tensor], ...]
 ) -> None:
-    """Records what a call of so many steps needs, unless that was done before."""
+    """Capture the chunks for a number of steps, unless cached."""
     fixed: _Fixed = entry.tensors
     save = fixed.form.save
     if not fixed.lengths:
@@ -539,7 +538,7 @@ def _record(
 
 
 def _pieces(steps: int, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cuts a number of steps into recorded lengths: (first step, length)."""
+    """Split steps into captured lengths: (first step, length)."""
     first = 0
     for length in lengths:
         while steps - first >= length:
@@ -548,14 +547,14 @@ def _pieces(steps: int, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copies numbers alone."""
+    """Copy values without autograd."""
     with torch.no_grad():
         for a, b in zip(sources, targets, strict=True):
             b.copy_(a)
 
 
 class _Recorded(torch.autograd.Function):
-    """The loop by its recorded chunks: sequences, states and constants to outputs and states."""
+    """The captured loop as a function of sequences, states and constants."""
 
     @staticmethod
     def forward(
@@ -646,7 +645,7 @@ class _Recorded(torch.autograd.Function):
 def _by_plain_loop(
     ctx: Any, form: _Form, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """The gradients by the loop without recordings: they may have gradients, or be batches."""
+    """Gradients through the eager loop, for double backward and batched gradients."""
     loop: _Loop = ctx.loop
     create = torch.is_grad_enabled()
     kind = tensors[0].device.type

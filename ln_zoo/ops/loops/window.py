@@ -15,20 +15,26 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_parameters
-from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Engine, Saved, Sums, centred
-from ln_zoo.ops.operator import check_first_order, no_autocast
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Engine, Steps
+from ln_zoo.ops.operator import (
+    Grads,
+    Kept,
+    backward_chunks,
+    check_first_order,
+    forward_chunks,
+    no_autocast,
+)
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.registry import Task, say_unsupported, select
-from ln_zoo.ops.spans import previous_rows, rows_of, spans
+from ln_zoo.ops.spans import Span, previous_rows
 from ln_zoo.ops.spec import Operands, Spec, gather, specify, unsupported_reason
 
 #: Below this many steps nothing is gained over torch functions and autograd.
@@ -89,7 +95,7 @@ def window_weights(terms: Tensor, characters: int) -> Tensor:
 
 
 class WindowSteps(Protocol):
-    """Runs chunks of steps of the layer and its window; made once per call."""
+    """Steps of the layer and its window; created once per call."""
 
     def __init__(
         self,
@@ -99,18 +105,10 @@ class WindowSteps(Protocol):
         windows: WindowOperands,
         backward: bool,
     ) -> None:
-        """Packs what is the same for all chunks.
-
-        Args:
-            steps: what the engine prepared for the layer.
-            spec: what is computed.
-            operands: the layer's tensors.
-            windows: the window's.
-            backward: whether it is for the backward pass.
-        """
+        """Prepare from the engine's `Steps` of the layer."""
 
     def forward(self, chunk: Chunk, window: WindowChunk) -> None:
-        """Runs consecutive steps; the window's part of the products v is added."""
+        """Run consecutive steps; add the window's part to the products v."""
 
     def backward(self, grads: ChunkGrads, window: WindowGrads) -> None:
         """Takes gradients back through the steps of one call of `forward`."""
@@ -151,7 +149,7 @@ class WindowGrads(NamedTuple):
 
 
 class WindowKernel:
-    """An engine that has this loop.
+    """Kernel of an engine with this loop.
 
     Args:
         engine: the engine.
@@ -198,10 +196,7 @@ def select_window_kernel(
     windows: WindowOperands,
     unsupported: str | None = None,
 ) -> WindowKernel | None:
-    """The kernel that `windowed_lstm` runs on; ``None``: none can take this call.
-
-    The environment variable ``LN_ZOO_KERNELS`` chooses, as for all kernels, and the log says what
-    runs.
+    """Select the kernel for `windowed_lstm`, as `select_kernel` does; None if none supports it.
 
     Args:
         records: what happens to summed inputs, by role.
@@ -226,9 +221,7 @@ def windowed_lstm(
     weights: Weights,
     windows: WindowOperands,
 ) -> Windowed:
-    """Runs the layer over a sequence.
-
-    It takes neither gradients of gradients nor batches of gradients.
+    """Run the layer over a sequence; no double backward, no batched gradients.
 
     Args:
         kernel: what `select_window_kernel` gave.
@@ -252,136 +245,129 @@ def windowed_lstm(
         return Windowed(*_WindowedLSTM.apply(spec, kernel, save, *tensors))
 
 
+class _Steps(Steps):
+    """Steps of the layer and its window, for the frame of `ln_zoo.ops.operator`."""
+
+    def __init__(
+        self,
+        kernel: WindowKernel,
+        spec: Spec,
+        operands: Operands,
+        windows: WindowOperands,
+        backward: bool,
+    ) -> None:
+        layer = kernel.engine.prepare(spec, operands, backward)
+        super().__init__(layer.w_ih[:, : operands.x.shape[2]])
+        self.rows_of_chunk, self.least_steps = layer.rows_of_chunk, layer.least_steps  # type: ignore[method-assign]
+        self.add_weight_gradient = layer.add_weight_gradient  # type: ignore[method-assign]
+        self.leaves_constants, self.windows = layer.leaves_constants, windows
+        self.loop = kernel.steps(layer, spec, operands, windows, backward)
+        #: Number of the next step.
+        self.step = operands.x.shape[0] if backward else 0
+
+
+class _Forward(_Steps):
+    def __init__(
+        self, kernel: WindowKernel, spec: Spec, operands: Operands, windows: WindowOperands
+    ) -> None:
+        super().__init__(kernel, spec, operands, windows, backward=False)
+        self.window, self.kappa = windows.window.clone(), windows.kappa.clone()
+        lead, x = operands.x.shape[:2], operands.x
+        (_, letters), (_, kinds) = self.window.shape, self.kappa.shape
+        self.shown = kernel.engine.empty(*lead, letters, like=x, dtype=x.dtype)
+        self.made = kernel.engine.empty(*lead, 4, kinds, like=x, dtype=x.dtype)
+
+    def forward(self, chunk: Chunk) -> None:
+        steps = slice(self.step, self.step + len(chunk.sizes))
+        self.step = steps.stop
+        shown, terms = self.shown[steps].flatten(0, 1), self.made[steps].flatten(0, 1).flatten(1)
+        self.loop.forward(chunk, WindowChunk(self.window, self.kappa, shown, terms))
+
+
+class _Backward(_Steps):
+    def __init__(
+        self,
+        kernel: WindowKernel,
+        spec: Spec,
+        operands: Operands,
+        windows: WindowOperands,
+        made: tuple[Tensor, Tensor, Tensor],
+        grads: tuple[Tensor | None, Tensor | None],
+    ) -> None:
+        super().__init__(kernel, spec, operands, windows, backward=True)
+        self.out, self.shown, self.made = (a.flatten(0, 1) for a in made)
+        self.made = self.made.flatten(1)
+        self.d_windows, d_kappa = grads
+        self.dwindow, self.dkappa = (
+            torch.zeros_like(windows.window),
+            torch.zeros_like(windows.kappa),
+        )
+        if d_kappa is not None:
+            self.dkappa.copy_(d_kappa)
+        self.dweight, self.dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
+
+    def backward(self, grads: ChunkGrads) -> None:
+        steps = slice(self.step - len(grads.sizes), self.step)
+        self.step = steps.start
+        examples = len(self.dwindow)
+        rows = slice(steps.start * examples, steps.stop * examples)
+        dshown = None
+        if self.d_windows is not None:
+            dshown = self.d_windows[steps].flatten(0, 1).contiguous()
+        parameters = grads.du.new_empty(len(grads.du), len(self.dbias))
+        window = WindowGrads(dshown, self.dwindow, self.dkappa, self.made[rows], parameters)
+        self.loop.backward(grads, window)
+        self.dweight.addmm_(parameters.t(), self.out[rows])
+        self.dbias += parameters.sum(0)
+
+    def inputs(self, x: Tensor, span: Span) -> Tensor:
+        return torch.cat([x, previous_rows(self.windows.window, self.shown, span)], 1)
+
+
 class _WindowedLSTM(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, spec: Spec, kernel: WindowKernel, save: bool, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         operands, windows = _split(tensors)
-        engine = kernel.engine
-        x = operands.x
-        steps, examples, inputs = x.shape
-        width, hidden = operands.w_hh.shape
-        rows, kinds = steps * examples, windows.kappa.shape[1]
-        empty = _allocator(engine, x)
-        h, c = operands.h0.clone(), _there(operands.c0).clone()
-        window, kappa = windows.window.clone(), windows.kappa.clone()
-        out, shown = empty(steps, examples, hidden), empty(steps, examples, window.shape[1])
-        terms = empty(steps, examples, 4, kinds)
-        flat_out, flat_shown = out.flatten(0, 1), shown.flatten(0, 1)
-        flat_terms = terms.view(rows, 4 * kinds)
-        v, u, cells = (empty(rows if save else 0, n) for n in (width, width, hidden))
-        # An engine may leave some of them unset: results must be the same from run to run.
-        stats = empty(rows if save else 0, engine.stats(spec)).zero_()
-        p = engine.prepare(spec, operands, backward=False)
-        run = kernel.steps(p, spec, operands, windows, backward=False)
-        pieces = spans([examples] * steps, p.rows_of_chunk(save), p.least_steps)
-        scratch = empty(0 if save else max(piece.count for piece in pieces), width)
-        for piece in pieces:
-            part = piece.rows
-            products = v[part] if save else scratch[: piece.count]
-            torch.mm(rows_of(x, False, piece), p.w_ih[:, :inputs].t(), out=products)
-            saved = Saved(products, u[part], cells[part], stats[part]) if save else None
-            run.forward(
-                Chunk(piece.sizes, products, h, c, flat_out[part], saved),
-                WindowChunk(window, kappa, flat_shown[part], flat_terms[part]),
-            )
+        steps = _Forward(kernel, spec, operands, windows)
+        found = forward_chunks(spec, kernel.engine, operands, None, save, steps_of_call=steps)
+        out, h, c, *kept = found
         ctx.spec, ctx.kernel = spec, kernel
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(terms)
+        ctx.mark_non_differentiable(steps.made)
         if save:
-            ctx.save_for_backward(*tensors, out, shown, terms, v, u, cells, stats)
-        return out, shown, h, c, kappa, terms
+            ctx.save_for_backward(*tensors, steps.shown, steps.made, out, *kept)
+        return out, steps.shown, h, c, steps.kappa, steps.made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_order("the kernels of a layer with a window", grads)
-        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
-        with no_autocast(saved[0]):
-            return _gradients(ctx, saved, *grads)
-
-
-def _gradients(
-    ctx: Any, saved: tuple[Tensor, ...], *grads: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """The gradients that `_WindowedLSTM` returns."""
-    *tensors, out, shown, terms, v, u, cells, stats = saved
-    operands, windows = _split(tensors)
-    needs = ctx.needs_input_grad[3:]
-    needed, _ = _split(needs)
-    spec, kernel = ctx.spec, ctx.kernel
-    engine = kernel.engine
-    d_out, d_windows, d_h, d_c, d_kappa, _ = grads
-    x, h0, c0 = operands.x, operands.h0, _there(operands.c0)
-    steps, examples, inputs = x.shape
-    width = len(operands.w_hh)
-    empty = _allocator(engine, x)
-
-    def start(d: Tensor | None, like: Tensor) -> Tensor:
-        if d is None:
-            return torch.zeros_like(like)
-        return d.clone(memory_format=torch.contiguous_format)
-
-    def sum_of(name: str) -> Tensor | None:
-        value = getattr(operands, name)
-        return torch.zeros_like(value) if getattr(needed, name) else None
-
-    dh, dc = start(d_h, h0), start(d_c, c0)
-    dkappa, dwindow = start(d_kappa, windows.kappa), torch.zeros_like(windows.window)
-    sums = Sums(*(sum_of(name) for name in Sums._fields))
-    dx = empty(steps * examples, inputs) if needed.x else None
-    dw_ih, dw_hh = torch.zeros_like(operands.w_ih), torch.zeros_like(operands.w_hh)
-    dweight, dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
-    p = engine.prepare(spec, operands, backward=True)
-    run = kernel.steps(p, spec, operands, windows, backward=True)
-    pieces = spans([examples] * steps, p.rows_of_chunk(True), p.least_steps)
-    longest = max(piece.count for piece in pieces)
-    du_room, dv_room = empty(longest, width), empty(longest, width)
-    parameters_room = empty(longest, len(windows.bias))
-    out, shown, terms = out.flatten(0, 1), shown.flatten(0, 1), terms.flatten(0, 1).flatten(1)
-    for piece in reversed(pieces):
-        part, first = piece.rows, piece is pieces[-1]
-        du, dv, parameters = (a[: piece.count] for a in (du_room, dv_room, parameters_room))
-        h_prev = previous_rows(h0, out, piece)
-        grads_of_layer = ChunkGrads(
-            sizes=piece.sizes,
-            dout=None if d_out is None else rows_of(d_out, False, piece),
-            dh=dh,
-            dc=dc,
-            saved=Saved(v[part], u[part], cells[part], stats[part]),
-            h_prev=h_prev,
-            c_prev=previous_rows(c0, cells, piece),
-            du=du,
-            dv=dv,
-            sums=sums,
+        *tensors, shown, terms, out, v, u, cells, stats, statistics = ctx.saved_tensors
+        operands, windows = _split(tensors)
+        d_out, d_windows, d_h, d_c, d_kappa, _ = grads
+        spec, kernel, needs = ctx.spec, ctx.kernel, ctx.needs_input_grad[3:]
+        needed, _ = _split(needs)
+        made, of_window = (out, shown, terms), (d_windows, d_kappa)
+        with no_autocast(out):
+            steps = _Backward(kernel, spec, operands, windows, made, of_window)
+            found = backward_chunks(
+                spec,
+                kernel.engine,
+                operands,
+                None,
+                Kept(out, v, u, cells, stats, statistics),
+                Grads(d_out, d_h, d_c),
+                needs[: len(needed)],
+                steps_of_call=steps,
+            )
+        gradients = [d if need else None for d, need in zip(found, needed, strict=True)]
+        rest = WindowOperands(
+            steps.dweight, steps.dbias, cast(Tensor, None), steps.dwindow, steps.dkappa
         )
-        dshown = None if d_windows is None else rows_of(d_windows, False, piece)
-        run.backward(grads_of_layer, WindowGrads(dshown, dwindow, dkappa, terms[part], parameters))
-        read = torch.cat([rows_of(x, False, piece), previous_rows(windows.window, shown, piece)], 1)
-        p.add_weight_gradient(du, h_prev, dw_hh, first)
-        p.add_weight_gradient(dv, read, dw_ih, first)
-        dweight.addmm_(parameters.t(), out[part])
-        dbias += parameters.sum(0)
-        if dx is not None:
-            torch.mm(dv, p.w_ih[:, :inputs], out=dx[part])
-    first_rows, second_rows = spec.products
-    if p.leaves_constants:
-        dw_ih, dw_hh = centred(dw_ih, first_rows), centred(dw_hh, second_rows)
-    dx = None if dx is None else dx.view(x.shape)
-    of_layer = (dx, dw_ih, dw_hh, dh, dc, *sums, None)  # no bias inside a norm
-    of_window = (dweight, dbias, None, dwindow, dkappa)
-    return (None, None, None, *of_layer, *of_window)
+        return (None, None, None, *gradients, *rest)
 
 
 def _split(tensors: Any) -> tuple[Operands, WindowOperands]:
     count = len(Operands._fields)
     return Operands(*tensors[:count]), WindowOperands(*tensors[count:])
-
-
-def _there(a: Tensor | None) -> Tensor:
-    assert a is not None
-    return a
-
-
-def _allocator(engine: Engine, like: Tensor) -> Callable[..., Tensor]:
-    return lambda *size: engine.empty(*size, like=like, dtype=like.dtype)

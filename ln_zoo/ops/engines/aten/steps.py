@@ -1,7 +1,7 @@
-"""Steps of LSTM, GRUs and RNN in functions of torch, whatever is normalised.
+"""Steps of LSTM, GRUs and RNN in torch functions, for every norm.
 
 A step is a chain of dependent operations on few numbers, where a call costs as much as what it
-computes. So whatever does not depend on the step before is done for many steps at once. In the
+computes. Work that does not depend on the previous step is done for many steps at once. In the
 forward pass these are the normalised input terms; in the backward pass all gates, which are
 recomputed from the products that were kept, and coefficients K, which are products of gates: with D
 the gradient of a state (dc that of a cell state), the gradient of what goes into a gate is ``D K``

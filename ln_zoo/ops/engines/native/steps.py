@@ -217,7 +217,7 @@ def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | 
 
 
 def gradient_tensors(grads: ChunkGrads, sizes: Mapping[str, int]) -> dict[str, Tensor | None]:
-    """Tensors of the backward pass; scratch memory stands for sums that nobody wants."""
+    """Tensors of the backward pass; sums that are not needed get scratch memory."""
     unwanted = scratch_memory("unwanted", sizes["G"], torch.float32)
     saved = grads.saved
     return {

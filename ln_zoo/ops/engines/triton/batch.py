@@ -158,7 +158,7 @@ class PreparedBatch(Prepared):
         return out, means
 
     def _totals(self, sums: Sums) -> dict[str, Tensor]:
-        """Where the gradients of vectors add up; what nobody wants has memory too."""
+        """Buffers for the gradients of vectors, also for those that are not needed."""
         found = {}
         for name, total in sums._asdict().items():
             vector = self.vectors[name]

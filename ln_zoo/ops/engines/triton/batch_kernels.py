@@ -226,7 +226,7 @@ def _sums_in_memory(
     a, mean, n, cols, inside, H: tl.constexpr, GATES: tl.constexpr, ROWS: tl.constexpr,
     UNITS: tl.constexpr, SQUARED: tl.constexpr,
 ):  # fmt: skip
-    """The same of the rows at a less a mean, or of their squares, tile by tile."""
+    """`_sums` of rows in memory less a mean, or of their squares, tile by tile."""
     totals = _fill(tl.zeros((ROWS, UNITS), tl.float32), GATES)
     for start in range(0, n, ROWS):
         lines = start + tl.arange(0, ROWS)[:, None]
@@ -255,7 +255,7 @@ def _vector(
     table, slot: tl.constexpr, at, inside, H: tl.constexpr, GATES: tl.constexpr,
     WIDE_ALIGN: tl.constexpr, THERE: tl.constexpr, OTHERWISE: tl.constexpr,
 ):  # fmt: skip
-    """A vector of the call, gate by gate, or a constant where there is none."""
+    """A vector of the call, gate by gate, or a constant if it is absent."""
     if THERE:
         return _read_gates(_address(table, slot, tl.float32, WIDE_ALIGN), at, inside, H, GATES)
     else:
@@ -313,7 +313,7 @@ def _kept_statistics(
     GATES: tl.constexpr, PLACE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr,
     CENTRED: tl.constexpr, WIDE_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """The same where they are known: given, or in the backward pass."""
+    """Load known statistics: given ones, or those of the forward pass."""
     means, factors = _fill(0.0, GATES), _fill(1.0, GATES)
     if PLACE:
         variances = _address(table, var, tl.float32, WIDE_ALIGN)
@@ -356,7 +356,7 @@ def _through(
 def _through_gates(
     d, a, factor, gain, sums, scaled, n, PLACE: tl.constexpr, CORRECTION: tl.constexpr
 ):  # fmt: skip
-    """The same of all gates, with both sums in tuples of their own."""
+    """`_through` for all gates, with both sums in separate tuples."""
     found = ()
     for q in tl.static_range(len(d)):
         x = _through(

@@ -188,7 +188,7 @@ class TritonDraw(DrawSteps):
         )
 
     def lstm(self, which: int, t: int) -> None:
-        """From the sums of the gates to h, in the inputs of whatever reads it."""
+        """From the sums of the gates to h, written into the inputs of its readers."""
         kept, hidden = self.kept, self.hidden
         before, after = t % self.slots, (t + 1) % self.slots
         inputs = kept.inputs[_ENCODER][after]
@@ -324,11 +324,11 @@ Backward = Callable[[DrawOperands, Run, Sequence[Tensor | None]], DrawOperands]
 
 
 class _Ticket:
-    """Held by whoever may still ask for gradients."""
+    """Alive while gradients may still be requested."""
 
 
 class _Recording:
-    """A run at fixed addresses, and what it leaves for the backward pass."""
+    """A captured run, and its tensors for the backward pass."""
 
     def __init__(self, like: DrawOperands) -> None:
         self.operands = _empty_like(like)
@@ -339,11 +339,11 @@ class _Recording:
 
     @property
     def free(self) -> bool:
-        """Whether nobody can ask for gradients of its last run any more."""
+        """Whether gradients of its last run can no longer be requested."""
         return self._user is None or self._user() is None
 
     def take(self) -> _Ticket:
-        """Keeps others from using it for as long as the ticket lives."""
+        """Reserve the graph while the ticket is alive."""
         ticket = _Ticket()
         self._user = weakref.ref(ticket)
         return ticket
@@ -397,7 +397,7 @@ class Replay(NamedTuple):
 def replayed(
     plan: Hashable, operands: DrawOperands, save: bool, forward: Forward
 ) -> tuple[tuple[Tensor, ...], Replay] | None:
-    """Runs all glimpses as a recorded graph; ``None`` where there is none to be used.
+    """Run all glimpses as a CUDA graph; None if none is available.
 
     Args:
         plan: all that the run depends on, besides its operands.

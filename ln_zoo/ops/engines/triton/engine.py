@@ -29,7 +29,7 @@ class TritonEngine:
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
-        """Why it cannot take this call, or ``None``."""
+        """Why it does not support this call, or None."""
         if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
         reason = steps._unsupported_gpu(x.device, dtype)
@@ -57,11 +57,11 @@ class TritonEngine:
         return sum(len(rows.groups) for rows in (first, second) if rows.scale) + steps.rule(out)
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that is not filled; torch's allocator finds scratch memory again by itself."""
+        """Uninitialised memory; the caching allocator reuses scratch memory."""
         return steps.empty(size, like, dtype)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Prepared:
-        """Weights as the products want them, and what the step kernel has to know."""
+        """Prepare weights and the arguments of the step kernel."""
         kind = PreparedBatch if spec.examples else Prepared
         with steps.on(operands.x):
             return kind(spec, operands, backward, self.stats(spec))

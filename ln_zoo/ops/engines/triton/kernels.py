@@ -8,7 +8,7 @@ What a step kernel reads and writes, but for the operands of the products, it fi
 of addresses in device memory, so that a recorded CUDA graph serves tensors that lie elsewhere at
 each call.
 
-All is computed in float32, whatever the precision of the products (KIND). H and the alignment of
+All arithmetic is in float32, for products of any dtype (KIND). H and the alignment of
 addresses in bytes are compile-time numbers: where both allow it, accesses are 128 bits wide.
 
 Nothing outside `ln_zoo.ops.engines.triton` imports this module, since it needs triton.
@@ -159,7 +159,7 @@ def _seen(table, line, H: tl.constexpr, cols, mask, RESETS: tl.constexpr):
 def _stays(
     table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask, FLAG_ALIGN: tl.constexpr
 ):  # fmt: skip
-    """Where zoneout keeps a state as it was."""
+    """Mask of states that zoneout keeps."""
     flags = _address(table, slot, tl.int8, FLAG_ALIGN) + line * H
     return tl.load(flags + cols, mask=mask, other=0) != 0
 
@@ -172,7 +172,7 @@ def _held(
     before, after, table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask,
     HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """A state after zoneout."""
+    """Apply zoneout to a state."""
     if HOLD < 0:
         return tl.where(_stays(table, slot, line, H, cols, mask, FLAG_ALIGN), before, after)
     else:
@@ -184,7 +184,7 @@ def _held_back(
     d, table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask,
     HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a state's gradient that pass through the step, and that bypass it."""
+    """Split a state's gradient: the part through the step, and the part that bypasses it."""
     if HOLD < 0:
         stays = _stays(table, slot, line, H, cols, mask, FLAG_ALIGN)
         return tl.where(stays, 0.0, d), tl.where(stays, d, 0.0)
@@ -197,7 +197,7 @@ def _carry(
     before, after, state, table, line, H: tl.constexpr, cols, mask, HOLD: tl.constexpr,
     FLAG_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Applies zoneout to an LSTM's new cell state, and stores it."""
+    """Apply zoneout to an LSTM's new cell state, and store it."""
     if HOLD != 0:
         after = _held(before, after, table, ZONEOUT_C, line, H, cols, mask, HOLD, FLAG_ALIGN)
     _write(state, 0, H, cols, mask, after)
@@ -252,7 +252,7 @@ def _leaving(a0, a1, a2, a3, seen, RESETS: tl.constexpr):
 
 @triton.jit
 def _vector(table, slot: tl.constexpr, other, THERE: tl.constexpr, WIDE_ALIGN: tl.constexpr):
-    """The address of a vector, or another one, never read, where there is none."""
+    """The address of a vector, or a dummy that is never read."""
     if THERE:
         return _address(table, slot, tl.float32, WIDE_ALIGN)
     else:
@@ -336,7 +336,7 @@ def _sums(
 
 @triton.jit
 def _sums_of_one(x0, x1, x2, x3, STARTS: tl.constexpr):
-    """The same of one row."""
+    """`_sums` of a single row."""
     if STARTS == 1:
         a = tl.sum((x0 + x1) + (x2 + x3), 0)
         return a, a, a, a
@@ -387,7 +387,7 @@ def _keep(stats, r0, r1, r2, r3, GATES: tl.constexpr, STARTS: tl.constexpr):
 
 @triton.jit
 def _kept(stats, GATES: tl.constexpr, STARTS: tl.constexpr):
-    """What `_keep` stored, gate by gate."""
+    """Load what `_keep` stored, gate by gate."""
     r0 = tl.load(stats)
     r1 = tl.load(stats + _place(1, STARTS)) if STARTS & 2 else r0
     r2 = tl.load(stats + _place(2, STARTS)) if STARTS & 4 else r1
@@ -416,7 +416,7 @@ def _vectors_of_gates(
     gain_v, gain_u, bias, H: tl.constexpr, cols, mask,
     INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """Those of all gates; of three, the third again."""
+    """`_vectors` of all gates; of three, the third again."""
     a0, b0, c0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
     a1, b1, c1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
     a2, b2, c2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
@@ -493,7 +493,7 @@ def _keep_reciprocals(
     stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3,
     GATES: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr,
 ):  # fmt: skip
-    """Stores them, and gives the place behind them."""
+    """Store reciprocal deviations; returns the next slot."""
     if INPUT:
         _keep(stats, rv0, rv1, rv2, rv3, GATES, INPUT)
         stats += _place(GATES - 1, INPUT) + 1
@@ -507,7 +507,7 @@ def _keep_reciprocals(
 def _kept_reciprocals(
     stats, GATES: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr
 ):  # fmt: skip
-    """What `_keep_reciprocals` stored, and the place behind it."""
+    """Load what `_keep_reciprocals` stored; returns the next slot as well."""
     rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
     ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
     if INPUT:

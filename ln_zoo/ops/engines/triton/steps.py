@@ -64,7 +64,7 @@ OPTIONS = {"enable_fp_fusion": True}
 
 
 class Prepared(ChunkSteps):
-    """What the steps of a call share.
+    """State of one call, shared by its steps.
 
     Args:
         spec: what is computed.
@@ -270,7 +270,7 @@ def constants(
 
 
 def noise_constants(masks: Masks) -> dict[str, Any]:
-    """Those that masks change, see `constants`."""
+    """Compile-time arguments that depend on masks; see `constants`."""
     found: dict[str, Any] = {}
     if masks.zoneout_h is not None:
         found["HOLD_H"] = -1.0
@@ -304,7 +304,7 @@ def warps(hidden: int) -> int:
 
 
 def starts(rows: Rows) -> int:
-    """Groups of statistics as kernels want them: bit q is set where gate q starts a group.
+    """Encode groups of statistics: bit q is set if gate q starts a group.
 
     With three gates, bits 3 and 4 are set too: the missing gate is a group. The identity is 0.
 
@@ -330,7 +330,7 @@ def rule(rows: Rows) -> int:
 
 #: Memory at fixed addresses: the table, the operands of a product and its result.
 Buffers = dict[str, Tensor]
-#: Moves the states of so many examples into buffers, or out of them.
+#: Copies the states of a number of examples into or out of buffers.
 Transfer = Callable[[Buffers, int], None]
 
 
@@ -380,7 +380,7 @@ class Piece(NamedTuple):
 
 
 def _runs(sizes: Sequence[int]) -> list[Run]:
-    """Cuts steps into long runs of equal size, which can be recorded, and what lies between.
+    """Split steps into long runs of equal size, which can be captured, and the rest.
 
     Example:
         >>> _runs([3] * 20 + [2, 1])
@@ -481,7 +481,7 @@ class Steps:
 
         Args:
             sizes: rows of each step.
-            start: fills the buffers from the states of so many examples.
+            start: copies states into the buffers.
             end: takes the states from there.
         """
         # A stream that is being recorded must not read host memory that later calls write to.
@@ -566,7 +566,7 @@ class Steps:
 
         Args:
             run: which.
-            start: fills the buffers from the states of so many examples.
+            start: copies states into the buffers.
             end: takes the states from there.
         """
         examples = run.sizes[0]
@@ -666,7 +666,7 @@ def write_table(table: Tensor, addresses: Sequence[int]) -> None:
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """The product of two matrices in float32, whatever their precision."""
+    """Product of two matrices, accumulated in float32."""
     if a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     elif a.is_cuda:
@@ -791,7 +791,7 @@ def _add_columns(
 
 
 def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Memory on the same device and, if nothing else is said, of the same precision."""
+    """Uninitialised memory on the same device, of the same dtype by default."""
     return like.new_empty(size, dtype=dtype)
 
 
