@@ -11,6 +11,7 @@ _DISTRIBUTIONS = {
     "datasets": "datasets",
     "filelock": "filelock",
     "huggingface_hub": "huggingface_hub",
+    "jinja2": "jinja2",
     "jsonargparse": "jsonargparse[signatures]",
     "lightning": "lightning",
     "matplotlib": "matplotlib",

@@ -73,7 +73,7 @@ from ln_zoo.norms import (
     from_config,
     to_config,
 )
-from ln_zoo.ops.records import RowNorm, StepNorm
+from ln_zoo.ops.norm_records import RowNorm, StepNorm
 
 try:
     import pytest

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from quick_pictures import leave_out_layout
 
 # Set before any library reads them: no test may reach the network.
@@ -65,3 +66,9 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary current folder, where runs and a user's own files may lie."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> None:
+    """Subnormal numbers are computed, which the command line turns off in its process."""
+    torch.set_flush_denormal(False)

@@ -16,10 +16,12 @@ from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 #: What `masks_for` makes.
 NOISE = ("zoneout", "expected zoneout", "recurrent dropout", "all")
-Given = Sequence[Tensor | None]
+FixedStatistics = Sequence[Tensor | None]
 
 
-def direction(spec: Spec, o: Operands, steps: int, given: Given = (None,) * 3) -> Direction:
+def direction(
+    spec: Spec, o: Operands, steps: int, given: FixedStatistics = (None,) * 3
+) -> Direction:
     """The reference for a specification.
 
     Args:

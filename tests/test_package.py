@@ -149,10 +149,10 @@ def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
     assert cards == {name.split("/")[2] for name in names if name.endswith("/config.json")}
     native = Path("ln_zoo/ops/engines/native")
     source = ROOT / native / "kernels.cpp"
-    assert {file.name for file in parts(source)} == {
-        file.name for file in source.parent.iterdir() if file.suffix in (".cpp", ".h")
+    assert {file for file in parts(source) if file.parent == source.parent} == {
+        file for file in source.parent.iterdir() if file.suffix in (".cpp", ".h")
     }
-    needed = [native / "compiler.py", *(native / file.name for file in parts(source))]
+    needed = [native / "compiler.py", *(file.relative_to(ROOT) for file in parts(source))]
     assert {file.as_posix() for file in needed} <= set(names)
     target = tmp_path / "site"
     subprocess.run([*PIP, "install", "-q", "--no-deps", "--target", target, wheel], check=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ln_zoo import rl
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.norms import Identity, LayerNorm
-from ln_zoo.ops import pieces
+from ln_zoo.ops import resets
 
 WITHOUT_SB3 = importlib.util.find_spec("sb3_contrib") is None
 needs_sb3 = pytest.mark.skipif(WITHOUT_SB3, reason="needs the package sb3-contrib")
@@ -41,7 +41,7 @@ def step_by_step(
 @pytest.mark.parametrize("norm", [Identity(), LayerNorm(gain=0.5)], ids=["none", "layer"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_rollout_in_one_call(norm: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "cut", lambda *_: pytest.fail("cut into pieces"))
+    monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
     torch.manual_seed(0)
     lstm = LSTM(E, H, 2, norm=norm)
     x = torch.randn(N * T, E, requires_grad=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ln_zoo.testing
 from ln_zoo.norms import BatchNorm, Norm
-from ln_zoo.ops.records import RowNorm
+from ln_zoo.ops.norm_records import RowNorm
 from ln_zoo.testing import LAYERS, NormCase
 
 pytest_plugins = ["pytester"]

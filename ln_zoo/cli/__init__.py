@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ln_zoo._version import __version__
 from ln_zoo.cli import threads
 from ln_zoo.cli.errors import report_error, run_command
+from ln_zoo.cli.table import COMMANDS, TRAINING
 
 if TYPE_CHECKING:
     from ln_zoo.cli.arguments import Arguments
@@ -63,32 +64,10 @@ environment
   LN_ZOO_KERNELS     fast paths to use: names of `ln-zoo kernels`, or 0 for none
   LN_ZOO_CACHE       folder of compiled kernels and parsed data; default ~/.cache/ln_zoo
   LN_ZOO_CUDA_GRAPHS 0 launches GPU kernels one by one; all: see the reference
+  LN_ZOO_CPU_LEVEL   level of the CPU kernels, such as x86-64-v3; native compiles them here
   LN_ZOO_CXXFLAGS    further flags of the compiler of kernels
   LN_ZOO_DEBUG       1 shows the traceback of an error
 """
-
-#: Commands of the LightningCLI; see `ln_zoo.cli.lightning`.
-TRAINING = ("fit", "validate", "test", "predict")
-#: All others: typed functions, imported when called; see `ln_zoo.cli.commands`.
-COMMANDS = {
-    "list": "ln_zoo.cli.published:list_",
-    "cards": "ln_zoo.cli.published:cards",
-    "card": "ln_zoo.cli.published:card",
-    "publish": "ln_zoo.cli.published:publish",
-    "sweep": "ln_zoo.cli.sweep:sweep",
-    "reproduce": "ln_zoo.cli.reproduce:reproduce",
-    "compare": "ln_zoo.cli.compare:compare",
-    "analyze gradient_flow": "ln_zoo.cli.analyze:gradient_flow",
-    "analyze invariance": "ln_zoo.cli.analyze:invariance",
-    "analyze fisher": "ln_zoo.cli.analyze:fisher",
-    "analyze dynamics": "ln_zoo.cli.analyze:dynamics",
-    "data iam_ondb": "ln_zoo.cli.data:iam_ondb",
-    "draw": "ln_zoo.cli.draw:draw",
-    "write": "ln_zoo.cli.write:write",
-    "evaluate-sentences": "ln_zoo.cli.evaluate_sentences:evaluate_sentences",
-    "kernels": "ln_zoo.cli.kernels:kernels",
-    "export": "ln_zoo.cli.export:export",
-}
 
 
 def main(argv: list[str] | None = None) -> int:

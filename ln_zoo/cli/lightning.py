@@ -33,6 +33,7 @@ from ln_zoo.cli import notes, optimizers, run_folders, run_output, score_table, 
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.commands import add_parsers
 from ln_zoo.cli.errors import OneLineErrors, report_error
+from ln_zoo.cli.table import COMMANDS
 from ln_zoo.files import relative
 from ln_zoo.models.base import ZooModule
 from ln_zoo.zoo import source
@@ -90,8 +91,6 @@ class ZooParser(OneLineErrors, LightningArgumentParser):
 
     def get_completion_script(self, completion_type: str, **kwargs: Any) -> str:
         """Prints completion of all commands, not only of those that train."""
-        from ln_zoo.cli import COMMANDS
-
         if completion_type.startswith("shtab-"):
             add_parsers(self._subcommands_action, COMMANDS)
         script: str = super().get_completion_script(completion_type, **kwargs)

@@ -1,6 +1,6 @@
 """Option errors of training, detected before torch and Lightning are imported.
 
-Those imports take seconds. Names and types are read from the sources of the trainer and of ln_zoo's
+Those imports take seconds. Names are read from the sources of the trainer and of ln_zoo's
 classes. Anything uncertain, and the classes of other packages, is left to the parser.
 """
 
@@ -13,7 +13,6 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from ln_zoo.cli.arguments import Arguments, Option
 from ln_zoo.cli.errors import fail, nearest_option
@@ -25,26 +24,22 @@ CLASS_FOLDERS = {
     "data": ("data", "LightningDataModule"),
     "norm": ("norms", "Norm"),
 }
-#: Options of every command, with their types; arguments of the trainer's method are added.
-_OPTIONS = dict.fromkeys(
-    (
-        "c", "config", "data", "lr_scheduler", "lr_scheduler_config", "model", "optimizer",
-        "print_config", "test_after_fit", "trainer", "weights",
-    ),
-    "",
-) | {"seed_everything": "int | bool"}  # fmt: skip
+#: Options of every command; arguments of the trainer's method are added.
+_OPTIONS = (
+    "c", "config", "data", "lr_scheduler", "lr_scheduler_config", "model", "optimizer",
+    "print_config", "seed_everything", "test_after_fit", "trainer", "weights",
+)  # fmt: skip
 #: Options that take a class, or several of them if they are the trainer's.
 _CLASS_OPTIONS = (
     "model", "data", "optimizer", "lr_scheduler", "trainer.callbacks", "trainer.logger",
     "trainer.plugins",
 )  # fmt: skip
-_NUMBERS = ("int", "float")
-#: Parameters of a function, name and annotation; ``"*"`` stands for any others.
-Parameters = dict[str, str]
+#: Names of a function's parameters; ``"*"`` stands for any others.
+Parameters = tuple[str, ...]
 
 
 def check(given: Arguments) -> None:
-    """Ends the program at the first option whose name or type is certainly wrong.
+    """Ends the program at the first option whose name is certainly wrong.
 
     Raises:
         SystemExit: with code 2.
@@ -57,8 +52,7 @@ def check(given: Arguments) -> None:
     trainer, method = _trainer("__init__"), _trainer(given.command)
     if asked or not trainer or not method:
         return
-    known = _OPTIONS | dict.fromkeys(method, "")
-    known |= {f"trainer.{name}": annotation for name, annotation in trainer.items()}
+    known = {*_OPTIONS, *method, *(f"trainer.{name}" for name in trainer)}
     for each in given.options:
         if not each.name:
             return  # a stray value: the options after it are uncertain
@@ -71,75 +65,30 @@ def check(given: Arguments) -> None:
                 f"unknown argument {each.where}" if each.where else f"unknown option {each.name!r}"
             )
             fail(what + nearest_option(each.name, known), given.command)
-        _check_value(each, known.get(each.name, ""), given.command)
+        _check_class_option(each, given.command)
     for group in ("model", "data"):
         if given.lacks_class(group):
             fail(f"{group} has no class: give --{group} NAME, or {group}.class_path", given.command)
         _check_class(group, group, given)
 
 
-def _check_value(each: Option, annotation: str, command: str) -> None:
-    """Checks the type of a value, and that options which take classes name some."""
-    value, expected = each.value, "a mapping of options"
-    wrong = each.name == "trainer" and value is not None
-    if each.name in _CLASS_OPTIONS:
-        expected = "the name of a class, or class_path and init_args"
-        several = isinstance(value, list) and each.name.startswith("trainer.")
-        # None asks for the default, a bool for or against Lightning's own logger.
-        wrong = not (several or value is None or isinstance(value, str | bool))
-        for item in value if several else ():
-            if not (isinstance(item, str) or (isinstance(item, dict) and "class_path" in item)):
-                value, wrong = item, True
-    elif annotation:
-        types = list(_alternatives(ast.parse(annotation, mode="eval").body))
-        expected = " or ".join(map(_type_name, types))
-        wrong = not any(_may_take(node, value) for node in types)
+def _check_class_option(each: Option, command: str) -> None:
+    """Checks that an option which takes classes names some."""
+    if each.name == "trainer" and each.value is not None:
+        fail(f"trainer must be a mapping of options, got {each.value!r:.80}", command)
+    if each.name not in _CLASS_OPTIONS:
+        return
+    value = each.value
+    several = isinstance(value, list) and each.name.startswith("trainer.")
+    # None asks for the default, a bool for or against Lightning's own logger.
+    wrong = not (several or value is None or isinstance(value, str | bool))
+    for item in value if several else ():
+        if not (isinstance(item, str) or (isinstance(item, dict) and "class_path" in item)):
+            value, wrong = item, True
     if wrong:
         shown = "null" if value is None else reprlib.repr(value)
+        expected = "the name of a class, or class_path and init_args"
         fail(f"{each.name} must be {expected}, got {shown}", command)
-
-
-def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(node, ast.BinOp):
-        yield from (*_alternatives(node.left), *_alternatives(node.right))
-    elif isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Optional", "Union"):
-        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        for each in inner:
-            yield from _alternatives(each)
-        if ast.unparse(node.value) == "Optional":
-            yield ast.Constant(None)
-    else:
-        yield node
-
-
-def _may_take(node: ast.expr, value: Any) -> bool:
-    """Whether a type may accept a value; types that are not known here do."""
-    outer, _, inner = ast.unparse(node).partition("[")
-    if outer == "None":
-        return value is None
-    if outer in _NUMBERS:
-        return _is_number(value)
-    if outer == "bool":
-        return isinstance(value, int)
-    if outer == "Literal":
-        return value in ast.literal_eval(f"[{inner}") or not isinstance(value, str | list | dict)
-    if outer in ("list", "Sequence", "tuple") and inner.partition(",")[0].strip("]") in _NUMBERS:
-        # `--option+=1` appends one.
-        return all(map(_is_number, value if isinstance(value, list) else [value]))
-    return True
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)  # YAML takes 1e-3 for text
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _type_name(node: ast.expr) -> str:
-    text = ast.unparse(node).replace("None", "null")
-    return f"one of {text[len('Literal[') : -1]}" if text.startswith("Literal[") else text
 
 
 def _check_variable(each: Option, place: str, command: str, known: Iterable[str]) -> None:
@@ -175,14 +124,11 @@ def _check_class(group: str, place: str, given: Arguments) -> None:
     for each in given.options:
         if not each.name.startswith(f"{place}."):
             continue
-        argument, _, inner = each.name.removeprefix(f"{place}.").partition(".")
+        argument = each.name.removeprefix(f"{place}.").partition(".")[0]
         if argument not in (*parameters, "dict_kwargs"):
             near, listed = nearest(argument, parameters), ", ".join(parameters)
             text = f"{place}: {name} takes no argument {argument!r}{near} (it takes {listed})"
             fail(text, given.command)
-        value = {inner: each.value} if inner else each.value
-        option = Option(f"{place}.{argument}", value, each.where)
-        _check_value(option, parameters.get(argument, ""), given.command)
     if "norm" in parameters:
         _check_class("norm", f"{place}.norm", given)
 
@@ -197,7 +143,7 @@ def classes(package: str, root: str) -> Mapping[str, Parameters | None]:
 
     Example:
         >>> classes("norms", "Norm")["RMSNorm"]
-        {'gain': 'float', 'eps': 'float'}
+        ('gain', 'eps')
     """
     files = (Path(__file__).parents[1] / package).glob("*.py")
     found = {name: rest for path in files for name, rest in _classes_in(path, root)}
@@ -207,26 +153,22 @@ def classes(package: str, root: str) -> Mapping[str, Parameters | None]:
         while mro[-1] in found:
             mro.append(found[mro[-1]][0])
         if root in mro[1:] and not name.startswith("_"):
-            first = next((found[n][1] for n in mro if n in found and found[n][1]), {"*": ""})
+            first = next((found[n][1] for n in mro if n in found and found[n][1]), ("*",))
             parameters[name] = None if "*" in first else first
     return parameters
 
 
 def _classes_in(path: Path, root: str) -> Iterator[tuple[str, tuple[str, Parameters]]]:
-    """Name, first base and parameters of classes, with named ``Literal`` types written out."""
-    literals: dict[str, str] = {}
+    """Name, first base and parameters of the classes of a file."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and "Literal[" in ast.unparse(node.value):
-            literals[ast.unparse(node.targets[0])] = ast.unparse(node.value)
         if isinstance(node, ast.ClassDef):
             base = ast.unparse(node.bases[0]).partition("[")[0] if node.bases else ""
             base, parameters = base.rpartition(".")[2], _parameters(node, "__init__")
             if not parameters and any("dataclass" in ast.unparse(m) for m in node.decorator_list):
                 fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
-                names = {ast.unparse(f.target): ast.unparse(f.annotation) for f in fields}
-                parameters = {n: kind for n, kind in names.items() if "ClassVar" not in kind}
-                parameters |= {"*": ""} if base != root else {}  # fields of the base
-            parameters = {n: literals.get(kind, kind) for n, kind in parameters.items()}
+                own = [f for f in fields if "ClassVar" not in ast.unparse(f.annotation)]
+                parameters = tuple(ast.unparse(f.target) for f in own)
+                parameters += () if base == root else ("*",)  # fields of the base
             yield node.name, (base, parameters)
 
 
@@ -239,13 +181,12 @@ def _trainer(method: str) -> Parameters:
         for node in ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else ():
             if isinstance(node, ast.ClassDef) and node.name == "Trainer":
                 return _parameters(node, method)
-    return {}
+    return ()
 
 
 def _parameters(node: ast.ClassDef, method: str) -> Parameters:
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == method:
-            named = [*part.args.args[1:], *part.args.kwonlyargs]
-            found = {p.arg: ast.unparse(p.annotation) if p.annotation else "" for p in named}
-            return found | ({"*": ""} if part.args.kwarg or part.args.vararg else {})
-    return {}
+            named = [p.arg for p in (*part.args.args[1:], *part.args.kwonlyargs)]
+            return (*named, *(("*",) if part.args.kwarg or part.args.vararg else ()))
+    return ()

@@ -46,7 +46,7 @@ class ZooDataModule(LightningDataModule, ABC):
         super().__init_subclass__(**kwargs)
         if "gives" in vars(cls):
             _warn_renamed("gives", "batch_kind")
-            cls.batch_kind = cls.gives  # type: ignore[misc, assignment]
+            cls.batch_kind = cls.gives  # type: ignore[assignment]
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(

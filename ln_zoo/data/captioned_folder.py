@@ -81,8 +81,9 @@ class CaptionedImages(CaptionedData):
     def read(self) -> dict[str, CaptionedSet]:
         if self._layout is None:
             raise FileNotFoundError(
-                "no captioned images: give a folder by --data.root (root= in Python), or one in "
-                "$LN_ZOO_DATA by --data.dataset; see docs/results/order_embeddings.md"
+                f"no captioned images: give the folder of {self.dataset or 'a dataset'} by "
+                "--data.root (root= in Python), or --data.dataset, one in $LN_ZOO_DATA; see "
+                "docs/results/order_embeddings.md"
             )
         sets = self._layout.read()
         if self.val_images is not None:

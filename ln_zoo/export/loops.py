@@ -26,7 +26,7 @@ from ln_zoo.ops.cells import (
     rnn_relu_step,
     rnn_tanh_step,
 )
-from ln_zoo.ops.records import StepNorm
+from ln_zoo.ops.norm_records import StepNorm
 
 #: ONNX operator of a step, and torch's gates in ONNX order (LSTM: i, o, f, c; GRU: z, r, h), from
 #: opset 14 on.

@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -101,6 +101,10 @@ class RecurrentLayer(nn.RNNBase):
     zoneout: tuple[float, ...] = ()
     recurrent_dropout: float = 0.0
     weight_dropout: float = 0.0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -461,7 +465,9 @@ class RecurrentLayer(nn.RNNBase):
         pieces = None
         counts = any(site.norm.per_timestep for sites in all_sites for site in sites.values())
         if reset is not None and counts:
-            call, pieces = ops.cut_call(call)  # such norms count time steps from a reset
+            call, pieces = ops.split_call_at_resets(
+                call
+            )  # such norms count time steps from a reset
         start_sequence(all_sites, len(call.x if call.batch_sizes is None else call.batch_sizes))
         weights = [self._effective_weights(*direction) for direction in directions.items()]
         records = [
@@ -474,7 +480,7 @@ class RecurrentLayer(nn.RNNBase):
             call = call._replace(weights=[w._replace(noise=n) for w, n in pairs])
         kernel = ops.select_kernel(call)
         if kernel is None and _runs_in_pieces(call):
-            call, pieces = ops.cut_call(call)
+            call, pieces = ops.split_call_at_resets(call)
             kernel = ops.select_kernel(call)
         if kernel is not None and planned and call.reset is reset:
             watched = entries(self, [f"_{name}" for name in directions], all_sites)
@@ -495,7 +501,7 @@ class RecurrentLayer(nn.RNNBase):
 
         output, states = ops.run_layers(run, call) if kernel is None else kernel(call)
         if pieces is not None:
-            output, states = ops.join_pieces(output, states, pieces, bidirectional)
+            output, states = ops.join_segments(output, states, pieces, bidirectional)
             output = output.reshape(*x.shape[:-1], output.shape[-1])
         return output, states
 
@@ -551,14 +557,16 @@ class RecurrentLayer(nn.RNNBase):
         )
 
 
-def _with_options(init: Callable[..., None]) -> Callable[..., None]:
-    """Show `RecurrentOptions`, with the defaults of `RecurrentLayer`, in place of ``**options``."""
-    own = inspect.signature(init, eval_str=True).parameters.values()
-    shared = inspect.signature(RecurrentLayer.__init__, eval_str=True).parameters
-    parameters = [p for p in own if p.kind is not p.VAR_KEYWORD]
-    parameters += [shared[name] for name in RecurrentOptions.__annotations__]
-    init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return init
+RecurrentOptions.__doc__ = RecurrentLayer.__doc__  # where jsonargparse reads descriptions
+
+
+def _signature(cls: type[RecurrentLayer]) -> inspect.Signature:
+    """The constructor's signature, with `RecurrentOptions` in place of ``**options``."""
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    if parameters and "RecurrentOptions" in str(parameters[-1].annotation):
+        shared = inspect.signature(RecurrentLayer.__init__).parameters
+        parameters[-1:] = [shared[name] for name in RecurrentOptions.__annotations__]
+    return inspect.Signature(parameters)
 
 
 class LSTM(RecurrentLayer):
@@ -598,7 +606,6 @@ class LSTM(RecurrentLayer):
 
     cell = CELLS["LSTM"]
 
-    @_with_options
     def __init__(
         self,
         input_size: int,
@@ -701,7 +708,6 @@ class GRU(RecurrentLayer):
 
     cell = CELLS["GRU"]
 
-    @_with_options
     def __init__(
         self,
         input_size: int,
@@ -762,7 +768,6 @@ class RNN(RecurrentLayer):
 
     cell = CELLS["RNN_TANH"]
 
-    @_with_options
     def __init__(
         self,
         input_size: int,

@@ -215,7 +215,8 @@ class ZooModule(LightningModule, ABC):
 
         Args:
             name_or_path: a name, a card folder or a hub id, as for `ln_zoo.load`.
-            options: as for `ln_zoo.load`: ``num_classes``, ``norm``, ``revision``, ``cache_dir``.
+            options: as for `ln_zoo.load`: ``num_classes``, ``norm``, ``revision``, ``cache_dir``,
+                ``token``, ``local_files_only``, ``force_download``, ``dtype``, ``device``.
 
         Raises:
             ln_zoo.zoo.CardError: as `ln_zoo.load`; for a model of another class.

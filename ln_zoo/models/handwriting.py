@@ -230,7 +230,7 @@ class Handwriting(ZooModule):
                 **extra,  # type: ignore[arg-type]
             )
         self.layers = nn.ModuleList(
-            LSTM(3 + (hidden_size + letters if i else 0), hidden_size, **extra)
+            LSTM(3 + (hidden_size + letters if i else 0), hidden_size, **extra)  # type: ignore[arg-type]
             for i in range(1 if text else 0, num_layers)
         )
         read = hidden_size * (num_layers if output_from == "all" else 1)

@@ -16,7 +16,7 @@ from ln_zoo.norms.arguments import check_fields
 from ln_zoo.norms.base import Norm, Site
 from ln_zoo.norms.processes import extremes, joint_moments, several_processes
 from ln_zoo.ops.memory import to_device
-from ln_zoo.ops.records import Record, StepNorm
+from ln_zoo.ops.norm_records import Record, StepNorm
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ln_zoo.norms.arguments import check_fields
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.ops.records import Record, RowNorm
+from ln_zoo.ops.norm_records import Record, RowNorm
 
 Convolution = Literal["channel", "unit", "position"]
 
@@ -27,7 +27,7 @@ class LayerNorm(Norm):
         eps: added to the biased variance, inside the root; default 1e-5. The paper has none; a row
             of equal values (such as the recurrent term of a zero state) needs one.
         convolution: statistics and gains in convolutions (N, C, H, W), which the paper (section
-            6.7) does not specify; no effect elsewhere.
+            6.7) does not make_spec; no effect elsewhere.
 
             - ``"channel"``: statistics over C, H and W of one example, one gain per channel (C,):
               group normalisation with one group.

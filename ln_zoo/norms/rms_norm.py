@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ln_zoo.norms.arguments import check_fields
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.ops.records import Record, RowNorm
+from ln_zoo.ops.norm_records import Record, RowNorm
 
 
 @dataclass(frozen=True)

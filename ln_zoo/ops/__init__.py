@@ -40,12 +40,12 @@ from ln_zoo.ops.loops.window import (
     window_weights,
     windowed_lstm,
 )
-from ln_zoo.ops.pieces import Pieces, cut_call, join_pieces
+from ln_zoo.ops.norm_records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.plans import Entries, Plans
-from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import KERNELS, Kernel
 from ln_zoo.ops.regularization import Noise, draw_noise, dropout_mask
+from ln_zoo.ops.resets import Segments, join_segments, split_call_at_resets
 
 __all__ = [
     "CARRIED_LSTM",
@@ -69,13 +69,13 @@ __all__ = [
     "Form",
     "Kernel",
     "Noise",
-    "Pieces",
     "Place",
     "Plans",
     "Record",
     "Records",
     "RecurrentCall",
     "RowNorm",
+    "Segments",
     "States",
     "StepNorm",
     "Weights",
@@ -87,13 +87,12 @@ __all__ = [
     "check_parameters",
     "check_states",
     "clip_derivative",
-    "cut_call",
     "divergence",
     "draw_forward",
     "draw_noise",
     "dropout_mask",
     "filterbank",
-    "join_pieces",
+    "join_segments",
     "linear",
     "lstm_cell",
     "recorded_scan",
@@ -103,6 +102,7 @@ __all__ = [
     "select_kernel",
     "select_step_kernel",
     "select_window_kernel",
+    "split_call_at_resets",
     "window_weights",
     "windowed_lstm",
 ]

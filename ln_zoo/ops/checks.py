@@ -1,7 +1,7 @@
 """Validate devices, dtypes and sizes of a call, with torch's error messages.
 
 Errors name the layer's arguments, and are the same on every kernel and on the generic loop. Kernels
-validate the tensors that they read once more (`ln_zoo.ops.addresses`).
+validate the tensors that they read once more (`ln_zoo.ops.ctypes_arguments`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Cell, States, Weights
-from ln_zoo.ops.records import Records
+from ln_zoo.ops.norm_records import Records
 from ln_zoo.ops.spec import Operands
 
 _NOT_ON_CPU = (

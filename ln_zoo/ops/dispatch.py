@@ -8,8 +8,8 @@ from ln_zoo.ops.engines.aten import AtenEngine
 from ln_zoo.ops.engines.cluster.engine import ClusterEngine
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
-from ln_zoo.ops.engines.native.one_call import OneCall
-from ln_zoo.ops.engines.native.widened import Widened
+from ln_zoo.ops.engines.native.layers import NativeLayers
+from ln_zoo.ops.engines.native.mixed_precision import MixedPrecision
 from ln_zoo.ops.engines.native.window import NativeWindow
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.engines.triton import TritonEngine
@@ -28,10 +28,10 @@ KERNELS += [
     Recurrence(ClusterEngine()),
     TorchRNN(),
     Recurrence(_TRITON),
-    Widened(OneCall()),
-    Widened(Recurrence(_NATIVE)),
-    Widened(OneCall(), "step"),
-    OneCall(),
+    MixedPrecision(NativeLayers()),
+    MixedPrecision(Recurrence(_NATIVE)),
+    MixedPrecision(NativeLayers(), "step"),
+    NativeLayers(),
     Recurrence(_NATIVE),
     Recurrence(_ATEN),
     WindowKernel(_TRITON, TritonWindow),
@@ -57,7 +57,7 @@ def select_kernel(call: RecurrentCall) -> LayersKernel | None:
 
     Example:
         >>> from ln_zoo.ops.cells import CELLS, Weights
-        >>> from ln_zoo.ops.records import RowNorm
+        >>> from ln_zoo.ops.norm_records import RowNorm
         >>> x, weights = torch.randn(500, 2, 3), Weights(torch.randn(6, 3), torch.randn(6, 2))
         >>> plain = {"input": RowNorm((4, 2)), "recurrent": RowNorm((4, 2))}
         >>> states = (torch.zeros(1, 2, 2),)

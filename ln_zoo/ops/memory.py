@@ -23,8 +23,8 @@ from torch import Tensor
 
 #: Bytes from which large pages pay, and up to which scratch memory is kept for the next call.
 _LARGE, _KEPT = 1 << 22, 1 << 26
-#: Upper bound of the pool of `reusable` in bytes.
-_REUSABLE = 1 << 29
+#: Upper bound of the pool of `pooled_empty` in bytes.
+_POOL = 1 << 29
 _LINE = 64
 _kept = threading.local()
 
@@ -70,7 +70,7 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     return memory
 
 
-def reusable(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+def pooled_empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Uninitialised tensor from a pool; its memory returns to the pool when the tensor is freed.
 
     For internal tensors only, since they cannot be resized. Small tensors, and those beyond the
@@ -166,7 +166,7 @@ class _Blocks:
         # Calls of almost the same length share a block.
         grain = max(1 << 21, 1 << (bytes_.bit_length() - 4))
         bytes_ = -(-bytes_ // grain) * grain
-        excess = sum(map(len, self._blocks)) + bytes_ - _REUSABLE
+        excess = sum(map(len, self._blocks)) + bytes_ - _POOL
         if excess > sum(len(self._blocks[i]) for i in free):
             return None
         for i in reversed(self._oldest(free, excess)):

@@ -46,14 +46,14 @@ from ln_zoo.ops.engines.base import (
 from ln_zoo.ops.recurrence import scan
 from ln_zoo.ops.registry import engine_named
 from ln_zoo.ops.regularization import Noise
-from ln_zoo.ops.spans import (
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec, form_of
+from ln_zoo.ops.time_chunks import (
     dropped_rows,
     previous_rows,
     rows_of,
-    sizes_of,
-    spans,
+    step_sizes,
+    time_chunks,
 )
-from ln_zoo.ops.spec import Examples, Operands, Rows, Spec, form_of
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def no_autocast(x: Tensor) -> Iterator[None]:
 # Arguments and results of the operators
 
 
-class Given(NamedTuple):
+class FixedStatistics(NamedTuple):
     """Mean and variance in rows (2, K, F), of each place that uses given ones."""
 
     given_input: Tensor | None = None
@@ -77,10 +77,10 @@ class Given(NamedTuple):
     given_out: Tensor | None = None
 
 
-NONE_GIVEN = Given()
+NO_STATISTICS = FixedStatistics()
 
 
-class Choices(NamedTuple):
+class Options(NamedTuple):
     """Arguments that are not tensors of the layer: batch sizes, encoded `Spec` and engine name."""
 
     batch_sizes: Tensor | None
@@ -112,7 +112,7 @@ class Results(NamedTuple):
     statistics: Tensor
 
 
-class Kept(NamedTuple):
+class SavedTensors(NamedTuple):
     """The part of `Results` that the backward pass reads."""
 
     out: Tensor
@@ -154,12 +154,13 @@ _CHOICES = "Tensor? batch_sizes, str spec, str engine"
 
 torch.library.define(
     "ln_zoo::recurrence",
-    f"({_OPERANDS}, {_named(Given)}, {_named(Masks)}, {_CHOICES}, bool save) -> "
+    f"({_OPERANDS}, {_named(FixedStatistics)}, {_named(Masks)}, {_CHOICES}, bool save) -> "
     f"({_named(Results, ())})",
 )
 torch.library.define(
     "ln_zoo::recurrence_backward",
-    f"({_named(Grads)}, {_OPERANDS}, {_named(Given)}, {_named(Masks)}, {_named(Kept, ())}, "
+    f"({_named(Grads)}, {_OPERANDS}, {_named(FixedStatistics)}, {_named(Masks)}, "
+    f"{_named(SavedTensors, ())}, "
     f"{_CHOICES}, bool[] needs) -> ({', '.join(['Tensor'] * len(Operands._fields))})",
 )
 
@@ -190,7 +191,7 @@ def _steps(x: Tensor, batch_sizes: Tensor | None) -> int:
     return x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
 
 
-def _places(found: Sequence[Statistics | None], given: Given, steps: slice) -> Places:
+def _places(found: Sequence[Statistics | None], given: FixedStatistics, steps: slice) -> Places:
     """Statistics of a chunk: batch statistics where computed, else the given ones."""
     parts: list[Statistics | None] = []
     for own, rows in zip(found, given, strict=True):
@@ -209,7 +210,7 @@ def _check(
     spec: Spec,
     engine: Engine,
     operands: Operands,
-    given: Given,
+    given: FixedStatistics,
     masks: Masks,
     batch_sizes: Tensor | None,
 ) -> None:
@@ -270,7 +271,9 @@ def unfilled(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    operands, given, masks, choices, (save,) = _split(arguments, Operands, Given, Masks, Choices)
+    operands, given, masks, choices, (save,) = _split(
+        arguments, Operands, FixedStatistics, Masks, Options
+    )
     spec, engine = Spec.decode(choices.spec), engine_named(choices.engine)
     _check(spec, engine, operands, given, masks, choices.batch_sizes)
     return tuple(forward_chunks(spec, engine, operands, choices.batch_sizes, save, given, masks))
@@ -282,7 +285,7 @@ def forward_chunks(
     operands: Operands,
     batch_sizes: Tensor | None,
     save: bool,
-    given: Given = NONE_GIVEN,
+    given: FixedStatistics = NO_STATISTICS,
     masks: Masks = NO_MASKS,
     steps_of_call: Steps | None = None,
 ) -> Results:
@@ -292,7 +295,7 @@ def forward_chunks(
     """
     x, hidden = operands.x, operands.w_hh.shape[1]
     packed, steps = batch_sizes is not None, _steps(x, batch_sizes)
-    results = _allocate(operands, spec, engine, steps, save, engine.empty, memory.reusable)
+    results = _allocate(operands, spec, engine, steps, save, engine.empty, memory.pooled_empty)
     out, h, c, v, u, cells, stats, statistics = results
     h.copy_(operands.h0)
     if operands.c0 is not None:
@@ -309,7 +312,7 @@ def forward_chunks(
         inner = centred(inner.unsqueeze(1), first).squeeze(1).to(x.dtype)
     with no_autocast(x):
         p = steps_of_call or engine.prepare(spec, operands, backward=False)
-        pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(save), p.least_steps)
+        pieces = time_chunks(step_sizes(x, batch_sizes), p.rows_of_chunk(save), p.least_steps)
         if not save:
             longest = max(piece.count for piece in pieces)
             scratch = engine.empty(longest, u.shape[1], like=x, dtype=x.dtype, scratch="terms")
@@ -344,7 +347,9 @@ torch.library.impl("ln_zoo::recurrence", "CompositeExplicitAutograd", _forward)
 
 @torch.library.register_fake("ln_zoo::recurrence")
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    operands, given, masks, choices, (save,) = _split(arguments, Operands, Given, Masks, Choices)
+    operands, given, masks, choices, (save,) = _split(
+        arguments, Operands, FixedStatistics, Masks, Options
+    )
     others = {**given._asdict(), **masks._asdict()}
     check_together(choices.batch_sizes, **operands._asdict(), **others)
     spec, steps = Spec.decode(choices.spec), _steps(operands.x, choices.batch_sizes)
@@ -355,8 +360,8 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
 # The backward
 
 
-def _check_kept(
-    spec: Spec, stats: int, steps: int, operands: Operands, grads: Grads, kept: Kept
+def _check_saved(
+    spec: Spec, stats: int, steps: int, operands: Operands, grads: Grads, kept: SavedTensors
 ) -> None:
     """Validate gradients and saved tensors. RuntimeError: for a wrong size, dtype or device."""
     x, h0, lead = operands.x, operands.h0, operands.x.shape[:-1]
@@ -394,13 +399,13 @@ def _allocate_gradients(
 @torch.library.impl("ln_zoo::recurrence_backward", "CompositeExplicitAutograd")
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     grads, operands, given, masks, kept, choices, (needs,) = _split(
-        arguments, Grads, Operands, Given, Masks, Kept, Choices
+        arguments, Grads, Operands, FixedStatistics, Masks, SavedTensors, Options
     )
     batch_sizes, spec = choices.batch_sizes, Spec.decode(choices.spec)
     engine = engine_named(choices.engine)
     _check(spec, engine, operands, given, masks, batch_sizes)
     steps = _steps(operands.x, batch_sizes)
-    _check_kept(spec, engine.stats(spec), steps, operands, grads, kept)
+    _check_saved(spec, engine.stats(spec), steps, operands, grads, kept)
     return backward_chunks(spec, engine, operands, batch_sizes, kept, grads, needs, given, masks)
 
 
@@ -409,10 +414,10 @@ def backward_chunks(
     engine: Engine,
     operands: Operands,
     batch_sizes: Tensor | None,
-    kept: Kept,
+    kept: SavedTensors,
     grads: Grads,
     needs: Sequence[bool],
-    given: Given = NONE_GIVEN,
+    given: FixedStatistics = NO_STATISTICS,
     masks: Masks = NO_MASKS,
     steps_of_call: Steps | None = None,
 ) -> tuple[Tensor, ...]:
@@ -454,7 +459,7 @@ def backward_chunks(
     first, second = spec.products
     with no_autocast(x):
         p = steps_of_call or engine.prepare(spec, operands, backward=True)
-        pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(True), p.least_steps)
+        pieces = time_chunks(step_sizes(x, batch_sizes), p.rows_of_chunk(True), p.least_steps)
         longest = max(piece.count for piece in pieces)
         du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
         if not (spec.merged or p.one_gradient):
@@ -519,7 +524,9 @@ def backward_chunks(
 
 @torch.library.register_fake("ln_zoo::recurrence_backward")
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    *tensors, choices, (needs,) = _split(arguments, Grads, Operands, Given, Masks, Kept, Choices)
+    *tensors, choices, (needs,) = _split(
+        arguments, Grads, Operands, FixedStatistics, Masks, SavedTensors, Options
+    )
     named = {name: a for part in tensors for name, a in part._asdict().items()}
     check_together(choices.batch_sizes, **named)
     return _allocate_gradients(tensors[1], needs, unfilled)
@@ -529,7 +536,9 @@ def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    operands, given, masks, choices, (ctx.saves,) = _split(inputs, Operands, Given, Masks, Choices)
+    operands, given, masks, choices, (ctx.saves,) = _split(
+        inputs, Operands, FixedStatistics, Masks, Options
+    )
     ctx.choices = choices[1:]
     out, _, _, *kept = output
     ctx.mark_non_differentiable(*kept)
@@ -545,7 +554,7 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             "call it with save=True"
         )
     saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
-    operands, given, masks, (batch_sizes, *kept) = _split(saved, Operands, Given, Masks)
+    operands, given, masks, (batch_sizes, *kept) = _split(saved, Operands, FixedStatistics, Masks)
     needs = [bool(n) for n in ctx.needs_input_grad[: len(operands)]]
     rest: tuple[None, ...] = (None,) * (len(ctx.needs_input_grad) - len(operands))
     if torch.is_grad_enabled():
@@ -673,7 +682,7 @@ def replay(
     spec: Spec,
     operands: Operands,
     batch_sizes: Tensor | None,
-    given: Given = NONE_GIVEN,
+    given: FixedStatistics = NO_STATISTICS,
     masks: Masks = NO_MASKS,
 ) -> tuple[Tensor, ...]:
     """Compute the operator's output and final states with the generic loop; differentiable.
@@ -719,7 +728,7 @@ def noise_of(spec: Spec, masks: Masks) -> Noise:
 
 
 def normalized_sites(
-    spec: Spec, hidden: int, *affine: Tensor | None, given: Given = NONE_GIVEN
+    spec: Spec, hidden: int, *affine: Tensor | None, given: FixedStatistics = NO_STATISTICS
 ) -> Sites:
     """Normalisation functions of a cell's places, by role; differentiable.
 

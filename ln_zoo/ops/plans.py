@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.ops import registry
-from ln_zoo.ops.addresses import addresses
 from ln_zoo.ops.cells import States
-from ln_zoo.ops.engines.native.one_call import OneCall, Parameters, Prepared, without_tensors
-from ln_zoo.ops.engines.native.widened import Widened
+from ln_zoo.ops.ctypes_arguments import addresses
+from ln_zoo.ops.engines.native.layers import NativeLayers, Parameters, Prepared, without_tensors
+from ln_zoo.ops.engines.native.mixed_precision import MixedPrecision
+from ln_zoo.ops.norm_records import RowNorm
 from ln_zoo.ops.operator import no_autocast
-from ln_zoo.ops.records import RowNorm
 from ln_zoo.ops.recurrence import RecurrentCall
-from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import product_dtype
 
@@ -30,9 +30,9 @@ Entries = Sequence[tuple[dict[str, Any], str]]
 Run = Callable[[RecurrentCall], tuple[Any, States]]
 Draw = Callable[[States], Sequence[Noise]]
 #: Plans that one layer keeps: for as many shapes of inputs.
-_KEPT = 64
+_MAX_PLANS = 64
 #: Of inputs of which there may be plans.
-_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+_PLANNED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Plan:
@@ -67,7 +67,7 @@ class _Plan:
         return self._kernel(now)
 
 
-class _Rounded:
+class _AutocastPlan:
     """How one kind of call runs in float32 under autocast: only its output is rounded."""
 
     def __init__(self, plan: _Plan | Prepared, dtype: torch.dtype) -> None:
@@ -80,10 +80,10 @@ class _Rounded:
         return output if output is None else output.to(self._dtype), states
 
 
-def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _Rounded:
-    inner = kernel.kernel if isinstance(kernel, Widened) else kernel
-    plan = Prepared(call) if isinstance(inner, OneCall) else _Plan(inner, call)
-    return plan if inner is kernel else _Rounded(plan, product_dtype(call.x))
+def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _AutocastPlan:
+    inner = kernel.kernel if isinstance(kernel, MixedPrecision) else kernel
+    plan = Prepared(call) if isinstance(inner, NativeLayers) else _Plan(inner, call)
+    return plan if inner is kernel else _AutocastPlan(plan, product_dtype(call.x))
 
 
 class Plans:
@@ -160,7 +160,7 @@ class Plans:
             call: such a call, of padded inputs.
         """
         cell, records, x, _, _, weights, *_ = call
-        key = _key(x, any(w.noise.drawn for w in weights), call.reset is not None)
+        key = _key(x, any(w.noise.sampled for w in weights), call.reset is not None)
         if key is None or entries is None:
             return
         if not cell.has_kernels or any(w.hr is not None for w in weights):
@@ -176,13 +176,13 @@ class Plans:
         for old, new in zip(before, watched, strict=False):
             same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
         # Plans take weights as they are, and inputs too where nothing widens them.
-        needed = [w.hh for w in weights] if isinstance(kernel, Widened) else [x]
+        needed = [w.hh for w in weights] if isinstance(kernel, MixedPrecision) else [x]
         if any(a.dtype != torch.float32 for a in needed):
             return
         plan = _plan_of(kernel, call)
         hidden = weights[0].hh.shape[1]
         state = (len(weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
-        kept = dict(plans) if same and len(plans) < _KEPT else {}
+        kept = dict(plans) if same and len(plans) < _MAX_PLANS else {}
         kept[key] = plan, state
         self._kept = owner, watched, kept
 
@@ -193,10 +193,10 @@ def _key(x: Tensor, drawn: bool, resets: bool) -> tuple[Any, ...] | None:
         torch.compiler.is_compiling()
         or type(x) not in (Tensor, nn.Parameter)
         or not x.is_cpu
-        or x.dtype not in _PRECISIONS
+        or x.dtype not in _PLANNED_DTYPES
         or x.is_neg()
         or torch._C._len_torch_dispatch_stack()
-        or untraceable() is not None
+        or no_custom_ops_reason() is not None
     ):
         return None
     value = os.environ.get("LN_ZOO_KERNELS")

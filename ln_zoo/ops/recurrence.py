@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
 from ln_zoo.ops.memory import to_device
-from ln_zoo.ops.records import Records
-from ln_zoo.ops.regularization import held
-from ln_zoo.ops.spans import previous_rows, spans
+from ln_zoo.ops.norm_records import Records
+from ln_zoo.ops.regularization import zoneout_mix
+from ln_zoo.ops.time_chunks import previous_rows, time_chunks
 
 #: Runs direction i (counted through the layers) over ``(x, sizes, states, reset)``; see `scan`.
 Direction = Callable[
@@ -139,7 +139,7 @@ def next_states(
         weights: the effective weights, and the noise.
         sites: what happens to summed inputs, by role.
         t: the number of the step.
-        zoneout: what `ln_zoo.ops.regularization.held` takes, for each state; empty for none.
+        zoneout: what `ln_zoo.ops.regularization.zoneout_mix` takes, for each state; empty for none.
         flag: where the states before it are zeros, boolean, (n, 1).
     """
     if flag is not None:
@@ -148,7 +148,7 @@ def next_states(
     if not zoneout:
         return after
     # An LSTM's h is computed from c before zoneout.
-    return tuple(held(*each) for each in zip(states, after, zoneout, strict=True))
+    return tuple(zoneout_mix(*each) for each in zip(states, after, zoneout, strict=True))
 
 
 def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
@@ -199,7 +199,7 @@ def _reversed_flags(
     if sizes is None:
         flags = reset.view(x.shape[:-1]).flip(0)
         return torch.cat([torch.zeros_like(flags[:1]), flags[:-1]]).flatten()
-    (span,) = spans(sizes, len(x))
+    (span,) = time_chunks(sizes, len(x))
     flags = _reverse(reset, order).unsqueeze(1)
     return previous_rows(torch.zeros_like(flags), flags, span).squeeze(1)
 

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from ln_zoo.ops import operator
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks
-from ln_zoo.ops.records import Record, StepNorm
+from ln_zoo.ops.norm_records import Record, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.registry import Kernel, Task
 from ln_zoo.ops.regularization import Noise
@@ -25,29 +25,29 @@ from ln_zoo.ops.spec import (
     Examples,
     Operands,
     Spec,
-    by_place,
-    lower,
+    in_slots,
+    kernel_terms,
+    make_spec,
     product_dtype,
-    specify,
     unsupported_reason,
 )
 
 
-def untraceable() -> str | None:
+def no_custom_ops_reason() -> str | None:
     """Why custom operators cannot be called in the current tracing context, or None."""
-    if exporting() or torch.jit.is_tracing():
+    if is_exporting() or torch.jit.is_tracing():
         return "an exported program must run without this package"
-    return transformed()
+    return no_fused_loop_reason()
 
 
-def exporting() -> bool:
+def is_exporting() -> bool:
     """Whether torch.export is tracing, also inside torch.compile."""
     # torch.compile of torch 2.11 takes `torch.compiler.is_exporting()` to be True, so that all it
     # compiles would be left to the generic loop; the flag itself it reads correctly.
     return bool(torch.compiler._is_exporting_flag)
 
 
-def transformed() -> str | None:
+def no_fused_loop_reason() -> str | None:
     """Why no fused loop, torch's included, supports the active transforms, or None."""
     # torch.compile knows both at the time of tracing, and compiles anew where they change.
     if torch._C._are_functorch_transforms_active():
@@ -57,7 +57,7 @@ def transformed() -> str | None:
     return None
 
 
-def drawn(noise: Noise) -> Masks:
+def masks_of(noise: Noise) -> Masks:
     """Sampled masks for the operator; expected zoneout is part of the spec."""
     held = [d if isinstance(d, Tensor) else None for d in noise.zoneout]
     return Masks(noise.dropout, *held)
@@ -65,7 +65,7 @@ def drawn(noise: Noise) -> Masks:
 
 def given_statistics(
     spec: Spec, norms: Sequence[Record], first: int, steps: int, dtype: torch.dtype
-) -> operator.Given:
+) -> operator.FixedStatistics:
     """Running statistics for consecutive steps, at places that do not use batch statistics.
 
     Args:
@@ -75,7 +75,7 @@ def given_statistics(
         steps: how many there are.
         dtype: the precision of statistics.
     """
-    return operator.Given(
+    return operator.FixedStatistics(
         *(
             torch.stack(norm.population(first, steps)).to(dtype)
             if isinstance(norm, StepNorm) and not place.batch
@@ -85,7 +85,7 @@ def given_statistics(
     )
 
 
-def tell_statistics(
+def update_running_statistics(
     spec: Spec,
     norms: Sequence[Record],
     first: int,
@@ -147,12 +147,12 @@ class Recurrence:
         cell, records, x, _, _, weights, *_ = call
         if self.engine.device not in (None, x.device.type):
             return f"the input is on the device {x.device.type}, not on {self.engine.device}"
-        reason = untraceable() or unsupported_reason(cell, records, weights, batch=True)
+        reason = no_custom_ops_reason() or unsupported_reason(cell, records, weights, batch=True)
         if reason is not None:
             return reason
         dtype = product_dtype(x)
         for record, w in zip(records, weights, strict=True):
-            spec, kinds = specify(cell, record, w), " and ".join(w.noise.kinds)
+            spec, kinds = make_spec(cell, record, w), " and ".join(w.noise.kinds)
             if kinds and not self.engine.has_noise:
                 return f"it has no {kinds}"
             if kinds and spec.examples:
@@ -175,14 +175,14 @@ class Recurrence:
             states: States,
             reset: Tensor | None,
         ) -> tuple[Tensor, States]:
-            spec, operands = lower(cell, records[i], weights[i], x, states)
+            spec, operands = kernel_terms(cell, records[i], weights[i], x, states)
             final: Sequence[Tensor]
             if spec.examples:
                 sizes = [x.shape[1]] * x.shape[0] if sizes is None else sizes
-                norms = by_place(cell, records[i])
+                norms = in_slots(cell, records[i])
                 out, final = self._over_examples(spec, norms, operands, batch_sizes, sizes)
             else:
-                masks = drawn(weights[i].noise)._replace(reset=reset)
+                masks = masks_of(weights[i].noise)._replace(reset=reset)
                 out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes, masks)
             # States keep the precision of weights, so that splitting a sequence loses nothing.
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
@@ -259,5 +259,5 @@ class Recurrence:
         """Outputs and final states of consecutive steps from ``first`` on."""
         given = given_statistics(spec, norms, first, len(sizes), operands.h0.dtype)
         out, *final, statistics = self._operator(spec, operands, given, batch_sizes)
-        tell_statistics(spec, norms, first, sizes, statistics, operands.w_hh.shape[1])
+        update_running_statistics(spec, norms, first, sizes, statistics, operands.w_hh.shape[1])
         return out, tuple(final)

@@ -38,7 +38,7 @@ class Noise(NamedTuple):
         return [name for name, there in found.items() if there]
 
     @property
-    def drawn(self) -> bool:
+    def sampled(self) -> bool:
         """Whether any mask was sampled for a single call."""
         return self.dropout is not None or any(isinstance(d, Tensor) for d in self.zoneout)
 
@@ -107,7 +107,7 @@ def dropout_mask(p: float, like: Tensor) -> Tensor:
     return bernoulli(1 - p, like.shape, like.device).to(dtype).div_(1 - p)
 
 
-def held(before: Tensor, after: Tensor, d: Tensor | float) -> Tensor:
+def zoneout_mix(before: Tensor, after: Tensor, d: Tensor | float) -> Tensor:
     """A state under zoneout: ``d * before + (1 - d) * after`` (Krueger et al. 2017, section 3).
 
     Args:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Cell, Form, States, Weights, kernel_cell
-from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
+from ln_zoo.ops.norm_records import Record, Records, RowNorm, StepNorm
 
 
 def specialized(value: float) -> float:
@@ -326,7 +326,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind)
 
 
-def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
+def make_spec(cell: Cell, records: Records, weights: Weights) -> Spec:
     """Spec of one direction; requires that `unsupported_reason` returned None.
 
     Args:
@@ -344,7 +344,7 @@ def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
         groups = tuple(size // hidden for size in record.groups)
         return Rows(True, record.center, record.eps, groups)
 
-    first, second, out = (place(record) for record in by_place(cell, records))
+    first, second, out = (place(record) for record in in_slots(cell, records))
     shares = [0.0 if isinstance(d, Tensor) else d for d in weights.noise.zoneout]
     h, c = (*shares, 0.0, 0.0)[:2]
     form = form_of(cell)
@@ -358,13 +358,13 @@ def form_of(cell: Cell) -> Form:
     return cell.form
 
 
-def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
+def in_slots(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
     """Norm records in the order of ``Spec.places``; None if the cell has no such place."""
     first, second, out = (None if role is None else records[role] for role in form_of(cell).roles)
     return first, second, out
 
 
-def lower(
+def kernel_terms(
     cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
 ) -> tuple[Spec, Operands]:
     """Spec and operands of one direction; requires that `unsupported_reason` returned None.
@@ -376,11 +376,13 @@ def lower(
         x: padded (T, N, I) or packed (total, I).
         states: initial states, each (N, H).
     """
-    return specify(cell, records, weights), gather(cell, records, weights, x, states)
+    return make_spec(cell, records, weights), kernel_tensors(cell, records, weights, x, states)
 
 
-def gather(cell: Cell, records: Records, weights: Weights, x: Tensor, states: States) -> Operands:
-    """The tensors of one direction of one layer; arguments as for `lower`."""
+def kernel_tensors(
+    cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
+) -> Operands:
+    """The tensors of one direction of one layer; arguments as for `kernel_terms`."""
     form, hidden = form_of(cell), weights.hh.shape[1]
     narrow = product_dtype(x)
     wide = torch.promote_types(narrow, torch.float32)
@@ -399,7 +401,7 @@ def gather(cell: Cell, records: Records, weights: Weights, x: Tensor, states: St
         there = [value.to(wide) for value in values if value is not None]
         return sum(there[1:], there[0]).contiguous() if there else None
 
-    first, second, out = by_place(cell, records)
+    first, second, out = in_slots(cell, records)
     w_ih, w_hh, width = weights.ih, weights.hh, len(weights.hh)
     inner = weights.own[0].flatten() if weights.own else None
     of_input: tuple[Tensor | None, ...] = (weights.bias_ih, shift(first))

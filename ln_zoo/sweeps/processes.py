@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ln_zoo.signals import STOPPING, handling
+from ln_zoo.signals import STOPPING, signal_handler
 from ln_zoo.sweeps.grid import Run
 from ln_zoo.sweeps.state import (
     FAILED,
@@ -139,7 +139,7 @@ class Processes:
         """Runs all unfinished runs; returns the signal that stopped the sweep, or 0."""
         states = self.progress.states
         waiting = deque(r for r in self.progress.runs if states[r.name].kind != FINISHED)
-        with handling(lambda number, frame: self._signals.append(number), _STOPPING):
+        with signal_handler(lambda number, frame: self._signals.append(number), _STOPPING):
             try:
                 while (waiting or self._running) and not self._signals:
                     while waiting and len(self._running) < self.jobs:

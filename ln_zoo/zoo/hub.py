@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -14,12 +15,28 @@ from ln_zoo.zoo.errors import CardError
 ACCOUNT_VARIABLE = "LN_ZOO_HUB"
 
 
-def download(
-    repo_id: str,
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-) -> Path:
+@dataclass(frozen=True)
+class HubOptions:
+    """How files are downloaded, with the meanings of `huggingface_hub.snapshot_download`.
+
+    Attributes:
+        cache_dir: where files are kept; default: the hub's own cache.
+        token: of the user; ``True`` for the stored one, ``False`` for none; default: the stored one
+            if there is one.
+        local_files_only: whether to use the cache alone.
+        force_download: whether to download files that the cache has.
+    """
+
+    cache_dir: str | Path | None = None
+    token: str | bool | None = None
+    local_files_only: bool = False
+    force_download: bool = False
+
+
+DEFAULTS = HubOptions()
+
+
+def download(repo_id: str, *, revision: str | None = None, options: HubOptions = DEFAULTS) -> Path:
     """Download a card folder from the hub, or find it in the cache, unchecked.
 
     With ``HF_HUB_OFFLINE=1`` only the cache is used.
@@ -27,7 +44,7 @@ def download(
     Args:
         repo_id: ``user/repo``.
         revision: branch, tag or commit; default ``main``.
-        cache_dir: where files are kept; default: the hub's own cache.
+        options: of the download.
 
     Returns:
         The folder of one commit in the cache.
@@ -37,7 +54,7 @@ def download(
     """
     try:
         first = snapshot_download(
-            repo_id, revision=revision, cache_dir=cache_dir, allow_patterns=[catalog.CONFIG]
+            repo_id, revision=revision, allow_patterns=[catalog.CONFIG], **asdict(options)
         )
         # The folder is named after its commit: both steps then refer to the same files.
         folder = Path(first)
@@ -50,15 +67,16 @@ def download(
             snapshot_download(
                 repo_id,
                 revision=folder.name,
-                cache_dir=cache_dir,
                 allow_patterns=[*catalog.CARD_FILES, *names],
+                **asdict(options),
             )
         )
     except (OSError, HFValidationError) as error:
         # The client's own errors, of the network and of its cache, are all OSErrors.
         why = str(error).strip().splitlines()[0]
-        if constants.HF_HUB_OFFLINE:
-            why = "HF_HUB_OFFLINE is set and the cache holds no copy"
+        if constants.HF_HUB_OFFLINE or options.local_files_only:
+            given = "local_files_only" if options.local_files_only else "HF_HUB_OFFLINE"
+            why = f"{given} is set and the cache holds no copy"
         at = f" at revision {revision!r}" if revision else ""
         raise CardError(
             f"{repo_id!r} is not a folder here, and cannot be downloaded from the hub{at}: {why}. "

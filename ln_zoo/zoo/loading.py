@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
 from ln_zoo.zoo.assembly import head_weights
 from ln_zoo.zoo.catalog import Card, CardError
+from ln_zoo.zoo.hub import HubOptions
 from ln_zoo.zoo.source import Source, check_fits, checkpoint_in, find_card, of_card, of_checkpoint
 
 
@@ -20,8 +23,13 @@ def load(
     model: type[ZooModule] | None = None,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    force_download: bool = False,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
 ) -> ZooModule:
-    """A published model with its weights, in evaluation mode, on the CPU, in float32.
+    """A published model with its weights, in evaluation mode.
 
     Nothing is unpickled, and no file makes a class be imported: weights are safetensors with a
     checked size and sha256, and classes are looked up in ln_zoo. The model is built on the meta
@@ -30,8 +38,8 @@ def load(
     Args:
         name_or_path: a name from `ln_zoo.list_models`; a card folder (a path with a separator, as
             in ``./mlp.layernorm``); a hub id ``user/repo``; or a checkpoint, as a .ckpt file or the
-            folder of a run, which takes no further options. A folder goes before a hub id.
-            A name or hub id may end in ``@revision``, as in ``mlp.layernorm@b93f8b7e``.
+            folder of a run, which takes ``dtype`` and ``device`` alone. A folder goes before a hub
+            id. A name or hub id may end in ``@revision``, as in ``mlp.layernorm@b93f8b7e``.
         num_classes: of a classifier for other classes: its last layer is new, with as many outputs,
             and the others keep their weights. The returned module's ``new_weights`` names what
             is new, and a log line lists it. Default: the card's, with its weights.
@@ -44,6 +52,12 @@ def load(
             sha256 of its weights; default: any, the first found. A commit and a sha256 always mean
             the very same weights.
         cache_dir: where hub files are kept; default: the hub's own cache.
+        token: of the hub; ``True`` for the stored one, ``False`` for none; default: the stored one
+            if there is one.
+        local_files_only: whether to take hub files from the cache alone, without a request.
+        force_download: whether to download hub files that the cache has.
+        dtype: of the weights; default: float32.
+        device: of the weights; default: the CPU.
 
     Returns:
         The module. ``module.card`` is its `Card`: preprocessing, results, configuration.
@@ -66,9 +80,12 @@ def load(
     if (path := checkpoint_in(os.fspath(name_or_path))) is not None:
         if (num_classes, norm, model, revision) != (None, None, None, None):
             raise CardError(f"{path} is a checkpoint, which is loaded as it is: give no options")
-        return of_checkpoint(path, remedy="import {module} first").load()
-    card = find_card(name_or_path, revision, cache_dir)
-    return of_card(card, norm, model).load(num_classes, cache_dir)
+        found = of_checkpoint(path, remedy="import {module} first").load()
+    else:
+        options = HubOptions(cache_dir, token, local_files_only, force_download)
+        card = find_card(name_or_path, revision, options)
+        found = of_card(card, norm, model).load(num_classes, options)
+    return found.to(device=device, dtype=dtype)
 
 
 def load_into(model: ZooModule, source: Source, new_head: bool = False) -> tuple[str, ...]:

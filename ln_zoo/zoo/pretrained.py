@@ -17,6 +17,7 @@ from ln_zoo.norms import from_config
 from ln_zoo.training_runs import UNKNOWN, dataset_metadata
 from ln_zoo.zoo import cards, catalog, loading, publishing, registry, source
 from ln_zoo.zoo.catalog import Card, CardError
+from ln_zoo.zoo.hub import HubOptions
 
 _M = TypeVar("_M", bound=ZooModule)
 
@@ -27,6 +28,9 @@ def load_as(
     *,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    force_download: bool = False,
     **options: Any,
 ) -> _M:
     """A published model of a class.
@@ -34,7 +38,8 @@ def load_as(
     Raises:
         CardError: as `ln_zoo.load`; for a model of another class.
     """
-    card = source.find_card(name_or_path, revision, cache_dir)
+    hub_options = HubOptions(cache_dir, token, local_files_only, force_download)
+    card = source.find_card(name_or_path, revision, hub_options)
     ours, abstract = registry.model_classes().get(card.model), inspect.isabstract(cls)
     foreign = ours is None and cls in registry.model_classes().values()
     if foreign or (ours and not issubclass(ours, cls) and (abstract or not issubclass(cls, ours))):
@@ -44,7 +49,7 @@ def load_as(
         )
     if not abstract and (ours is None or issubclass(cls, ours)):
         options.setdefault("model", cls)
-    model = loading.load(card.folder, cache_dir=cache_dir, **options)
+    model = loading.load(card.folder, **asdict(hub_options), **options)
     assert isinstance(model, cls)
     return model
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ln_zoo.training_runs import in_words
+from ln_zoo.training_runs import format_run
 from ln_zoo.zoo import catalog, registry, reported
 from ln_zoo.zoo.catalog import Card
 from ln_zoo.zoo.rendering import render_template
@@ -60,7 +60,7 @@ def render_card(folder: str | os.PathLike[str]) -> str:
         class_path=card.model if own else f"ln_zoo.models.{card.model}",
         weights={"name": catalog.WEIGHTS, **vars(card.config.files[catalog.WEIGHTS])},
         training=training,
-        earlier=[in_words(run) for run in reversed(card.training_runs[:-1])],
+        earlier=[format_run(run) for run in reversed(card.training_runs[:-1])],
         commands=card.results.training.get("commands"),
         sources=list(dict.fromkeys(sources)),
     )

@@ -140,13 +140,13 @@ class Source:
             raise ValueError(f"{self.where}: {error}") from error
 
     def load(
-        self, num_classes: int | None = None, cache_dir: str | Path | None = None
+        self, num_classes: int | None = None, options: hub.HubOptions = hub.DEFAULTS
     ) -> ZooModule:
         """The model with its weights, in evaluation mode, on the CPU.
 
         Args:
             num_classes: as for `ln_zoo.load`, for a card only.
-            cache_dir: as for `ln_zoo.load`.
+            options: of downloads.
 
         Raises:
             CardError: if a file of the card is missing, damaged or does not fit.
@@ -160,7 +160,7 @@ class Source:
         for name in self.card.config.files:
             if name != catalog.WEIGHTS:
                 catalog.verified_bytes(self.card, name)
-        card = with_weights(self.card, cache_dir)
+        card = with_weights(self.card, options)
         state = read_weights(card)
         # Random initial weights must not move the user's generator.
         with torch.random.fork_rng(devices=[]):
@@ -338,7 +338,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 def find_card(
     name_or_path: str | os.PathLike[str],
     revision: str | None = None,
-    cache_dir: str | Path | None = None,
+    options: hub.HubOptions = hub.DEFAULTS,
 ) -> Card:
     """The card of a name, a folder or a hub id, of the version that is asked for.
 
@@ -359,7 +359,7 @@ def find_card(
     if is_name or path.is_dir():
         return _of_version(catalog.find_all(text) if is_name else [path], revision)
     if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text) and text[0] not in ".~":
-        return catalog.read_card(hub.download(text, revision=revision, cache_dir=cache_dir))
+        return catalog.read_card(hub.download(text, revision=revision, options=options))
     raise CardError(f"there is no card folder {text!r}")
 
 
@@ -399,12 +399,12 @@ def read_weights(card: Card) -> dict[str, Tensor]:
         ) from error
 
 
-def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
+def with_weights(card: Card, options: hub.HubOptions = hub.DEFAULTS) -> Card:
     """The card with the folder of its weights, downloaded if the wheel leaves them out.
 
     Args:
         card: of a model; returned as it is if its weights are there.
-        cache_dir: where hub files are kept; default: the hub's own cache.
+        options: of the download.
 
     Raises:
         CardError: if they are to be fetched and cannot be.
@@ -419,7 +419,7 @@ def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
             f"package: put its card folder into one that {catalog.MODELS_VARIABLE} names, or set "
             f"{hub.ACCOUNT_VARIABLE} to a hub account that has {card.name}"
         )
-    folder = hub.download(f"{account}/{card.name}", cache_dir=cache_dir)
+    folder = hub.download(f"{account}/{card.name}", options=options)
     return replace(card, weights_folder=folder)
 
 

@@ -4,6 +4,7 @@ contestants compute the same."""
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks import (
     contestants,
     export,
     handwriting,
+    lightning,
     memory,
     order_embedding,
     packed,
@@ -172,3 +174,9 @@ def test_steps_prints_a_table_by_rows_and_units(
     tables = [line.split("|")[1:-1] for line in lines if line.startswith("|")]
     assert [row[0].strip() for row in tables] == ["rows", "---:", "1", "5"] * 2
     assert [a.strip() for a in tables[0][1:]] == ["H = 8", "H = 16"]
+
+
+def test_trainer_is_timed_beside_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    lightning.main(["digits", "--seconds", "0.1"])
+    line = r"digits: fit [\d.]+ steps/s, bare loop [\d.]+ steps/s, ratio [\d.]+"
+    assert re.search(line, capsys.readouterr().out)

@@ -270,21 +270,22 @@ def test_two_processes_equal_one(in_fitted: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["half", "scenes", "passages", "sentences"])
 def test_scores_of_two_processes_equal_those_of_one(in_fitted: Path, name: str) -> None:
-    """The same weights score the same, to the last digit."""
+    """The same weights score the same, up to the order of float64 sums."""
     data = [a for a in COMMANDS[name] if a.startswith(("--data", "--trainer.precision"))]
     last = LAST if name == "half" else of("two", name) / "checkpoints/last.ckpt"
     argv = ("--ckpt_path", last, *data, *QUIET, *ONE)
     succeed("test", *argv, to(f"one/test-{name}"))
     two, one = (results(of(*folder)) for folder in (("two", name), ("one", f"test-{name}")))
     assert [each["processes"] for each in (two, one)] == [2, 1]
-    assert two["metrics"] == one["metrics"]
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-14)
     if name == "half":
         assert two["precision"] == one["precision"] == "bf16-mixed"
         full = results(of("two", "fit"))["metrics"]["nll"]
         assert full != one["metrics"]["nll"] == pytest.approx(full, rel=0.05)
     else:
         succeed("validate", *argv, to(f"one/validate-{name}"))
-        assert validations(of("one", f"validate-{name}")) == validations(of("two", name))[-1:]
+        (one_pass,) = validations(of("one", f"validate-{name}"))
+        assert one_pass == pytest.approx(validations(of("two", name))[-1], rel=1e-14)
 
 
 def test_batch_statistics_differ_from_running_ones(in_fitted: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import random
 import subprocess
 import sys
@@ -40,7 +39,7 @@ sys.exit(main(sys.argv[1:]))
 
 def start(folder: Path, *argv: str) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    env = environment(TMPDIR=str(folder))
+    env = environment()
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-c", SLOW, "fit", *argv, *QUIET],
@@ -88,5 +87,4 @@ def test_every_killed_run_resumes(tmp_path: Path, name: str) -> None:
         found = last(folder)
         assert [key for key in expected if not same(found.get(key), expected[key])] == [], number
         assert not list(folder.rglob("*.partial"))
-        assert not [p for p in os.listdir(folder) if p not in ("runs", "log")]
     assert partial

@@ -127,7 +127,6 @@ def test_options_of_training(here: Path, given: str, says: str) -> None:
         ("trainer: {callbacks: [null]}", "trainer.callbacks null"),
         ("trainer: {logger: [true, 3]}", "trainer.logger 3"),
         ("trainer: [3]", "trainer 3"),
-        ("model: {init_args: {lr: null}}", "model.lr float null"),
         ("model: {init_args: {lr: {a: 1}}}", "model.lr float"),
     ],
 )  # fmt: skip

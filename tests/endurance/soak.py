@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import random
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import kills
-from cli_support import CONFIGS, QUIET, same
+from cli_support import CONFIGS, same
+from test_kills import last, start
 
 #: Options of each run besides its configuration; the pictures are of the configuration.
 FITS = {
@@ -70,46 +70,37 @@ class Soaked:
 def soak(name: str, seconds: float, folder: Path, seed: int = 0) -> Soaked:
     """Both runs of a model, each of about half the time."""
     meter = Path(__file__).with_name("meter.py")
-    command = ["fit", *FITS[name], *QUIET, "--trainer.callbacks+=meter.Meter"]
 
-    def begun(place: Path, epochs: int, *more: str) -> int:
+    def begun(place: Path, epochs: int, *more: str) -> subprocess.Popen[bytes]:
         place.mkdir(exist_ok=True)
         shutil.copy(meter, place)
-        argv = [*command, f"--trainer.max_epochs={epochs}", *more]
-        return kills.start(argv, place, place)
-
-    def ended(place: Path, process: int) -> int:
-        return kills.code(process)
+        own = ("--trainer.callbacks+=meter.Meter", f"--trainer.max_epochs={epochs}")
+        return start(place, *FITS[name], *own, *more)
 
     trial = folder / f"{name}-trial"
-    start = time.monotonic()
-    assert ended(trial, begun(trial, SETTLED)) == 0, (trial / "log").read_text()[-2000:]
-    epoch = (time.monotonic() - start) / SETTLED
+    before = time.monotonic()
+    assert begun(trial, SETTLED).wait() == 0, (trial / "log").read_text()[-2000:]
+    epoch = (time.monotonic() - before) / SETTLED
     epochs = max(9 + SETTLED, math.ceil(seconds / 2 / epoch))
 
     whole = folder / f"{name}-whole"
-    assert ended(whole, begun(whole, epochs)) == 0, (whole / "log").read_text()[-2000:]
+    assert begun(whole, epochs).wait() == 0, (whole / "log").read_text()[-2000:]
 
     killed, count, chance, resume = folder / f"{name}-killed", 0, random.Random(seed), ()
     while True:
         process = begun(killed, epochs, *resume)
-        end = time.monotonic() + chance.uniform(2, 12) * epoch
-        while time.monotonic() < end and not os.waitid(
-            os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT
-        ):
-            time.sleep(0.05)
-        if time.monotonic() >= end:
-            os.kill(process, signal.SIGKILL)
-        status = ended(killed, process)
+        try:
+            process.wait(chance.uniform(2, 12) * epoch)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        status = process.wait()
         if status != -signal.SIGKILL:
             assert status == 0, (killed / "log").read_text()[-2000:]
             break
         count += 1
         if any(killed.glob("runs/*/*/checkpoints/last*.ckpt")):
             resume = ("--ckpt_path=last",)
-    ends = [max(place.glob("runs/*/version_*/checkpoints/last.ckpt"), key=os.path.getmtime)
-            for place in (whole, killed)]  # fmt: skip
-    one, two = map(kills.kept, ends)
+    one, two = map(last, (whole, killed))
     with (whole / "meter.csv").open() as file:
         rows = [(int(steps), float(cpu), float(mb)) for _, steps, cpu, mb in csv.reader(file)]
     return Soaked(

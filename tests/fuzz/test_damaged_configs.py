@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ln_zoo.cli import check_training
-from ln_zoo.cli.errors import report
+from ln_zoo.cli.errors import report_error
 from ln_zoo.cli.lightning import ZooCLI
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -152,7 +152,7 @@ def ended(text: str) -> tuple[int, str]:
                 except SystemExit as end:
                     return int(end.code or 0), errors.getvalue()
                 except Exception as error:
-                    return report(error, "fit", 2), errors.getvalue()
+                    return report_error(error, "fit", 2), errors.getvalue()
         finally:
             os.chdir(before)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
+import os
 from collections.abc import Callable
 
 import pytest
@@ -38,6 +38,11 @@ def results(run: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> dic
     return found | {"output": output.detach(), "x": x.grad}
 
 
+def processor_seconds() -> float:
+    """Of this process and of compilers that have ended, so that other work does not count."""
+    return sum(os.times()[:4])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not build.status().available, reason="needs the native kernels")
 def test_six_layers_with_a_head_compile_in_twenty_seconds() -> None:
@@ -45,10 +50,11 @@ def test_six_layers_with_a_head_compile_in_twenty_seconds() -> None:
     torch.manual_seed(0)
     model, x = Tagger(), torch.randn(30, 4, 64)
     double = copy.deepcopy(model).double()
-    compiled = torch.compile(model, fullgraph=True)
-    start = time.process_time()
-    found = results(compiled, model, x)
-    seconds = time.process_time() - start
+    # With empty caches, inductor first compiles its headers and starts processes.
+    torch.compile(nn.Linear(64, 10), fullgraph=True)(x).sum().backward()
+    start = processor_seconds()
+    found = results(torch.compile(model, fullgraph=True), model, x)
+    seconds = processor_seconds() - start
 
     def loop(run: int) -> dict[str, Tensor]:
         with generic_loop():

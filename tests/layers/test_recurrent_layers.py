@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import pydoc
+from typing import Any, Unpack
 
 import pytest
 import torch
@@ -50,6 +51,14 @@ def test_signatures_and_the_command_line_show_all_options(cls: type) -> None:
     assert "Krueger" in actions["zoneout"].help
     chosen = parser.parse_args(["--it.input_size=3", "--it.hidden_size=4", "--it.zoneout=0.5"]).it
     assert set(cls(**vars(chosen)).zoneout) == {0.5}
+    assert "zoneout: 'float | Sequence[float]' = 0.0" in pydoc.plain(pydoc.render_doc(cls))
+
+    class Mine(cls):
+        def __init__(self, size: int, **options: Unpack[RecurrentOptions]) -> None:
+            super().__init__(size, size, **options)
+
+    assert list(inspect.signature(Mine).parameters) == ["size", *RecurrentOptions.__annotations__]
+    assert Mine(3, weight_dropout=0.5).noise == {"weight_dropout": 0.5}
 
 
 @pytest.mark.parametrize(

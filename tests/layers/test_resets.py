@@ -12,12 +12,12 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
-from ln_zoo.ops import operator, pieces, registry
+from ln_zoo.ops import operator, registry, resets
 from ln_zoo.ops.engines.base import Masks
-from ln_zoo.ops.engines.native.one_call import OneCall
-from ln_zoo.ops.pieces import cut
-from ln_zoo.ops.spans import spans
+from ln_zoo.ops.engines.native.layers import NativeLayers
+from ln_zoo.ops.resets import split_at_resets
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+from ln_zoo.ops.time_chunks import time_chunks
 
 F64 = torch.float64
 T, N, E, H = 9, 4, 3, 5
@@ -151,8 +151,8 @@ def test_flags_instead_of_pieces(
 ) -> None:
     """In many chunks, padded and packed."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
-    monkeypatch.setattr(pieces, "cut", lambda *_: pytest.fail("cut into pieces"))
-    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 10))
+    monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
+    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 10))
     layer = made(cls, norm, num_layers=2, bidirectional=True, **noise).eval()
     x, states = torch.randn(T, N, E, dtype=F64, requires_grad=True), states_of(layer, True)
     sources = [x, *(states or ()), *layer.parameters()]
@@ -311,7 +311,9 @@ def test_packed_resets_that_do_not_fit() -> None:
 def test_pieces_are_packed_longest_first() -> None:
     sizes = torch.tensor([3, 2, 2, 1])
     reset = torch.tensor([False, True, False, False, True, True, False, False])
-    found = cut(reset, sizes)  # lengths 4, 3 and 1: pieces of 2 and 2, of 1 and 2, and of 1
+    found = split_at_resets(
+        reset, sizes
+    )  # lengths 4, 3 and 1: pieces of 2 and 2, of 1 and 2, and of 1
     assert found.batch_sizes.tolist() == [5, 3]
     assert sorted(found.rows.tolist()) == list(range(8))
     by_piece = {
@@ -356,7 +358,7 @@ def test_a_compiled_layer_takes_resets(
     """In one graph, which serves every pattern of resets."""
     torch._dynamo.reset()
     # A graph calls an operator, which rounds in other places than a call without it.
-    kernels = [kernel for kernel in registry.KERNELS if not isinstance(kernel, OneCall)]
+    kernels = [kernel for kernel in registry.KERNELS if not isinstance(kernel, NativeLayers)]
     monkeypatch.setattr(registry, "KERNELS", kernels)
     layer = made(LSTM, LayerNorm(eps=1e-3), bidirectional=True, **noise).to(dtype)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)

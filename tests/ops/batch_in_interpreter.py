@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import assert_as_accurate
-from equations import Given, direction, equations
+from equations import FixedStatistics, direction, equations
 from gpu_in_interpreter import (
     BF16,
     ENGINE,
@@ -40,8 +40,8 @@ from ln_zoo.ops import operator, registry
 from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.engines.triton import TritonEngine, batch, graphs, steps
 from ln_zoo.ops.recurrent_kernel import Recurrence
-from ln_zoo.ops.spans import spans, without_means
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+from ln_zoo.ops.time_chunks import time_chunks, without_means
 
 __all__ = ["guarded", "patched_once"]
 
@@ -70,7 +70,7 @@ def reduced_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReduceOps, "generic_reduce", reduce)
 
 
-def given_for(spec: Spec, hidden: int, rows: int = 2) -> Given:
+def given_for(spec: Spec, hidden: int, rows: int = 2) -> FixedStatistics:
     """Means and variances of places that use given ones: of so many steps, the last also later."""
     generator = torch.Generator().manual_seed(7)
 
@@ -83,7 +83,7 @@ def given_for(spec: Spec, hidden: int, rows: int = 2) -> Given:
 
 
 def by_equations(
-    spec: Spec, o: Operands, sizes: Sequence[int], given: Given = (None,) * 3
+    spec: Spec, o: Operands, sizes: Sequence[int], given: FixedStatistics = (None,) * 3
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Output and final states, and the statistics of the batch."""
     d, found = direction(spec, o, len(sizes), given), {}
@@ -98,10 +98,10 @@ def by_equations(
 
 
 def by_loop(
-    spec: Spec, o: Operands, sizes: Sequence[int], given: Given = (None,) * 3
+    spec: Spec, o: Operands, sizes: Sequence[int], given: FixedStatistics = (None,) * 3
 ) -> tuple[Tensor, ...]:
     """Output and final states by the generic loop."""
-    rows = operator.Given(*(None if a is None else a.to(o.h0.dtype) for a in given))
+    rows = operator.FixedStatistics(*(None if a is None else a.to(o.h0.dtype) for a in given))
     return operator.replay(spec, o, torch.tensor(sizes), rows)
 
 
@@ -109,7 +109,7 @@ def by_engine(
     spec: Spec,
     o: Operands,
     sizes: Sequence[int],
-    given: Given = (None,) * 3,
+    given: FixedStatistics = (None,) * 3,
     save: bool = True,
     found: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
@@ -242,7 +242,7 @@ def test_packed(spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several chunks, with programs for more than the rows of a step, or for as many."""
     monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
     monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
-    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 12))
+    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 12))
     check(spec, 5, [6, 6, 5, 3, 3, 2])
 
 

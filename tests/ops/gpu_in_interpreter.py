@@ -28,8 +28,8 @@ from ln_zoo.ops import operator
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.engines.triton import graphs, kernels, steps
 from ln_zoo.ops.registry import engine_named
-from ln_zoo.ops.spans import spans
 from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.time_chunks import time_chunks
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
 
@@ -318,7 +318,7 @@ def test_noise_and_resets_of_joint_and_carried_norms(
 ) -> None:
     """Of packed sequences, in several chunks; with early and with late reads."""
     monkeypatch.setattr(steps, "EARLY_HIDDEN", 100 if early else 1)
-    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 5))
+    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 5))
     sizes = [3, 3, 2, 1]
     noise = "all" if early else "zoneout"
     spec, masks = noisy(spec, noise, 5, sizes, reset=True)
@@ -426,7 +426,7 @@ def test_noise_and_resets_of_packed_sequences(
     """In several chunks, each of which begins with states that were reset or not."""
     monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
     monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
-    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 5))
+    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 5))
     sizes = [3, 3, 2, 2, 1, 1]
     spec, masks = noisy(spec, "all", 5, sizes, reset=True)
     check(spec, 5, sizes, masks=masks)

@@ -33,13 +33,13 @@ from ln_zoo.ops import (
     registry,
 )
 from ln_zoo.ops.engines.base import NO_MASKS
-from ln_zoo.ops.engines.native import one_call
-from ln_zoo.ops.engines.native.one_call import OneCall
+from ln_zoo.ops.engines.native import layers as native_layers
+from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.operator import split_statistics
 from ln_zoo.ops.recurrent_kernel import Recurrence
-from ln_zoo.ops.spans import runs, spans, without_means
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+from ln_zoo.ops.time_chunks import equal_steps, time_chunks, without_means
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: All that normalise over examples.
@@ -59,13 +59,13 @@ DOUBLE = 1e-11
 class Under:
     """The kernel under test, and the best precision that it has.
 
-    `one_call` has padded calls of two steps at least, of a batch, and leaves the others to it.
+    `native.layers` has padded calls of two steps at least, of a batch, and leaves the others to it.
     """
 
     kernel: Recurrence
     dtype: torch.dtype
     monkeypatch: pytest.MonkeyPatch
-    one_call: OneCall | None
+    one_call: NativeLayers | None
 
     @property
     def name(self) -> str:
@@ -99,10 +99,10 @@ class Under:
         return result
 
 
-@pytest.fixture(params=[*KINDS, OneCall()], ids=[*(kind.name for kind in KINDS), "one call"])
+@pytest.fixture(params=[*KINDS, NativeLayers()], ids=[*(kind.name for kind in KINDS), "one call"])
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Under:
     """Every kernel; a layer that is not run by it when it should be fails the test."""
-    one_call = request.param if isinstance(request.param, OneCall) else None
+    one_call = request.param if isinstance(request.param, NativeLayers) else None
     kernel = next(kind for kind in KINDS if kind.name == request.param.name)
     place = Examples(batch=True, eps=1e-5)
     spec = Spec("LSTM", place, place, place)
@@ -120,8 +120,10 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
 def cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts time into chunks of few rows."""
     cut = functools.partial(min, 2)
-    monkeypatch.setattr(operator, "spans", lambda sizes, rows, n=1: spans(sizes, cut(rows), n))
-    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 2)
+    monkeypatch.setattr(
+        operator, "time_chunks", lambda sizes, rows, n=1: time_chunks(sizes, cut(rows), n)
+    )
+    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 2)
 
 
 @pytest.fixture
@@ -699,8 +701,8 @@ def test_calls_that_kernels_refuse() -> None:
     x, states = torch.zeros(2, 3, 3), (torch.zeros(1, 3, 4),)
     call = RecurrentCall(CELLS["GRU"], [sites], x, None, states, [weights])
     assert "input site" in str(TorchRNN().unsupported_reason(call))
-    assert "single step" in str(OneCall().unsupported_reason(call._replace(x=x[:1])))
-    assert "one example" in str(OneCall().unsupported_reason(call._replace(x=x[:, :1])))
+    assert "single step" in str(NativeLayers().unsupported_reason(call._replace(x=x[:1])))
+    assert "one example" in str(NativeLayers().unsupported_reason(call._replace(x=x[:, :1])))
 
 
 @pytest.mark.parametrize("base", [BatchNorm, LayerNorm, RMSNorm])
@@ -730,7 +732,7 @@ def test_means_come_off_step_by_step() -> None:
     for part, mean, left in zip(a.split(sizes), means, rows.split(sizes), strict=True):
         torch.testing.assert_close(mean, part.mean(0), rtol=0, atol=1e-15)
         torch.testing.assert_close(left, part - part.mean(0), rtol=0, atol=1e-15)
-    assert [run.examples for run in runs(sizes)] == [4, 2, 1]
+    assert [run.examples for run in equal_steps(sizes)] == [4, 2, 1]
     same, _ = without_means(a, sizes, F64, out=a)
     assert same is a
     torch.testing.assert_close(a, rows, rtol=0, atol=0)

@@ -50,8 +50,8 @@ from ln_zoo.ops import (
 )
 from ln_zoo.ops.engines.aten import steps as aten_steps
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
-from ln_zoo.ops.engines.native import build, widened
-from ln_zoo.ops.engines.native.one_call import OneCall
+from ln_zoo.ops.engines.native import build, mixed_precision
+from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
@@ -119,7 +119,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
     monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
     # Padded calls run without the frame.
-    kernels = [kernel for kernel in KERNELS if not isinstance(kernel, OneCall)]
+    kernels = [kernel for kernel in KERNELS if not isinstance(kernel, NativeLayers)]
     monkeypatch.setattr(registry, "KERNELS", kernels)
     monkeypatch.setattr(engine, "prepare", counted)
     yield found
@@ -427,8 +427,8 @@ def test_layers_with_noise_in_many_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer = make(cell, bidirectional=True, num_layers=2, **noise).train(training)
-    cut = operator.spans
-    monkeypatch.setattr(operator, "spans", lambda sizes, *_: cut(sizes, 10))
+    cut = operator.time_chunks
+    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: cut(sizes, 10))
     for lengths in ((9, 9, 9), (9, 7, 7, 2, 1)):
         x = pack_sequence([randn(n, 4) for n in lengths])
         compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
@@ -551,7 +551,7 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Un
         pytest.skip(f"native: {reason}")
     before = torch.get_num_threads()
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    kernels = [kernel for kernel in KERNELS if not isinstance(kernel, OneCall)]
+    kernels = [kernel for kernel in KERNELS if not isinstance(kernel, NativeLayers)]
     monkeypatch.setattr(registry, "KERNELS", kernels)
     found, prepare = Under(engine, F32), engine.prepare
 
@@ -618,9 +618,9 @@ _MANY_THREADS = """
 import torch
 from ln_zoo.layers import LSTM
 from ln_zoo.norms import LayerNorm
-from ln_zoo.ops.engines.native import one_call
+from ln_zoo.ops.engines.native import layers as native_layers
 torch.set_num_threads(THREADS)
-one_call.shares_of_units = lambda *layout: THREADS
+native_layers.shares_of_units = lambda *layout: THREADS
 layer, x = LSTM(8, 64, norm=LayerNorm()), torch.randn(100, 4, 8)
 for _ in range(20):
     layer(x)[0].sum().backward()
@@ -661,11 +661,13 @@ def test_many_chunks_are_as_one(
     x = pack_sequence([randn(n, 4) for n in lengths])
     monkeypatch.setattr(aten_steps, "PIECE", 4 * 48)
     steps: list[int] = []
-    cut = operator.spans
+    cut = operator.time_chunks
     for rows in (4, 10):
         with monkeypatch.context() as patch:
             patch.setattr(
-                operator, "spans", lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows)
+                operator,
+                "time_chunks",
+                lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows),
             )
             compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
     assert len(steps) == 4
@@ -865,9 +867,9 @@ def test_half_precision_is_no_worse_than_the_generic_loop(
     if reason := refusal(under.engine, BF16):
         under.calls = 1
         pytest.skip(f"{under.engine.name}: {reason}")
-    # Elsewhere calls are run in float32, and small ones are anywhere: tests/ops/test_widened.py.
+    # Elsewhere, and in small calls, it runs in float32: tests/ops/test_mixed_precision.py.
     monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
-    monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "layers", 0)
+    monkeypatch.setitem(mixed_precision.MIN_MULTIPLICATIONS, "layers", 0)
     gaps: dict[str, dict[str, list[float]]] = {"0": {}, under.engine.name: {}}
     seeds = 61 if cell in FORMS else 7  # there the median of a few varies by a half
     for seed in range(seeds):

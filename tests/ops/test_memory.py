@@ -90,61 +90,61 @@ LIKE = torch.zeros(1)
 MIB = 1 << 20
 
 
-def reusable(mib: int) -> torch.Tensor:
-    return memory.reusable(mib, 1 << 18, like=LIKE, dtype=torch.float32)
+def pooled_empty(mib: int) -> torch.Tensor:
+    return memory.pooled_empty(mib, 1 << 18, like=LIKE, dtype=torch.float32)
 
 
 def test_memory_is_used_again_once_nothing_uses_it(blocks: memory._Blocks) -> None:
-    first = reusable(8)
+    first = pooled_empty(8)
     assert (first.shape, first.dtype, first.device.type) == ((8, 1 << 18), torch.float32, "cpu")
     address = first.data_ptr()
     view = first.fill_(1)[2:].t()
     del first
-    second = reusable(8).fill_(2)
+    second = pooled_empty(8).fill_(2)
     assert second.data_ptr() != address
     assert view.eq(1).all()
     del view
-    assert reusable(7).data_ptr() == address
+    assert pooled_empty(7).data_ptr() == address
 
 
 def test_what_autograd_keeps_is_in_use(blocks: memory._Blocks) -> None:
     weight = torch.ones(8, 1 << 18, requires_grad=True)
-    product = (weight * reusable(8).fill_(3)).sum()
-    reusable(8).fill_(4)
+    product = (weight * pooled_empty(8).fill_(3)).sum()
+    pooled_empty(8).fill_(4)
     product.backward()
     assert weight.grad is not None
     assert weight.grad.eq(3).all()
     assert len(blocks._blocks) == 2
-    reusable(8), reusable(8)
+    pooled_empty(8), pooled_empty(8)
     assert len(blocks._blocks) == 2
 
 
 def test_blocks_fit_calls_of_similar_size(blocks: memory._Blocks) -> None:
     for mib in (40, 39, 37, 41):
-        reusable(mib)
+        pooled_empty(mib)
     assert len(blocks._blocks) == 2  # 39 and 37 are within 40; 41 is not
-    reusable(15)
+    pooled_empty(15)
     assert len(blocks._blocks) == 3
 
 
 def test_what_is_held_is_bounded(blocks: memory._Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_REUSABLE", 100 * MIB)
-    big = [reusable(40), reusable(40)]
-    reusable(40)  # beyond the bound: ordinary memory
+    monkeypatch.setattr(memory, "_POOL", 100 * MIB)
+    big = [pooled_empty(40), pooled_empty(40)]
+    pooled_empty(40)  # beyond the bound: ordinary memory
     assert [len(block) // MIB for block in blocks._blocks] == [40, 40]
     del big[0]
-    reusable(8)  # this one replaces nothing
+    pooled_empty(8)  # this one replaces nothing
     assert [len(block) // MIB for block in blocks._blocks] == [40, 40, 8]
-    reusable(60)
+    pooled_empty(60)
     assert [len(block) // MIB for block in blocks._blocks] == [40, 60]
-    reusable(200)
+    pooled_empty(200)
     assert [len(block) // MIB for block in blocks._blocks] == [40, 60]
 
 
 def test_held_memory_is_given_back(blocks: memory._Blocks) -> None:
     memory.scratch("test release", 100, dtype=torch.float32)
-    used = reusable(8).fill_(5)
-    reusable(8)
+    used = pooled_empty(8).fill_(5)
+    pooled_empty(8)
     memory.release()
     assert len(blocks._blocks) == 1
     assert "test release" not in vars(memory._kept)
@@ -154,13 +154,13 @@ def test_held_memory_is_given_back(blocks: memory._Blocks) -> None:
 def test_small_or_unmappable_memory_is_ordinary(
     blocks: memory._Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory.reusable(3, 4, like=LIKE, dtype=torch.float64).fill_(1)
+    memory.pooled_empty(3, 4, like=LIKE, dtype=torch.float64).fill_(1)
 
     def refuse(bytes_: int) -> mmap.mmap:
         raise OSError("no memory")
 
     monkeypatch.setattr(memory, "_map", refuse)
-    assert reusable(8).fill_(6).eq(6).all()
+    assert pooled_empty(8).fill_(6).eq(6).all()
     assert blocks._blocks == []
 
 
@@ -173,11 +173,11 @@ def test_a_call_inside_another_neither_waits_nor_interferes(
 
     def interrupted(bytes_: int) -> mmap.mmap:
         memory.release()
-        inner.append(reusable(8).fill_(1))
+        inner.append(pooled_empty(8).fill_(1))
         return map_(bytes_)
 
     monkeypatch.setattr(memory, "_map", interrupted)
-    outer = reusable(8).fill_(2)
+    outer = pooled_empty(8).fill_(2)
     assert inner[0].eq(1).all()
     assert len(blocks._blocks) == 1
     del outer
@@ -190,7 +190,7 @@ def test_threads_never_share_a_block(blocks: memory._Blocks) -> None:
 
     def use(number: int) -> None:
         for _ in range(50):
-            own = reusable(4).fill_(number)
+            own = pooled_empty(4).fill_(number)
             if not own.eq(number).all():
                 wrong.append(number)
 
@@ -205,7 +205,7 @@ def test_threads_never_share_a_block(blocks: memory._Blocks) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_forked_processes_have_memory_of_their_own(blocks: memory._Blocks) -> None:
-    own = reusable(8).fill_(7)
+    own = pooled_empty(8).fill_(7)
     child = os.fork()
     if not child:
         own.view(-1).numpy()[:] = 8

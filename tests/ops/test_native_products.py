@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.norms import LayerNorm
-from ln_zoo.ops.addresses import Packed
+from ln_zoo.ops.ctypes_arguments import Packed
 from ln_zoo.ops.engines.base import centred
 from ln_zoo.ops.engines.native import build, runtime
 from ln_zoo.ops.engines.native.runtime import NativeProducts, shares_of_units

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ln_zoo.ops import Noise, draw_noise
 from ln_zoo.ops.engines.base import NO_MASKS
-from ln_zoo.ops.regularization import bernoulli, dropout_mask, held
+from ln_zoo.ops.regularization import bernoulli, dropout_mask, zoneout_mix
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 CPU = torch.device("cpu")
@@ -82,15 +82,15 @@ def test_evaluation_has_the_expectation() -> None:
     ]
     assert torch.equal(before, torch.get_rng_state())
     a, b = torch.tensor([1.0, -2.0]), torch.tensor([3.0, 5.0])
-    assert held(a, b, 0.25).tolist() == [2.5, 3.25]
-    assert held(a, b, torch.tensor([True, False])).tolist() == [1.0, 5.0]
-    assert held(a, b, 0.0) is b
+    assert zoneout_mix(a, b, 0.25).tolist() == [2.5, 3.25]
+    assert zoneout_mix(a, b, torch.tensor([True, False])).tolist() == [1.0, 5.0]
+    assert zoneout_mix(a, b, 0.0) is b
 
 
 def test_nothing_that_stays_is_touched_by_what_does_not() -> None:
     """A state that stays is exact, and no NaN that a step made gets into it."""
     a, b = torch.tensor([0.1, 2.0]), torch.tensor([float("nan"), float("inf")])
-    assert held(a, b, torch.tensor([True, True])).equal(a)
+    assert zoneout_mix(a, b, torch.tensor([True, True])).equal(a)
 
 
 # Wrong masks, of which engines read what they are told

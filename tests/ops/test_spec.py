@@ -13,7 +13,15 @@ from torch import Tensor
 from ln_zoo.ops import CELLS, RowNorm, Weights
 from ln_zoo.ops.cells import Cell
 from ln_zoo.ops.engines.base import centred
-from ln_zoo.ops.spec import Examples, Rows, Spec, lower, product_dtype, specify, unsupported_reason
+from ln_zoo.ops.spec import (
+    Examples,
+    Rows,
+    Spec,
+    kernel_terms,
+    make_spec,
+    product_dtype,
+    unsupported_reason,
+)
 
 F64 = torch.float64
 H = 3
@@ -84,7 +92,7 @@ def test_forms_that_a_light_gru_lacks(spec: Spec) -> None:
 
 @every_cell
 def test_gates(cell: str) -> None:
-    spec = specify(CELLS[cell], records(cell), weights(cell))
+    spec = make_spec(CELLS[cell], records(cell), weights(cell))
     assert spec.gates == GATES[cell]
     assert spec.merged == cell.startswith("RNN")
     assert spec.products == ((spec.out,) * 2 if spec.merged else (spec.input, spec.recurrent))
@@ -94,7 +102,7 @@ def test_gates(cell: str) -> None:
 def test_biases_and_shifts_become_one_vector(cell: str) -> None:
     given, w = records(cell), weights(cell)
     x = torch.ones(5, 4, 2, dtype=F64)
-    spec, operands = lower(CELLS[cell], given, w, x, states(cell))
+    spec, operands = kernel_terms(CELLS[cell], given, w, x, states(cell))
     one = Rows(True, True, 1e-5, (1,))
     if cell == "RNN_TANH":
         assert spec == Spec(cell, Rows(), Rows(), one)
@@ -121,7 +129,7 @@ def test_identity_has_no_vectors_and_bare_norms_have_ones(cell: str) -> None:
     w = weights(cell, bias_ih=None, bias_hh=None)
     x = torch.ones(5, 4, 2, dtype=F64)
     plain = {role: RowNorm(r.groups, gain=r.gain) for role, r in records(cell).items()}
-    spec, operands = lower(CELLS[cell], plain, w, x, states(cell))
+    spec, operands = kernel_terms(CELLS[cell], plain, w, x, states(cell))
     assert spec == Spec(cell, Rows(), Rows(), Rows())
     assert all(a is None for a in operands[5:])
 
@@ -129,7 +137,7 @@ def test_identity_has_no_vectors_and_bare_norms_have_ones(cell: str) -> None:
         role: r if r.identity else replace(r, gain=None, shift=None)
         for role, r in records(cell).items()
     }
-    spec, operands = lower(CELLS[cell], bare, w, x, states(cell))
+    spec, operands = kernel_terms(CELLS[cell], bare, w, x, states(cell))
     for rows, gain in (
         (spec.input, operands.gain_input),
         (spec.recurrent, operands.gain_recurrent),
@@ -150,7 +158,7 @@ def test_gradients_reach_every_parameter(cell: str) -> None:
     for a in shifts_and_gains:
         a.requires_grad_()
     x = torch.ones(5, 4, 2, dtype=F64, requires_grad=True)
-    _, operands = lower(CELLS[cell], given, w, x, states(cell))
+    _, operands = kernel_terms(CELLS[cell], given, w, x, states(cell))
     total = sum(a.sum() for a in operands if a is not None)
     for gradient in torch.autograd.grad(total, [x, *w[:4], *shifts_and_gains]):
         assert (gradient == 1).all()
@@ -162,7 +170,7 @@ def test_precisions(cell: str) -> None:
         w = Weights(*(a.to(dtype) for a in weights(cell)[:4]))
         x = torch.ones(5, 4, 2, dtype=dtype)
         start = tuple(s.to(dtype) for s in states(cell))
-        _, operands = lower(CELLS[cell], records(cell), w, x, start)
+        _, operands = kernel_terms(CELLS[cell], records(cell), w, x, start)
         narrow = {a.dtype for a in operands[:3]}
         wide = {a.dtype for a in operands[3:] if a is not None}
         return set(zip(narrow, wide, strict=True))
@@ -199,7 +207,7 @@ def test_refusals_have_reasons() -> None:
 def test_groups_may_be_any_unions_of_gates() -> None:
     given = records("LSTM") | {"input": record((H, 3 * H)), "recurrent": record((H,) * 4)}
     assert unsupported_reason(CELLS["LSTM"], [given], [weights("LSTM")]) is None
-    spec = specify(CELLS["LSTM"], given, weights("LSTM"))
+    spec = make_spec(CELLS["LSTM"], given, weights("LSTM"))
     assert (spec.input.groups, spec.recurrent.groups) == ((1, 3), (1, 1, 1, 1))
 
 

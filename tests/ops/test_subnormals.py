@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
-from ln_zoo.ops.engines.native import one_call
+from ln_zoo.ops.engines.native import layers as native_layers
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.native.steps import NativeSteps
 
@@ -66,7 +66,7 @@ NORMS: list[Norm] = [LayerNorm(), BatchNorm(max_steps=20), Identity()]
 def test_gradients_that_vanish_are_zero(
     name: str, norm: Norm, kind: str, shares: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: shares)
+    monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
     monkeypatch.setattr(NativeSteps, "_shares", lambda steps, examples, masks: shares)
     layer = LAYERS[name](5, 12, norm=norm)
     output, _ = layer(inputs(kind))

@@ -19,7 +19,7 @@ from ln_zoo.ops.engines.native import build, runtime
 FOLDER = Path(ln_zoo.ops.engines.native.__file__).parent
 #: A product with the right factor packed as the library packs it.
 SOURCE = """
-#include "tiles.h"
+#include "amx_products.h"
 extern "C" void multiply(int64_t M, int64_t N, int64_t K, const bfloat* a, const bfloat* b,
                          bfloat* packed, float* c, int64_t add) {
   pack<bfloat>(b, N, 1, K, N, packed, 1, Center{});
@@ -33,7 +33,7 @@ EMULATED = ("-O1", "-DLN_ZOO_LANES=16", "-DLN_ZOO_EMULATED_TILES", "-Wno-psabi")
 
 def sources(folder: Path) -> Path:
     """The headers, and a file that includes them, in a folder of their own."""
-    for file in build.parts(FOLDER / "tiles.h"):
+    for file in build.parts(FOLDER / "amx_products.h"):
         shutil.copy(file, folder)
     path = folder / "product.cpp"
     path.write_text(SOURCE)
@@ -99,7 +99,7 @@ def test_products_on_emulated_tiles(tmp_path: Path) -> None:
 
 def test_tiles_that_multiply_wrongly_are_not_used(tmp_path: Path) -> None:
     source = sources(tmp_path)
-    header = tmp_path / "tiles.h"
+    header = tmp_path / "amx_products.h"
     right = header.read_text()
     header.write_text(right.replace("flushed(even + odd)", "flushed(even)"))
     assert header.read_text() != right
@@ -123,7 +123,7 @@ def test_the_inner_loop_loads_four_tiles_for_four_products(tmp_path: Path) -> No
 
 #: A product of float32 by parts, of a transposed left operand where ``column`` is not 1.
 PARTS = """
-#include "parts.h"
+#include "float32_on_tiles.h"
 extern "C" int64_t size(int64_t K, int64_t N) { return parts_size(K, N); }
 extern "C" void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_t row,
                          int64_t column, const float* b, int64_t b_row, int64_t b_column,
@@ -137,7 +137,7 @@ extern "C" void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_
 @pytest.fixture(scope="module")
 def by_parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("parts")
-    for file in build.parts(FOLDER / "parts.h"):
+    for file in build.parts(FOLDER / "float32_on_tiles.h"):
         shutil.copy(file, folder)
     source = folder / "parts.cpp"
     source.write_text(PARTS)

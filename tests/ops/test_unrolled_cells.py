@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ln_zoo.layers import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ln_zoo.norms import Identity, LayerNorm, Norm
-from ln_zoo.ops.engines.native import one_call
+from ln_zoo.ops.engines.native import layers as native_layers
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
@@ -57,7 +57,7 @@ def test_gradients_are_those_of_the_generic_loop(
     name: str, at_once: int, norm: Norm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the rows of all steps do not fit into memory for some of them."""
-    monkeypatch.setattr(one_call, "_ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(native_layers, "_ROWS_AT_ONCE", at_once)
     cell, x = made(name, norm), torch.randn(T, N, INPUTS)
 
     def run(module: Any, x: Tensor) -> dict[str, Tensor]:
@@ -71,13 +71,13 @@ def test_gradients_are_those_of_the_generic_loop(
 @every_cell
 def test_one_product_for_all_later_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, counts = made(name), []
-    real = one_call._Direction.add_weights
+    real = native_layers._Direction.add_weights
 
     def counted(self: Any, rooms: Any, rows: int, to: Any, more: bool) -> None:
         counts.append(rows)
         real(self, rooms, rows, to, more)
 
-    monkeypatch.setattr(one_call._Direction, "add_weights", counted)
+    monkeypatch.setattr(native_layers._Direction, "add_weights", counted)
     gradients(cell, torch.randn(T, N, INPUTS))
     assert counts == [(T - 1) * N]
 

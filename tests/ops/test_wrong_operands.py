@@ -25,10 +25,10 @@ from ln_zoo.ops import (
     draw_forward,
 )
 from ln_zoo.ops.engines.base import Masks
-from ln_zoo.ops.engines.native.one_call import Parameters, Prepared
+from ln_zoo.ops.engines.native.layers import Parameters, Prepared
 from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, unavailable_reason
 from ln_zoo.ops.loops.window import WindowOperands, windowed_lstm
-from ln_zoo.ops.operator import Given, Kept
+from ln_zoo.ops.operator import FixedStatistics, SavedTensors
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.registry import kernel_named
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 T, N, I, H = 4, 3, 2, 5  # noqa: E741
 SIZES = [3, 3, 2, 1]
-GIVEN, KEPT, MASKS = Given._fields, Kept._fields, Masks._fields
+GIVEN, KEPT, MASKS = FixedStatistics._fields, SavedTensors._fields, Masks._fields
 #: A function of tensors by name, and right ones.
 Entry = tuple[Callable[[dict[str, Any]], list[Tensor]], dict[str, Any]]
 

@@ -452,15 +452,15 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
         (lambda: plot_filmstrip(black(2, 2), glimpses=[]), r"from 0 to 2, got \[\]"),
         (
             lambda: plot_filmstrip(black(2, 2), images=torch.zeros(1, 28, 28)),
-            r"images must be \(2, 28, 28\) as canvases are, got \(1, 28, 28\)",
+            r"images .*\(2, 28, 28\).*\(1, 28, 28\)",
         ),
         (lambda: plot_pairs(images(2), images(3)), r"one shape, got \(2, 7, 9\) and \(3, 7, 9\)"),
         (
             lambda: plot_nearest(images(2), Nearest(images(2).numpy(), np.zeros(1))),
-            "at 1 distances, must fit one another",
+            r"nearest images .* 1 distances",
         ),
-        (lambda: nearest_images(images(2), []), "there are no images to search"),
-        (lambda: nearest_images(images(2), torch.zeros(0, *SIZE)), "there are no images to search"),
+        (lambda: nearest_images(images(2), []), "images is empty"),
+        (lambda: nearest_images(images(2), torch.zeros(0, *SIZE)), "images is empty"),
         (
             lambda: nearest_images(images(2), torch.zeros(4, 7, 8)),
             r"images must be \(M, 7, 9\), got \(4, 7, 8\)",
@@ -468,9 +468,9 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
         (lambda: plot_divergence(torch.zeros(2, 2, 2)), r"\(T,\) or \(E, T\), got .*\(2, 2, 2\)"),
         (lambda: plot_divergence([]), r"\(T,\) or \(E, T\), got"),
         (lambda: plot_divergence([1.0, math.nan]), "divergence must be finite"),
-        (lambda: plot_divergence(torch.zeros(2, 3), [1]), "2 rows of divergences and 1 epochs"),
-        (lambda: chosen_glimpses(0), "there must be a glimpse"),
-        (lambda: chosen_glimpses(4, 1), "at least 2 to choose"),
+        (lambda: plot_divergence(torch.zeros(2, 3), [1]), r"epochs .*2.*got 1"),
+        (lambda: chosen_glimpses(0), r"glimpses .*got 0"),
+        (lambda: chosen_glimpses(4, 1), r"number .*got 4 and 1"),
         (lambda: save_animation(black(2, 2), Path("a.png")), "a.png does not name an animation"),
     ],
 )
@@ -483,7 +483,7 @@ def test_what_cannot_be_drawn(make, message: str) -> None:
 def test_numbers_that_are_not_finite(value: float) -> None:
     given = images(4)
     given[2, 3, 3] = given[3, 0, 0] = value
-    message = "2 of 4 hold numbers that are not finite, the first is number 2"
+    message = "2 of 4 images are not finite, first number 2"
     for make in (
         lambda: plot_grid(given),
         lambda: plot_pairs(given, images(4)),
@@ -500,5 +500,5 @@ def test_canvases_that_are_not_finite() -> None:
     canvases[1] = math.inf
     plot_filmstrip(canvases)
     canvases[2, 1, 0, 0] = math.nan
-    with pytest.raises(ValueError, match="canvases at t = 2: 1 of 2 hold numbers"):
+    with pytest.raises(ValueError, match="canvases at t = 2: 1 of 2"):
         plot_filmstrip(canvases)

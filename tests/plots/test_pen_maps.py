@@ -117,7 +117,7 @@ def test_a_line_that_stands_still_has_a_density_picture() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offsets": line(4)}, r"a mixture for each of 4 offsets, got \(3,\)"),
+        ({"offsets": line(4)}, r"mixture .*4, got \(3,\)"),
         ({"std": (1.0, 0.0)}, "std positive; got"),
         ({"mean": (1.0,)}, r"mean and std must be \(2,\)"),
         ({"offsets": line(3) * torch.nan}, "3 of 3 offsets are not finite"),
@@ -132,7 +132,7 @@ def test_densities_of_wrong_input(change: dict, message: str) -> None:
 
 
 def test_no_density_of_no_offsets() -> None:
-    with pytest.raises(ValueError, match="a line without offsets has no density"):
+    with pytest.raises(ValueError, match="offsets"):
         plot_density(mixture(0), torch.zeros(0, 3))
 
 

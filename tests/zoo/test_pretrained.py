@@ -192,6 +192,39 @@ def test_pushing(
         mine.push_to_hub("a/b/c", metrics={"error": 0.5})
 
 
+def test_options_of_the_hub(
+    make_card: Callable[..., Path], stub_hub: StubHub, tmp_path: Path
+) -> None:
+    name = "someone/mlp-tiny"
+    load(make_card()).push_to_hub(name)
+
+    def load_again(**options: Any) -> tuple[ZooModule, list[str]]:
+        """The model, and the requests that it took."""
+        before = len(stub_hub.requests)
+        model = MLPClassifier.from_pretrained(name, **options)
+        return model, stub_hub.requests[before:]
+
+    with pytest.raises(CardError, match="local_files_only"):
+        load_again(local_files_only=True)
+    model, requests = load_again(token="my-token")
+    assert {stub_hub.tokens[request] for request in requests} == {"Bearer my-token"}
+    cached, requests = load_again(local_files_only=True)
+    assert requests == []
+    assert torch.equal(cached.head.weight, model.head.weight)
+    weights = [request for request in load_again()[1] if catalog.WEIGHTS in request]
+    again = [r for r in load_again(force_download=True)[1] if catalog.WEIGHTS in r]
+    assert len(again) > len(weights)
+
+
+def test_precision_and_device(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    plain, double = load(folder), load(folder, dtype=torch.float64)
+    assert torch.equal(double.head.weight, plain.head.weight.double())
+    assert MLPClassifier.from_pretrained(folder, device="meta").head.weight.is_meta
+    with pytest.raises(TypeError, match="floating point"):
+        load(folder, dtype=torch.int64)
+
+
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = tiny()
     with pytest.raises(CardError, match=r"'licence'.*license"):

@@ -3,8 +3,8 @@
 `ln_zoo.ops.operator` calls all engines in the same way and does the rest: chunks, products over
 many steps, torch operators, double backward. An engine sees plain tensors.
 
-Data of one direction are rows in packed order (`ln_zoo.ops.spans`). States are buffers (N, H) of
-which step t reads and writes the first ``sizes[t]`` rows: after the last step they hold each
+Data of one direction are rows in packed order (`ln_zoo.ops.time_chunks`). States are buffers (N, H)
+of which step t reads and writes the first ``sizes[t]`` rows: after the last step they hold each
 example's final state.
 
 With v = W x and u = R h', p the normalised terms with gains and biases, the equations are those of
@@ -24,8 +24,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.spans import Span, without_means
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+from ln_zoo.ops.time_chunks import TimeChunk, without_means
 
 
 class Products:
@@ -64,14 +64,14 @@ class Products:
         """Fills out (rows, I) with what dv (rows, G) makes of ``w_ih``."""
         torch.mm(dv, self.w_ih, out=out)
 
-    def inputs(self, x: Tensor, span: Span) -> Tensor:
+    def inputs(self, x: Tensor, span: TimeChunk) -> Tensor:
         """Factors (rows, I) of ``w_ih`` in the gradient of the weight, for the rows x of a span."""
         return x
 
     def without_means(
         self, a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rows less their mean over the examples of each step: `ln_zoo.ops.spans.without_means`."""
+        """See `ln_zoo.ops.time_chunks.without_means`."""
         return without_means(a, sizes, wide, out)
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
@@ -264,7 +264,7 @@ class ChunkGrads(NamedTuple):
     places: Places = Places()
     masks: Masks = NO_MASKS
 
-    def part(self, span: Span) -> ChunkGrads:
+    def part(self, span: TimeChunk) -> ChunkGrads:
         """Gradients of a slice of the steps."""
         rows = span.rows
         return ChunkGrads(

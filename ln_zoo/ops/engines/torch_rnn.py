@@ -11,7 +11,7 @@ from torch import Tensor
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.recurrence import RecurrentCall
-from ln_zoo.ops.recurrent_kernel import exporting, transformed
+from ln_zoo.ops.recurrent_kernel import is_exporting, no_fused_loop_reason
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.spec import product_dtype
 
@@ -52,12 +52,12 @@ class TorchRNN:
                 return f"torch has no {' and '.join(w.noise.kinds)}"
         if call.reset is not None:
             return "torch has no resets"
-        reason = transformed()
+        reason = no_fused_loop_reason()
         if reason is not None:
             return reason
         # Decomposed into 26 nodes for each step, on a GPU too, layers take minutes to compile; an
         # LSTM's backward fails on the CPU where the input needs no gradient (torch 2.13).
-        if torch.compiler.is_compiling() and not exporting():
+        if torch.compiler.is_compiling() and not is_exporting():
             return "torch.compile would unroll torch's loops"
         if cell.name == "LSTM" and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
@@ -78,7 +78,7 @@ class TorchRNN:
         dropout = dropout if training else 0.0
         # cuDNN takes no expanded state.
         states = tuple(s.contiguous() for s in states)
-        on_gpu = x.is_cuda and not exporting()
+        on_gpu = x.is_cuda and not is_exporting()
         if on_gpu:
             # Autocast runs cuDNN in float16, also when set to another dtype.
             dtype = product_dtype(x)

@@ -36,11 +36,11 @@ from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_devices
 from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.loops.glimpse import FilterNorm
+from ln_zoo.ops.norm_records import Records, RowNorm
 from ln_zoo.ops.operator import check_first_order, no_autocast
-from ln_zoo.ops.records import Records, RowNorm
-from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import Task, say_unsupported, select
-from ln_zoo.ops.spec import Rows, product_dtype, specify, unsupported_reason
+from ln_zoo.ops.spec import Rows, make_spec, product_dtype, unsupported_reason
 
 #: Numbers that place the filters of one side.
 NUMBERS = 5
@@ -166,7 +166,7 @@ class DrawKernel:
         if narrow not in (images.dtype, torch.bfloat16):
             return f"it has no products in {_word(narrow)}"
         of = weights.encoder
-        spec = specify(_LSTM, of.records, of.weights)
+        spec = make_spec(_LSTM, of.records, of.weights)
         return self.engine.unsupported_reason(spec, images, of.weights.hh, narrow)
 
 
@@ -175,13 +175,13 @@ def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
     if torch.compiler.is_compiling():
         return "a compiled program holds functions of torch alone"
     lstms = (weights.encoder, weights.decoder)
-    reason = untraceable() or unsupported_reason(
+    reason = no_custom_ops_reason() or unsupported_reason(
         _LSTM, [lstm.records for lstm in lstms], [lstm.weights for lstm in lstms]
     )
     if reason is not None:
         return reason
     for lstm in lstms:
-        spec = specify(_LSTM, lstm.records, lstm.weights)
+        spec = make_spec(_LSTM, lstm.records, lstm.weights)
         if spec.input.scale or spec.recurrent.scale:
             return "the sums of the gates are normalised"
     if images.requires_grad or noise.requires_grad:
@@ -238,7 +238,7 @@ def draw_forward(
         RuntimeError: if devices or precisions do not.
 
     Example:
-        >>> from ln_zoo.ops.records import RowNorm
+        >>> from ln_zoo.ops.norm_records import RowNorm
         >>> settings, rand = DrawSettings(read=2, write=3), torch.rand
         >>> records = {"input": RowNorm((16,)), "recurrent": RowNorm((16,)), "cell": RowNorm((4,))}
         >>> def lstm(inputs):
@@ -304,7 +304,7 @@ def _tensors(images: Tensor, noise: Tensor, weights: DrawWeights) -> list[Tensor
 
 
 def _rows(lstm: DrawLSTM) -> Rows:
-    return specify(_LSTM, lstm.records, lstm.weights).rows[2]
+    return make_spec(_LSTM, lstm.records, lstm.weights).rows[2]
 
 
 def _lower(weights: DrawWeights) -> tuple[Tensor | None, ...]:
@@ -763,7 +763,7 @@ def _allocate(plan: DrawPlan, operands: DrawOperands, save: bool) -> tuple[Kept,
         return memory.empty(*size, like=operands.noise, dtype=dtype)
 
     def slotted(*size: int, dtype: torch.dtype = wide) -> Tensor:
-        return memory.reusable(slots, examples, *size, like=operands.noise, dtype=dtype)
+        return memory.pooled_empty(slots, examples, *size, like=operands.noise, dtype=dtype)
 
     def both(*size: int) -> tuple[Tensor, Tensor]:
         return slotted(*size), slotted(*size)

@@ -40,7 +40,7 @@ from ln_zoo.ops.engines.triton import graphs
 from ln_zoo.ops.engines.triton.steps import may_replay, on, product_settings
 from ln_zoo.ops.operator import batched, no_autocast
 from ln_zoo.ops.recurrence import next_states, scan
-from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
 
 #: Below this many steps nothing is recorded.
@@ -116,7 +116,7 @@ def _unsupported(
     x: Tensor, sizes: Sequence[int] | None, states: States, weights: Weights, sites: Sites
 ) -> str | None:
     """Why a call cannot be captured, as far as known before it runs, or None."""
-    reason = untraceable()
+    reason = no_custom_ops_reason()
     if reason is not None:
         return reason
     if sizes is not None:

@@ -21,21 +21,21 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Weights
-from ln_zoo.ops.checks import check_parameters
+from ln_zoo.ops.checks import check_parameters, check_states
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Engine, Steps
+from ln_zoo.ops.norm_records import Records
 from ln_zoo.ops.operator import (
     Grads,
-    Kept,
+    SavedTensors,
     backward_chunks,
     check_first_order,
     forward_chunks,
     no_autocast,
 )
-from ln_zoo.ops.records import Records
-from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import Task, say_unsupported, select
-from ln_zoo.ops.spans import Span, previous_rows
-from ln_zoo.ops.spec import Operands, Spec, gather, specify, unsupported_reason
+from ln_zoo.ops.spec import Operands, Spec, kernel_tensors, make_spec, unsupported_reason
+from ln_zoo.ops.time_chunks import TimeChunk, previous_rows
 
 #: Below this many steps nothing is gained over torch functions and autograd.
 _LEAST_STEPS = 16
@@ -173,7 +173,7 @@ class WindowKernel:
         cell = CELLS["LSTM"]
         if torch.compiler.is_compiling():
             return "a compiled program holds functions of torch alone"
-        reason = untraceable() or unsupported_reason(cell, [records], [weights])
+        reason = no_custom_ops_reason() or unsupported_reason(cell, [records], [weights])
         if reason is not None:
             return reason
         if x.shape[0] < _LEAST_STEPS:
@@ -185,7 +185,7 @@ class WindowKernel:
         if x.dtype != torch.float32:
             return f"it computes in float32 alone, not in {str(x.dtype).removeprefix('torch.')}"
         return self.engine.unsupported_reason(
-            specify(cell, records, weights), x, weights.hh, x.dtype
+            make_spec(cell, records, weights), x, weights.hh, x.dtype
         )
 
 
@@ -234,12 +234,13 @@ def windowed_lstm(
     Raises:
         RuntimeError: if sizes, precisions or devices do not fit.
     """
-    cell, hidden = CELLS["LSTM"], states[0].shape[1]
+    cell, hidden = CELLS["LSTM"], weights.hh.shape[1]
     sizes = x.shape[2] + windows.window.shape[1], hidden, hidden
-    spec = specify(cell, records, weights)
+    spec = make_spec(cell, records, weights)
     with no_autocast(x):
+        check_states(x, states, [(x.shape[1], hidden)] * 2)
         check_parameters(cell, records, weights, x, sizes)
-        operands = gather(cell, records, weights, x, tuple(s.contiguous() for s in states))
+        operands = kernel_tensors(cell, records, weights, x, tuple(s.contiguous() for s in states))
         tensors = (*operands, *(a.contiguous() for a in windows))
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
         return Windowed(*_WindowedLSTM.apply(spec, kernel, save, *tensors))
@@ -320,7 +321,7 @@ class _Backward(_Steps):
         self.dweight.addmm_(parameters.t(), self.out[rows])
         self.dbias += parameters.sum(0)
 
-    def inputs(self, x: Tensor, span: Span) -> Tensor:
+    def inputs(self, x: Tensor, span: TimeChunk) -> Tensor:
         return torch.cat([x, previous_rows(self.windows.window, self.shown, span)], 1)
 
 
@@ -356,7 +357,7 @@ class _WindowedLSTM(torch.autograd.Function):
                 kernel.engine,
                 operands,
                 None,
-                Kept(out, v, u, cells, stats, statistics),
+                SavedTensors(out, v, u, cells, stats, statistics),
                 Grads(d_out, d_h, d_c),
                 needs[: len(needed)],
                 steps_of_call=steps,

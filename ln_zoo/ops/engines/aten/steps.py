@@ -8,7 +8,7 @@ the gradient of a state (dc that of a cell state), the gradient of what goes int
 (or ``dc K``).
 
 Products are in the precision of the weights, all else in float32 at least. What happens at a place
-is in `ln_zoo.ops.engines.aten.places`.
+is in `ln_zoo.ops.engines.aten.normalization`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.engines.aten.places import CellPlace, ExamplePlace, RowPlace, affine
+from ln_zoo.ops.engines.aten.normalization import CellPlace, ExamplePlace, RowPlace, affine
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Saved, Steps, Sums, centred
-from ln_zoo.ops.spans import Run, runs, spans
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+from ln_zoo.ops.time_chunks import EqualSteps, equal_steps, time_chunks
 
 #: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
 MANY = 16
@@ -166,7 +166,7 @@ class AtenSteps(Steps):
     # Forward
 
     def input_terms(
-        self, v: Tensor, bias: Tensor, pieces: Sequence[Run], saved: Saved | None
+        self, v: Tensor, bias: Tensor, pieces: Sequence[EqualSteps], saved: Saved | None
     ) -> Tensor:
         """``gain * normalised v + bias``, bias (G,) or (steps, G); v becomes what is to be kept."""
         terms = v if self.exact and saved is None else self.scratch("terms", *v.shape)
@@ -222,7 +222,7 @@ class AtenSteps(Steps):
         """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
         count, width = grads.du.shape
         limit = PIECE // max(width, 1) if grads.du.device.type == "cpu" else count
-        for span in reversed(spans(grads.sizes, limit)):
+        for span in reversed(time_chunks(grads.sizes, limit)):
             self.backward_part(grads.part(span))
 
     def backward_part(self, grads: ChunkGrads) -> None:
@@ -337,7 +337,7 @@ class LSTMSteps(AtenSteps):
     def forward(self, chunk: Chunk) -> None:
         sizes, v, h, c, out, saved, places, masks = chunk
         assert c is not None
-        cell, second, one, pieces = self.cell, self.second, self.one, runs(sizes)
+        cell, second, one, pieces = self.cell, self.second, self.one, equal_steps(sizes)
         self.first.begin(places.input, pieces, forward=True)
         second.begin(places.recurrent, pieces, forward=True)
         cell.begin(places.out, pieces, forward=True)
@@ -400,7 +400,7 @@ class LSTMSteps(AtenSteps):
         assert c_prev is not None
         assert dc is not None
         hidden, second, cell, scratch = self.hidden, self.second, self.cell, self.scratch
-        pieces, (count, width) = runs(sizes), du.shape
+        pieces, (count, width) = equal_steps(sizes), du.shape
         self.first.begin(places.input, pieces, forward=False)
         second.begin(places.recurrent, pieces, forward=False)
         cell.begin(places.out, pieces, forward=False)
@@ -584,7 +584,7 @@ class GRUSteps(_OneState):
 
     def forward(self, chunk: Chunk) -> None:
         sizes, v, h, _c, out, saved, places, masks = chunk
-        second, one, split, pieces = self.second, self.one, 2 * self.hidden, runs(sizes)
+        second, one, split, pieces = self.second, self.one, 2 * self.hidden, equal_steps(sizes)
         self.first.begin(places.input, pieces, forward=True)
         second.begin(places.recurrent, pieces, forward=True)
         held, _ = self.held(masks, sizes)
@@ -638,7 +638,7 @@ class GRUSteps(_OneState):
     def backward_part(self, grads: ChunkGrads) -> None:
         sizes, _, _, _, saved, h_prev, _, du, dv, sums, places, _ = grads
         hidden, scratch, one, second = self.hidden, self.scratch, self.one, self.second
-        pieces, (count, width) = runs(sizes), du.shape
+        pieces, (count, width) = equal_steps(sizes), du.shape
         self.first.begin(places.input, pieces, forward=False)
         second.begin(places.recurrent, pieces, forward=False)
         split, gain = 2 * hidden, second.gain
@@ -689,7 +689,7 @@ class LightGRUSteps(_OneState):
         held, _ = self.held(masks, sizes)
         flags = flags_of(masks, sizes)
         us, factors = self.kept(sizes, v.shape[1], saved)
-        terms = cut(self.input_terms(v, self.bias, runs(sizes), saved), sizes)
+        terms = cut(self.input_terms(v, self.bias, equal_steps(sizes), saved), sizes)
         outs = cut(out, sizes)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
         # The operand of products, and the state: the same memory where their precisions agree.
@@ -745,7 +745,7 @@ class RNNSteps(_OneState):
     def forward(self, chunk: Chunk) -> None:
         sizes, v, h, _c, out, saved, places, masks = chunk
         second = self.second
-        second.begin(places.out, runs(sizes), forward=True)
+        second.begin(places.out, equal_steps(sizes), forward=True)
         biases = by_step(self.bias, second.offset, len(sizes))
         held, _ = self.held(masks, sizes)
         flags = flags_of(masks, sizes)
@@ -781,7 +781,7 @@ class RNNSteps(_OneState):
 
     def backward_part(self, grads: ChunkGrads) -> None:
         second, sums = self.second, grads.sums
-        second.begin(grads.places.out, runs(grads.sizes), forward=False)
+        second.begin(grads.places.out, equal_steps(grads.sizes), forward=False)
         rows = second.restored(grads.saved.u, "rows", self.scratch)
         slopes = self.scratch("slopes", *grads.du.shape)
         torch.addcmul(self.bias, rows, second.gain, out=slopes)

@@ -46,8 +46,8 @@ from ln_zoo.ops.engines.cluster.geometry import (
     Problem,
 )
 from ln_zoo.ops.registry import untraced
-from ln_zoo.ops.spans import dropped_rows
 from ln_zoo.ops.spec import Operands, Spec
+from ln_zoo.ops.time_chunks import dropped_rows
 
 #: Bytes of products of the inputs that one launch reads, at most, where there is more than a step.
 CHUNK_BYTES = 2**28

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "parts.h"
+#include "float32_on_tiles.h"
 
 namespace {
 
@@ -25,7 +25,7 @@ struct Rows {
 // the same as dv.
 struct Steps {
   int64_t cell, narrow, steps, examples, hidden, threads;
-  int64_t shares;        // of units (see shared.h); 1: threads share the examples
+  int64_t shares;        // of units (see split_units.h); 1: threads share the examples
   int64_t parts;         // whether the weight is packed by `pack_parts`
   int64_t joint;         // one norm of both terms, `recurrent`; u is their sum, as in a simple RNN
   int64_t carried;       // an LSTM's normalised cell state is carried on
@@ -88,7 +88,7 @@ enum Source : int64_t { NONE, GIVEN, OWN };
 // What does not change from call to call, of a padded call in float32.
 struct Call {
   int64_t cell, steps, examples, inputs, hidden, threads;
-  int64_t shares;  // of units (see shared.h); 1: threads share the examples
+  int64_t shares;  // of units (see split_units.h); 1: threads share the examples
   // Rows of a chunk: where the backward reads what is kept of all rows, and where nothing is.
   int64_t chunk_kept, chunk_alone;
   Rows input, recurrent, out;

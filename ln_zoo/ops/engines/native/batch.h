@@ -1,5 +1,5 @@
 // Batch normalisation at each time step. Statistics are over examples, so that here threads share
-// the units (shared.h): each takes its units of all examples, and all synchronise once a step
+// the units (split_units.h): each takes its units of all examples, and all synchronise once a step
 // (backward twice), since the next product needs every h, or every du. No number depends on how
 // many threads there are.
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.addresses import Arguments
+from ln_zoo.ops.ctypes_arguments import Arguments
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Places, Statistics
 from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.spec import Examples

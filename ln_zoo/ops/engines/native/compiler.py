@@ -86,7 +86,7 @@ _V2 = frozenset({"sse4_2", "popcnt"})
 _V3 = _V2 | {"avx2", "fma3", "bmi2", "f16c"}
 _V4 = _V3 | {f"avx512_{part}" for part in ("f", "bw", "cd", "dq", "vl")}
 #: Levels that a wheel carries, by architecture, the fastest first. AMX tiles are not in the last
-#: one's features: `tiles.h` asks for them when it runs.
+#: one's features: `amx_products.h` asks for them when it runs.
 LEVELS: dict[str, tuple[Level, ...]] = {
     "x86_64": (
         Level(

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.addresses import Arguments
+from ln_zoo.ops.ctypes_arguments import Arguments
+from ln_zoo.ops.engines.native.mixed_precision import is_widened
 from ln_zoo.ops.engines.native.runtime import constant, library, multiply, packed
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
-from ln_zoo.ops.engines.native.widened import is_widened
 from ln_zoo.ops.loops.draw import (
     Back,
     DrawOperands,

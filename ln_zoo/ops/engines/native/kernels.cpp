@@ -9,10 +9,10 @@
 //
 // Threads share the examples: a thread takes its examples through all steps of a call without
 // meeting the others. Where examples are few and the weight is large they share the units instead
-// (shared.h). Weights of centred normalisations are centred when they are packed, so that the
+// (split_units.h). Weights of centred normalisations are centred when they are packed, so that the
 // products have mean zero and a norm needs only their mean square. Arithmetic keeps NaN and
 // infinity.
 
 // One unit, so that whatever is small is inlined.
-#include "call.h"
+#include "layer_call.h"
 #include "draw.h"

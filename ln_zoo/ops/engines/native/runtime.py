@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.addresses import Packed, address, matrix
+from ln_zoo.ops.ctypes_arguments import Packed, address, matrix
 from ln_zoo.ops.engines.base import Steps, centred
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.spec import Examples, Rows
@@ -19,7 +19,7 @@ from ln_zoo.ops.spec import Examples, Rows
 # The library
 
 _log = logging.getLogger("ln_zoo")
-#: By what ``ln_zoo_tiles`` returns (``Tiles`` of tiles.h): level and text of what is logged.
+#: By what ``ln_zoo_tiles`` returns (``Tiles`` of amx_products.h): level and text of what is logged.
 _TILES = (
     (logging.INFO, "run on AMX tiles"),
     (logging.INFO, "run without AMX tiles: the compiler or the system has none"),

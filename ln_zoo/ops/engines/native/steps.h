@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "shared.h"
+#include "split_units.h"
 #include "window.h"
 
 namespace {

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.addresses import Arguments, Form, Packed, check_steps
+from ln_zoo.ops.ctypes_arguments import Arguments, Packed, TensorForm, check_steps
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks
 from ln_zoo.ops.engines.native.runtime import (
     NativeProducts,
@@ -49,7 +49,7 @@ class RowArguments(Structure):
 
 
 #: Vectors over features, in the order of `ln_zoo.ops.engines.base.Sums`.
-VECTORS: dict[str, Form] = {
+VECTORS: dict[str, TensorForm] = {
     "bias": ("wide", "G"),
     "bias_hn": ("wide", "H"),
     "gain_input": ("wide", "G"),

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ln_zoo.ops.addresses import Arguments, Packed
+from ln_zoo.ops.ctypes_arguments import Arguments, Packed
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads
 from ln_zoo.ops.engines.native.runtime import packed
 from ln_zoo.ops.engines.native.steps import NativeSteps

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.addresses import check_steps
+from ln_zoo.ops.ctypes_arguments import check_steps
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Places, Sums
 from ln_zoo.ops.engines.triton import steps
 from ln_zoo.ops.engines.triton.steps import OPTIONS, Buffers, Prepared

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.addresses import address, check_steps
+from ln_zoo.ops.ctypes_arguments import address, check_steps
 from ln_zoo.ops.engines.base import (
     NO_MASKS,
     Chunk,

@@ -14,9 +14,9 @@ from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 from ln_zoo.ops import dispatch
-from ln_zoo.ops.engines.native import build, widened
+from ln_zoo.ops.engines.native import build, mixed_precision
+from ln_zoo.ops.engines.native.mixed_precision import MixedPrecision
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
-from ln_zoo.ops.engines.native.widened import Widened
 
 pytestmark = pytest.mark.skipif(
     unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
@@ -89,7 +89,7 @@ def test_only_results_are_rounded(
     if mode == "layer":
         layer = layer.to(dtype).float()  # weights that half precision has
     found = results(layer, inputs(packed, dtype), dtype, mode)
-    assert isinstance(picked.pop(), Widened)
+    assert isinstance(picked.pop(), MixedPrecision)
     exact = results(layer, inputs(packed, dtype), F32, "float32")
     kept = F32 if mode == "autocast" else dtype
     assert {key: a.dtype for key, a in found.items()} == {
@@ -121,11 +121,11 @@ def test_which_calls_are_widened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "bfloat16_pays", lambda: pays)
-    monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "layers", 0)
+    monkeypatch.setitem(mixed_precision.MIN_MULTIPLICATIONS, "layers", 0)
     layer = LSTM(5, 7, norm=norm)
     with torch.autocast("cpu", dtype):
         layer(inputs())
-    assert isinstance(picked[-1], Widened) == (always or not pays)
+    assert isinstance(picked[-1], MixedPrecision) == (always or not pays)
     assert picked[-1].name == "native"
 
 
@@ -138,10 +138,10 @@ def test_small_calls_are_widened_on_every_processor(
     rows = len(x.data) if packed else 9 * 6
     work = rows * 4 * 7 * (5 + 7)
     for many in (work, work + 1):
-        monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "layers", many)
+        monkeypatch.setitem(mixed_precision.MIN_MULTIPLICATIONS, "layers", many)
         with torch.autocast("cpu", BF16):
             LSTM(5, 7, norm=LayerNorm())(x)
-    assert [isinstance(kernel, Widened) for kernel in picked] == [False, True]
+    assert [isinstance(kernel, MixedPrecision) for kernel in picked] == [False, True]
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -159,12 +159,12 @@ def test_cells_are_widened(name: str, dtype: torch.dtype, monkeypatch: pytest.Mo
     cell = CELLS[name](5, 7, norm=LayerNorm(gain=0.5))
     exact = cell(x)
     for many in (work, work + 1):
-        monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "step", many)
+        monkeypatch.setitem(mixed_precision.MIN_MULTIPLICATIONS, "step", many)
         picked.clear()
         with torch.autocast("cpu", dtype):
             found = copy.deepcopy(cell)(x)
         in_float32 = dtype == F16 or many > work
-        assert isinstance(picked[0], Widened) == in_float32
+        assert isinstance(picked[0], MixedPrecision) == in_float32
         if in_float32:
             torch.testing.assert_close(found, exact, rtol=0.0, atol=0.0)
 
@@ -172,7 +172,7 @@ def test_cells_are_widened(name: str, dtype: torch.dtype, monkeypatch: pytest.Mo
 def test_calls_in_other_precisions_are_not(picked: list[Any]) -> None:
     for dtype in (F32, torch.float64):
         LSTM(5, 7, norm=LayerNorm()).to(dtype)(inputs().to(dtype))
-    assert not any(isinstance(kernel, Widened) for kernel in picked)
+    assert not any(isinstance(kernel, MixedPrecision) for kernel in picked)
 
 
 @pytest.mark.parametrize(

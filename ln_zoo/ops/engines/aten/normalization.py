@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.engines.base import Statistics
-from ln_zoo.ops.spans import Run, sum_examples
 from ln_zoo.ops.spec import Examples, Rows
+from ln_zoo.ops.time_chunks import EqualSteps, sum_examples
 
 #: Memory of a name and a shape, not filled.
 Scratch = Callable[..., Tensor]
 
 
-def affine(a: Tensor, scale: Tensor, offset: Tensor, pieces: Sequence[Run], out: Tensor) -> Tensor:
+def affine(
+    a: Tensor, scale: Tensor, offset: Tensor, pieces: Sequence[EqualSteps], out: Tensor
+) -> Tensor:
     """Fills out with ``scale * a + offset``, a (rows, F), each factor (F,) or (steps, F)."""
     if scale.dim() == offset.dim() == 1:
         return torch.addcmul(offset, a, scale, out=out)
@@ -110,7 +112,9 @@ class RowPlace:
         self._groups = Groups(rows, centred, hidden, gain)
         self.factors = len(rows.groups)
 
-    def begin(self, statistics: Statistics | None, pieces: Sequence[Run], forward: bool) -> None:
+    def begin(
+        self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
+    ) -> None:
         """Says which steps come next."""
 
     # Forward
@@ -182,7 +186,9 @@ class ExamplePlace:
         self.gain, self._back, self._hidden, self._narrow = gain, back, hidden, narrow
         self._eps = gain.new_tensor(place.eps)
 
-    def begin(self, statistics: Statistics | None, pieces: Sequence[Run], forward: bool) -> None:
+    def begin(
+        self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
+    ) -> None:
         """Says which steps come next, and what their statistics are or where they go."""
         assert statistics is not None
         self._statistics, self._pieces = statistics, pieces
@@ -299,7 +305,9 @@ class CellPlace:
         self.own = place.scale and (place.batch or self._groups is not None)
         self._centers = place.batch or place.center
 
-    def begin(self, statistics: Statistics | None, pieces: Sequence[Run], forward: bool) -> None:
+    def begin(
+        self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
+    ) -> None:
         """Says which steps come next, and what their statistics are or where they go."""
         self._statistics, self._pieces = statistics, pieces
         if statistics is None:
@@ -398,7 +406,7 @@ class CellPlace:
 
 
 def reciprocals(
-    statistics: Statistics, pieces: Sequence[Run], eps: Tensor, correction: int
+    statistics: Statistics, pieces: Sequence[EqualSteps], eps: Tensor, correction: int
 ) -> Tensor:
     """Reciprocal deviations of each step, (steps, F)."""
     r = statistics.var.clone()
@@ -416,7 +424,7 @@ def batch_scale(
     return out.rsqrt_().mul_(gain)
 
 
-def over_examples(sums: Tensor, pieces: Sequence[Run]) -> None:
+def over_examples(sums: Tensor, pieces: Sequence[EqualSteps]) -> None:
     """Divides sums (steps, F) over examples by their number."""
     for run in pieces:
         sums[run.steps].div_(run.examples)

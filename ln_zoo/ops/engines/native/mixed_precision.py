@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import States, Weights
 from ln_zoo.ops.engines.native import build
+from ln_zoo.ops.norm_records import StepNorm
 from ln_zoo.ops.operator import no_autocast
-from ln_zoo.ops.records import StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import LayersKernel
 from ln_zoo.ops.registry import Task
@@ -26,7 +28,7 @@ def is_widened(dtype: torch.dtype) -> bool:
     return dtype in _HALF and not (dtype == torch.bfloat16 and build.bfloat16_pays())
 
 
-class Widened:
+class MixedPrecision:
     """The kernel of half-precision calls on the CPU that another one runs in float32.
 
     Few processors multiply bfloat16 faster than float32: those with AMX, and AMD's with AVX-512. On
@@ -41,8 +43,8 @@ class Widened:
         task: what is run.
 
     Example:
-        >>> from ln_zoo.ops.engines.native.one_call import OneCall
-        >>> Widened(OneCall()).title
+        >>> from ln_zoo.ops.engines.native.layers import NativeLayers
+        >>> MixedPrecision(NativeLayers()).title
         'C++ compiled on this machine, in one call, in float32'
     """
 
@@ -83,24 +85,23 @@ class Widened:
         """Runs the layers, or a single step, which has no output but its states."""
         dtype = product_dtype(call.x)
         with no_autocast(call.x):
-            output, states = self.kernel(_wide(call, call.x.float()))
+            output, states = self.kernel(_wide(call, call.x))
         states = tuple(state.to(call.weights[0].hh.dtype) for state in states)
         return output if output is None else output.to(dtype), states
 
 
 def _wide(call: RecurrentCall, x: Tensor) -> RecurrentCall:
-    """The same call of x, with states and weights in float32."""
+    """The same call of x, all in float32."""
 
-    def wide(a: Tensor | None) -> Tensor | None:
-        return None if a is None else a.float()
-
+    names = Weights._fields[:5]
     weights = [
-        Weights(
-            *(w.ih.float(), w.hh.float(), wide(w.bias_ih), wide(w.bias_hh), wide(w.hr)),
-            tuple(a.float() for a in w.own),
-            w.noise,
-        )
+        w._replace(own=tuple(map(_float, w.own)), **{n: _float(getattr(w, n)) for n in names})
         for w in call.weights
     ]
-    states = tuple(state.float() for state in call.states)
-    return call._replace(x=x, states=states, weights=weights)
+    states = tuple(map(_float, call.states))
+    return call._replace(x=_float(x), states=states, weights=weights)
+
+
+def _float(a: Any) -> Any:
+    """A tensor in float32, in memory of its own if it is a negated view; None as it is."""
+    return None if a is None else a.float().resolve_neg()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeChunk:
     """Consecutive time steps.
 
     Attributes:
@@ -48,31 +48,31 @@ class Span:
         return slice(self.step, self.step + len(self.sizes))
 
 
-def spans(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[Span]:
+def time_chunks(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[TimeChunk]:
     """Split time into chunks of at least these rows and steps, except the last.
 
     Example:
-        >>> [(s.first, s.last, s.steps) for s in spans([200, 200, 200, 150, 10], 512)]
+        >>> [(s.first, s.last, s.steps) for s in time_chunks([200, 200, 200, 150, 10], 512)]
         [(0, 600, slice(0, 3, None)), (600, 760, slice(3, 5, None))]
     """
-    found: list[Span] = []
+    found: list[TimeChunk] = []
     first = row = step = 0
     before = sizes[0]
     for t, size in enumerate(sizes):
         row += size
         full = row - first >= least_rows and t + 1 - step >= least_steps
         if full or t == len(sizes) - 1:
-            found.append(Span(first, row, tuple(sizes[step : t + 1]), before, step))
+            found.append(TimeChunk(first, row, tuple(sizes[step : t + 1]), before, step))
             first, step, before = row, t + 1, size
     return found
 
 
-def sizes_of(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
+def step_sizes(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
     """Rows of each step."""
     return [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
 
 
-def rows_of(a: Tensor, packed: bool, span: Span) -> Tensor:
+def rows_of(a: Tensor, packed: bool, span: TimeChunk) -> Tensor:
     """The rows (rows, F) of a span, contiguous, of a padded (T, N, F) or packed (total, F)."""
     if packed:
         return a[span.first : span.last].contiguous()
@@ -81,7 +81,9 @@ def rows_of(a: Tensor, packed: bool, span: Span) -> Tensor:
     return a[start : start + steps].reshape(steps * examples, a.shape[2]).contiguous()
 
 
-def previous_rows(start: Tensor, after: Tensor, span: Span, reset: Tensor | None = None) -> Tensor:
+def previous_rows(
+    start: Tensor, after: Tensor, span: TimeChunk, reset: Tensor | None = None
+) -> Tensor:
     """Values of the previous step for each row of a chunk, (rows, F).
 
     Args:
@@ -95,7 +97,7 @@ def previous_rows(start: Tensor, after: Tensor, span: Span, reset: Tensor | None
         return rows if reset is None else rows.masked_fill(reset.unsqueeze(1), 0)
     parts = []
     before = span.before
-    for run in runs(span.sizes):
+    for run in equal_steps(span.sizes):
         first, last, n = run.rows.start + span.first, run.rows.stop + span.first, run.examples
         # The first of its steps follows one of another size; the others follow their own.
         parts.append(after[first - before : first - before + n] if first else start[:n])
@@ -106,7 +108,7 @@ def previous_rows(start: Tensor, after: Tensor, span: Span, reset: Tensor | None
 
 
 @dataclass(frozen=True)
-class Run:
+class EqualSteps:
     """Consecutive steps of equally many examples within a span.
 
     Attributes:
@@ -128,24 +130,24 @@ class Run:
         return a if a.dim() < 2 else a[self.steps].unsqueeze(1)
 
 
-def runs(sizes: Sequence[int]) -> list[Run]:
+def equal_steps(sizes: Sequence[int]) -> list[EqualSteps]:
     """Cuts steps where the number of examples changes.
 
     Example:
-        >>> [(run.steps.start, run.steps.stop, run.examples) for run in runs([3, 3, 2])]
+        >>> [(run.steps.start, run.steps.stop, run.examples) for run in equal_steps([3, 3, 2])]
         [(0, 2, 3), (2, 3, 2)]
     """
-    found: list[Run] = []
+    found: list[EqualSteps] = []
     row = start = 0
     for size, equal in itertools.groupby(sizes):
         steps = len(list(equal))
         rows = slice(row, row + size * steps)
-        found.append(Run(rows, slice(start, start + steps), size))
+        found.append(EqualSteps(rows, slice(start, start + steps), size))
         row, start = rows.stop, start + steps
     return found
 
 
-def sum_examples(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
+def sum_examples(a: Tensor, pieces: Iterable[EqualSteps], out: Tensor) -> Tensor:
     """Fills out (steps, F) with the sums over examples of a (rows, F), and returns it."""
     for run in pieces:
         torch.sum(run.of(a), 1, dtype=out.dtype, out=out[run.steps])
@@ -154,7 +156,7 @@ def sum_examples(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
 
 def dropped_rows(a: Tensor, mask: Tensor, sizes: Sequence[int], out: Tensor) -> Tensor:
     """Fills out with rows a (rows, F) times those of their examples, (N, F), and returns it."""
-    for run in runs(sizes):
+    for run in equal_steps(sizes):
         torch.mul(run.of(a), mask[: run.examples], out=run.of(out))
     return out
 
@@ -173,7 +175,7 @@ def without_means(
     Returns:
         What is left, (rows, F), and the means, (steps, F).
     """
-    pieces = runs(sizes)
+    pieces = equal_steps(sizes)
     means = sum_examples(a, pieces, a.new_empty(len(sizes), a.shape[1], dtype=wide))
     out = torch.empty_like(a) if out is None else out
     for run in pieces:

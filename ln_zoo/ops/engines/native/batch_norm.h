@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "arena.h"
+#include "scratch.h"
 #include "batch.h"
 
 namespace {

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.addresses import address, addresses
 from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.ctypes_arguments import address, addresses
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.native.batch import shares_under_batch_norm
@@ -32,28 +32,33 @@ from ln_zoo.ops.engines.native.runtime import (
 )
 from ln_zoo.ops.engines.native.steps import CELLS as NUMBERS
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
+from ln_zoo.ops.norm_records import Record, Records, StepNorm
 from ln_zoo.ops.operator import (
-    NONE_GIVEN,
-    Given,
+    NO_STATISTICS,
+    FixedStatistics,
     batched,
     differentiable,
     replay,
     statistics_size,
 )
-from ln_zoo.ops.records import Record, Records, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
-from ln_zoo.ops.recurrent_kernel import drawn, given_statistics, tell_statistics, untraceable
+from ln_zoo.ops.recurrent_kernel import (
+    given_statistics,
+    masks_of,
+    no_custom_ops_reason,
+    update_running_statistics,
+)
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import (
     Examples,
     Rows,
     Spec,
-    by_place,
     form_of,
-    gather,
+    in_slots,
+    kernel_tensors,
+    make_spec,
     product_dtype,
-    specify,
     unsupported_places,
     unsupported_reason,
 )
@@ -93,8 +98,8 @@ class Parameters(NamedTuple):
 
     @staticmethod
     def of(cell: Cell, records: Records, weights: Weights) -> Parameters:
-        """Those of a direction that `OneCall` does not refuse."""
-        places = by_place(cell, records)
+        """Those of a direction that `NativeLayers` does not refuse."""
+        places = in_slots(cell, records)
         first, second, out = (None if r is None or r.identity else r.gain for r in places)
         last = places[2]
         shift = None if last is None or last.identity else last.shift
@@ -122,7 +127,7 @@ _INPUTS = ("x", "h0", "c0")
 #: examples: the batch's own, and for each of three places those that are given and their rows.
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
-_NO_STATISTICS = (0,) * (1 + 2 * len(NONE_GIVEN))
+_NO_STATISTICS = (0,) * (1 + 2 * len(NO_STATISTICS))
 #: Precisions of `Masks`.
 _MASKS = (torch.float32, torch.bool, torch.bool, torch.bool)
 #: Addresses of ``Rooms`` of arguments.h.
@@ -246,11 +251,8 @@ class _Direction:
             if shared is None:
                 output, h, c = _Call.apply(self, found, masks, None, (), *tensors)
             else:
-                first = tensors[: len(_INPUTS)]
-                sums = shared.sums
-                output, h, c = _Call.apply(
-                    self, found, masks, sums, parameters, *first, shared.token
-                )
+                operands = (*tensors[: len(_INPUTS)], shared.token)
+                output, h, c = _Call.apply(self, found, masks, shared.sums, parameters, *operands)
         else:
             output, h, c, *_ = self.forward(x, found, masks, save=False)
         return output, (h, c) if self._lstm else (h,)
@@ -273,10 +275,10 @@ class _Direction:
             0 if a is None else address(name, a, kind, shape) for name, a, kind, shape in fields
         ]
 
-    def _statistics(self, x: Tensor) -> tuple[Tensor | None, Given]:
+    def _statistics(self, x: Tensor) -> tuple[Tensor | None, FixedStatistics]:
         """Memory for the batch's own statistics over examples, and those that norms give."""
         if not self.spec.examples:
-            return None, NONE_GIVEN
+            return None, NO_STATISTICS
         steps, examples, _ = x.shape
         for norm in self._norms:
             if isinstance(norm, StepNorm) and norm.batch:
@@ -284,7 +286,7 @@ class _Direction:
         own = x.new_empty(statistics_size(self.spec, steps, self.hidden))
         return own, given_statistics(self.spec, self._norms, 0, steps, x.dtype)
 
-    def _addresses_of_statistics(self, own: Tensor | None, given: Given) -> Sequence[int]:
+    def _addresses_of_statistics(self, own: Tensor | None, given: FixedStatistics) -> Sequence[int]:
         if own is None:
             return _NO_STATISTICS
         shapes = [
@@ -292,22 +294,24 @@ class _Direction:
             for rows, width in zip(given, self.spec.widths(self.hidden), strict=True)
         ]
         size = statistics_size(self.spec, self._steps, self.hidden)
-        found = addresses(("statistics", *Given._fields), (own, *given), ((size,), *shapes))
+        found = addresses(
+            ("statistics", *FixedStatistics._fields), (own, *given), ((size,), *shapes)
+        )
         return (*found, *(0 if rows is None else rows.shape[1] for rows in given))
 
     def forward(self, x: Tensor, found: Sequence[int], masks: Masks, save: bool) -> tuple[Any, ...]:
-        """Output, last states, and what the backward reads, the last of it a `Given`."""
+        """Output, last states, and what the backward reads, the last of it a `FixedStatistics`."""
         output = None if self.output is None else x.new_empty(self.output)
         h = x.new_empty(self._state)
         c = x.new_empty(self._state) if self._lstm else None
-        kept = memory.reusable(*self._kept, like=x, dtype=torch.float32) if save else None
+        kept = memory.pooled_empty(*self._kept, like=x, dtype=torch.float32) if save else None
         to = [0 if a is None else a.data_ptr() for a in (output, h, c, kept)]
         own, given = self._statistics(x)
         last = (*self._addresses_of(masks), *self._addresses_of_statistics(own, given))
         self._forward(self._address, _PACK(*found, *to, *_ABSENT, *last, *_NO_ROOMS))
         if own is not None:
             sizes = [x.shape[1]] * self._steps
-            tell_statistics(self.spec, self._norms, 0, sizes, own, self.hidden)
+            update_running_statistics(self.spec, self._norms, 0, sizes, own, self.hidden)
         return output, h, c, kept, own, given
 
     def backward(
@@ -343,7 +347,7 @@ class _Direction:
         if later is not None:
             to[len(_INPUTS) :] = later.vectors
         to += self._addresses_of(masks)
-        to += self._addresses_of_statistics(own, Given(*given))
+        to += self._addresses_of_statistics(own, FixedStatistics(*given))
         rooms = _NO_ROOMS if later is None else later.take()
         self._backward(self._address, _PACK(*found, *to, *rooms))
         return made
@@ -362,7 +366,7 @@ class _Direction:
         return self.spec.merged or self.spec.joint
 
     def replay(
-        self, tensors: Sequence[Any], masks: Masks, given: Given
+        self, tensors: Sequence[Any], masks: Masks, given: FixedStatistics
     ) -> tuple[Tensor | None, ...]:
         """Output and last states by the generic loop, whose gradients any transform takes."""
         (x, h0, c0), p = tensors[:3], Parameters(*tensors[3:])
@@ -377,7 +381,7 @@ class _Direction:
         }
         weights = Weights(*p[:4], own=() if p.bias_inner is None else (p.bias_inner,))
         x = x.unsqueeze(0) if self.output is None else x
-        operands = gather(self._cell, records, weights, x, states)
+        operands = kernel_tensors(self._cell, records, weights, x, states)
         output, *final = replay(self.spec, operands, None, given, masks)
         return None if self.output is None else output, *(s.view(self._state) for s in final)
 
@@ -412,7 +416,10 @@ class _Call(torch.autograd.Function):
             wanted = torch._C._will_engine_execute_node(ctx.next_functions[-1][0])
             needs = (*needs[: len(_INPUTS)], *(need and wanted for need in sums.needs))
         if torch.is_grad_enabled() or batched(grads):
-            tensors, given = saved[:_GIVEN], Given(*saved[-len(Given._fields) :])
+            tensors, given = (
+                saved[:_GIVEN],
+                FixedStatistics(*saved[-len(FixedStatistics._fields) :]),
+            )
             found = differentiable(
                 lambda operands: direction.replay(operands, masks, given), tensors, grads, needs
             )
@@ -534,7 +541,7 @@ class _Rows:
         width, (_, inputs) = direction.spec.gates * direction.hidden, direction.inputs[0]
         widths = (0 if direction.merged else width, width, inputs, direction.hidden)
         self._memory = [
-            memory.reusable(self._room, n, like=like, dtype=torch.float32) if n else None
+            memory.pooled_empty(self._room, n, like=like, dtype=torch.float32) if n else None
             for n in widths
         ]
         self._strides = [4 * n * self._count for n in widths]
@@ -598,14 +605,14 @@ class Prepared:
         self._directions = [
             _Direction(
                 cell,
-                specify(cell, record, w),
+                make_spec(cell, record, w),
                 lead,
                 x.shape[-1] if i < each else each * hidden,
                 hidden,
                 state,
                 parameters,
-                w.noise.drawn,
-                by_place(cell, record),
+                w.noise.sampled,
+                in_slots(cell, record),
             )
             for i, (record, w, parameters) in enumerate(
                 zip(records, weights, self._parameters, strict=True)
@@ -646,7 +653,7 @@ class Prepared:
             noise: what was drawn for this call, by direction; ``None``: nothing.
             reset: rows before which states start anew, (T * N,); ``None``: none.
         """
-        masks = [NO_MASKS] * len(self._directions) if noise is None else [*map(drawn, noise)]
+        masks = [NO_MASKS] * len(self._directions) if noise is None else [*map(masks_of, noise)]
         if len(self._directions) == 1:
             only, parameters = self._directions[0], self._parameters[0]
             own = _with_resets(masks[0], reset)
@@ -684,7 +691,7 @@ def _unsupported_statistics(spec: Spec, call: RecurrentCall, noise: Noise) -> st
     return unsupported_places(spec.places)
 
 
-class OneCall:
+class NativeLayers:
     """The kernel of padded calls in float32 on the CPU."""
 
     name = "native"
@@ -698,7 +705,7 @@ class OneCall:
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why it cannot take this call, or ``None``; a single step of a cell has x (1, N, I)."""
         cell, records, x, _, _, weights, *_ = call
-        reason = untraceable() or unsupported_reason(cell, records, weights, batch=True)
+        reason = no_custom_ops_reason() or unsupported_reason(cell, records, weights, batch=True)
         if reason is not None:
             return reason
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
@@ -708,7 +715,7 @@ class OneCall:
         if x.dim() != 3 or not x.shape[0] * x.shape[1]:
             return "it runs padded calls of at least one row"
         for direction, w in zip(records, weights, strict=True):
-            reason = _unsupported_statistics(specify(cell, direction, w), call, w.noise)
+            reason = _unsupported_statistics(make_spec(cell, direction, w), call, w.noise)
             if reason is not None:
                 return reason
         norms = [r for direction in records for r in direction.values() if r is not None]

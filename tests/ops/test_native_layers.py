@@ -25,9 +25,9 @@ from ln_zoo.layers import (
     RNNCell,
 )
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import Cell, dispatch, pieces, registry
-from ln_zoo.ops.engines.native import one_call
-from ln_zoo.ops.engines.native.one_call import OneCall
+from ln_zoo.ops import Cell, dispatch, registry, resets
+from ln_zoo.ops.engines.native import layers as native_layers
+from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +45,7 @@ OTHERS = [cell for cell in ops.CELLS.values() if not cell.in_torch]
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It runs alone, and what it refuses goes to the generic loop."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    monkeypatch.setattr(registry, "KERNELS", [OneCall()])
+    monkeypatch.setattr(registry, "KERNELS", [NativeLayers()])
     return iter(())
 
 
@@ -287,8 +287,8 @@ def test_layers_of_other_cells(
     if shares > 1 and noise:
         options = {"norm": options["norm"]}  # then threads share examples
     names = ran(None, monkeypatch)
-    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
-    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: shares)
+    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
+    monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
     layer = randomised(RecurrentLayer(inputs, hidden, cell=cell, **options)).train(training)
     assert_generic(layer, torch.randn(T, N, inputs), zero_states(layer, N), training)
     assert "native" in names
@@ -320,7 +320,7 @@ def test_chunks_are_those_of_the_generic_loop(
     layer = randomised(LAYERS[name](inputs, hidden, norm=norm, **options)).train(training)
     x, states = torch.randn(T, N, inputs), zero_states(layer, N)
     whole = results(copy.deepcopy(layer), x, states, training)
-    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
+    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
     cut = results(copy.deepcopy(layer), x, states, training)
     for i in range(2):
         assert torch.equal(whole[f"result {i}"], cut[f"result {i}"])
@@ -332,8 +332,8 @@ def test_chunks_are_those_of_the_generic_loop(
 def test_threads_may_share_the_units(
     name: str, threads: int, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12)
-    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: 3)
+    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
+    monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -564,9 +564,9 @@ def test_resets_are_those_of_the_generic_loop(
 ) -> None:
     """In chunks of few steps; of the first examples one is reset at once, and one is not."""
     T, N, inputs, hidden = sizes
-    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12)
-    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: shares)
-    monkeypatch.setattr(pieces, "cut", lambda *_: pytest.fail("cut into pieces"))
+    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
+    monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
+    monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
     reset = torch.ones(T, N).bool() if where == "all" else resets_for(T, N).view(T, N)
     layer = resetting(randomised(LAYERS[name](inputs, hidden, **options)), reset).train(training)
     names = ran(layer, monkeypatch)

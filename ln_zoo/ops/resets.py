@@ -16,7 +16,7 @@ from ln_zoo.ops.cells import States
 from ln_zoo.ops.recurrence import RecurrentCall
 
 
-class Pieces(NamedTuple):
+class Segments(NamedTuple):
     """The pieces of a batch of sequences as a packed batch, longest first.
 
     Attributes:
@@ -33,7 +33,7 @@ class Pieces(NamedTuple):
     last: Tensor
 
 
-def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
+def split_at_resets(reset: Tensor, batch_sizes: Tensor) -> Segments:
     """Split each sequence before every step at which it is reset.
 
     Args:
@@ -42,7 +42,7 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
 
     Example:
         >>> reset = torch.tensor([[False, False], [True, False], [False, False]])
-        >>> cut(reset.flatten(), torch.tensor([2, 2, 2])).batch_sizes  # pieces of 3, 2 and 1 steps
+        >>> split_at_resets(reset.flatten(), torch.tensor([2, 2, 2])).batch_sizes
         tensor([3, 2, 1])
     """
     device, reset, sizes = reset.device, reset.cpu(), batch_sizes.cpu()
@@ -67,10 +67,10 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
     last = torch.cat([first[1:], first.new_tensor([len(lengths)])]) - 1
     found = in_order[packed], slot[first], slot[last]
     rows, first, last = (a.to(device) for a in found)
-    return Pieces(rows, torch.bincount(position), first, last)
+    return Segments(rows, torch.bincount(position), first, last)
 
 
-def cut_call(call: RecurrentCall) -> tuple[RecurrentCall, Pieces | None]:
+def split_call_at_resets(call: RecurrentCall) -> tuple[RecurrentCall, Segments | None]:
     """The same call over segments, without resets.
 
     Only the first pieces start from the given states, in a reverse direction the last ones.
@@ -95,26 +95,26 @@ def cut_call(call: RecurrentCall) -> tuple[RecurrentCall, Pieces | None]:
         return call, None
     if sizes is None:
         sizes = torch.full((x.shape[0],), examples, device="cpu")
-    pieces = cut(reset, sizes)
+    pieces = split_at_resets(reset, sizes)
     rows = x.reshape(-1, x.shape[-1]).index_select(0, pieces.rows)
     states = tuple(split_states(s, pieces, both) for s in states)
     return call._replace(x=rows, batch_sizes=pieces.batch_sizes, states=states), pieces
 
 
-def join_pieces(
-    output: Tensor, states: States, pieces: Pieces, bidirectional: bool
+def join_segments(
+    output: Tensor, states: States, pieces: Segments, bidirectional: bool
 ) -> tuple[Tensor, States]:
     """Output (rows, D * H), in the order of the sequences' rows, and final states of sequences."""
     output = output.index_select(0, torch.argsort(pieces.rows))
     return output, tuple(join_states(s, pieces, bidirectional) for s in states)
 
 
-def split_states(states: Tensor, pieces: Pieces, bidirectional: bool) -> Tensor:
+def split_states(states: Tensor, pieces: Segments, bidirectional: bool) -> Tensor:
     """The initial states of all pieces: given ones where sequences begin, else zeros.
 
     Args:
         states: those of the sequences, (L, N, F).
-        pieces: what `cut` gave.
+        pieces: what `split_at_resets` gave.
         bidirectional: whether every second of L runs backwards, and so starts in the last pieces.
 
     Returns:
@@ -129,7 +129,7 @@ def split_states(states: Tensor, pieces: Pieces, bidirectional: bool) -> Tensor:
     )
 
 
-def join_states(states: Tensor, pieces: Pieces, bidirectional: bool) -> Tensor:
+def join_states(states: Tensor, pieces: Segments, bidirectional: bool) -> Tensor:
     """The final states of the sequences, (L, N, F), of those of all pieces; see `split_states`."""
     return torch.stack(
         [

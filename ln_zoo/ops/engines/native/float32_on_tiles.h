@@ -8,7 +8,7 @@
 
 #pragma once
 
-#include "tiles.h"
+#include "amx_products.h"
 
 namespace {
 
@@ -147,7 +147,7 @@ void exact_row(int64_t K, const float* a, int64_t column, const bfloat* right, f
     const bfloat* step = right + k / PAIRS * STEP;
     for (int64_t j = 0; j < BLOCK; j++) {
       float b = 0.0f;
-      for (int64_t p = 0; p < PARTS; p++) {
+      for (int64_t p = PARTS; p-- > 0;) {  // the first two alone may overflow
         float part;
         const int64_t row = k % PAIRS / 2 * PAIRS + j % TILE * 2 + k % 2;
         widen(step + (2 * p + j / TILE) * TILE_SIZE + row, 1, &part);
@@ -267,7 +267,7 @@ void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* 
 
 // Whether parts are faster than vectors: for a product of so many rows with a (K, N).
 bool suits_parts(int64_t rows, int64_t K, int64_t N) {
-  return rows >= 32 && K >= 64 && N >= 128 && tiles() == USED;
+  return rows >= 32 && K >= 128 && N >= 128 && tiles() == USED;
 }
 
 #else

@@ -3,8 +3,8 @@
 
 #pragma once
 
-#include "examples.h"
-#include "few.h"
+#include "batch_norm.h"
+#include "narrow_products.h"
 
 namespace {
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 _CPU = torch.device("cpu")
-#: Precisions in a `Form`; ``"kind"`` is that of products.
+#: Precisions in a `TensorForm`; ``"kind"`` is that of products.
 _PRECISIONS = {"wide": torch.float32, "whole": torch.int64, "flag": torch.bool}
 
 #: A precision (``"wide"``: float32, ``"kind"``: that of products, ``"whole"``: int64, ``"flag"``:
 #: bool) and a shape, as names of sizes; or ``"packed"`` and the rows and columns of a matrix that
 #: was packed.
-Form = tuple[str, ...]
+TensorForm = tuple[str, ...]
 
 
 def address(
@@ -153,7 +153,7 @@ class Arguments(Structure):
     """A ctypes structure; fields named in ``tensors`` hold addresses."""
 
     #: The form of each tensor, by the name of the field that holds its address.
-    tensors: ClassVar[Mapping[str, Form]] = {}
+    tensors: ClassVar[Mapping[str, TensorForm]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.tensors:
