@@ -49,7 +49,7 @@ def start(folder: Path, *argv: str) -> subprocess.Popen[bytes]:
 
 def kill(process: subprocess.Popen[bytes], folder: Path, timed: bool, chance: random.Random) -> int:
     """Kill while a checkpoint is written, or at random after the first; return the exit code."""
-    events, seen, wanted = 0, "", chance.randrange(1, 5)
+    events, seen, wanted = 0, "", chance.randrange(1 + timed, 5)  # one is whole
     while events < wanted and process.poll() is None:
         names = sorted(p.name for p in folder.glob("runs/*/*/checkpoints/*"))
         ready = "last.ckpt.partial" in names if timed else "last.ckpt" in names

@@ -291,7 +291,10 @@ def test_the_words_are_kept_elsewhere_where_the_folder_is_read_only(
         _ = Books(str(folder)).corpus
 
 
-def test_a_process_that_was_killed_leaves_nothing_behind(folder: Path) -> None:
+def test_a_process_that_was_killed_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LN_ZOO_CACHE", raising=False)
     _ = Books(str(folder)).corpus
     (kept,) = (folder / ".cache").glob("books-*[!k]")
     (kept / "corpus.json").unlink()
