@@ -623,7 +623,7 @@ def differentiable(
     """
     again = torch.is_grad_enabled()
     with torch.enable_grad(), no_autocast(operands[0]):
-        # Views: a state's history leads to the weights too, which is no part of this gradient.
+        # Views: the history of a state leads to the weights too, but belongs to earlier calls.
         operands = [a.view_as(a) if need else a for a, need in zip(operands, needs, strict=True)]
         results = replayed(operands)
         pairs = [

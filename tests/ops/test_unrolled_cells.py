@@ -95,6 +95,29 @@ def test_two_losses_of_one_graph(name: str) -> None:
 
 
 @every_cell
+def test_two_graphs_from_learned_states(name: str) -> None:
+    """Their states have a history from the first step on, so both graphs share the node."""
+    cell, x = made(name), torch.randn(T, N, INPUTS)
+    learned = [torch.randn(N, H, requires_grad=True) for _ in range(1 + (name == "LSTM"))]
+
+    def loss(module: Any, x: Tensor, states: Sequence[Tensor]) -> Tensor:
+        begun = [2 * s for s in states]
+        state = begun[0] if len(begun) == 1 else tuple(begun)
+        for row in x:
+            state = module(row, state)
+        return sum((s * s).sum() for s in (state if isinstance(state, tuple) else (state,)))
+
+    first, second = loss(cell, x, learned), loss(cell, x.flip(0), learned)
+    first.backward()
+    second.backward()
+    exact, wide = copy.deepcopy(cell).double(), [s.detach().double() for s in learned]
+    exact.zero_grad()
+    (loss(exact, x.double(), wide) + loss(exact, x.flip(0).double(), wide)).backward()
+    for ours, theirs in zip(cell.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@every_cell
 def test_a_pass_within_a_pass(name: str) -> None:
     """As reentrant checkpoints have it: the outer one has run some steps of the same node."""
     cell, x = made(name), torch.randn(T, N, INPUTS)

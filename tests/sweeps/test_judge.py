@@ -40,7 +40,7 @@ def test_each_at_its_best_settings(tmp_path: Path) -> None:
 
 
 def test_own_best(tmp_path: Path) -> None:
-    # Own bests after 40, 50 and 50 updates, whatever they are; the baseline's after 80.
+    # Own bests after 40, 50 and 50 updates; the baseline's after 80.
     found = report(tmp_path / "a", [FAST[0], FAST[1], FAST[1]], SLOW)
     for value, verdict in {0.6: "holds", 0.5: "holds", 0.95: "holds in part"}.items():
         rule = Rule("own_best", "val_nll", "layer", "none", value=value)

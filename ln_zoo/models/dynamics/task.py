@@ -31,8 +31,8 @@ class DynamicsSource(NamedTuple):
     Attributes:
         data: ``data(examples)`` returns the name of a class in `ln_zoo.data`, or the import path of
             another, and its arguments.
-        task: ``task(data, examples, steps)`` returns the `DynamicsTask`, with at most so many
-            examples and time steps; ``data`` is set up, the model in float64.
+        task: ``task(data, examples, steps)`` returns the `DynamicsTask`, limited to
+            these examples and time steps; ``data`` is set up, the model in float64.
     """
 
     data: Callable[[int], tuple[str, dict[str, Any]]]

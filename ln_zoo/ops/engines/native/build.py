@@ -1,7 +1,7 @@
 """Find, compile on first use, cache and load the native CPU kernels.
 
 A wheel carries kernels for several levels of the processor (`ln_zoo.ops.engines.native.prebuilt`).
-An editable install has none of them and compiles for this machine. Nothing happens on import. If
+An editable install has no libraries and compiles for this machine. Nothing happens on import. If
 no library can be had, `library` raises `Unavailable` with the reason, and other kernels run.
 """
 

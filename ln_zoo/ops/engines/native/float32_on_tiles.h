@@ -265,7 +265,7 @@ void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* 
   if (formed) TileUnit::release();
 }
 
-// Whether parts are faster than vectors: for a product of so many rows with a (K, N).
+// Whether parts are faster than vectors for the product of (rows, K) and (K, N).
 bool suits_parts(int64_t rows, int64_t K, int64_t N) {
   return rows >= 32 && K >= 128 && N >= 128 && tiles() == USED;
 }

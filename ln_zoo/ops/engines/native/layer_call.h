@@ -196,7 +196,7 @@ class Direction {
     give(t.dgain_out, s.dgain_out, H), give(t.dshift_out, s.dshift_out, H);
   }
 
-  // w (G, K) = d^T of, or w += d^T of, for so many rows.
+  // w (G, K) = d^T of, or w += d^T of; d and of have `count` rows.
   static void weight_gradient(int64_t count, int64_t G, const float* d, const float* of, int64_t K,
                               float* w, bool add, float* room, int64_t threads) {
     if (!w) return;
@@ -333,8 +333,8 @@ class Direction {
     return means;
   }
 
-  // A weight (G, K), or its transpose, centred by rows, for products of so many rows. Those of the
-  // whole call count, so that results do not depend on chunks and threads.
+  // A weight (G, K), or its transpose, centred by rows. `count` is the rows of the whole call, so
+  // that results do not depend on chunks and threads.
   Packed pack(const float* w, int64_t K, const Rows& rows, bool transposed, int64_t count) {
     const int64_t G = shape.G, k = transposed ? K : G, n = transposed ? G : K;
     const float* means = means_of_rows(w, K, rows);
@@ -460,7 +460,7 @@ void ln_zoo_call_forward(const Call* call, const Tensors* t) { Direction(*call, 
 
 void ln_zoo_call_backward(const Call* call, const Tensors* t) { Direction(*call, *t).backward(); }
 
-// The gradients of both weights from so many rows of several steps, or `add` to them.
+// Fills the gradients of both weights from the rows of several steps, or adds to them.
 void ln_zoo_call_weights(const Call* call, const Rooms* rooms, int64_t rows, float* dw_ih,
                          float* dw_hh, int64_t add) {
   const int64_t G = gates_of(call->cell) * call->hidden, H = call->hidden, I = call->inputs;

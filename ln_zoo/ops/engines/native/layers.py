@@ -98,7 +98,7 @@ class Parameters(NamedTuple):
 
     @staticmethod
     def of(cell: Cell, records: Records, weights: Weights) -> Parameters:
-        """Those of a direction that `NativeLayers` does not refuse."""
+        """Parameters of a direction that `NativeLayers` supports."""
         places = in_slots(cell, records)
         first, second, out = (None if r is None or r.identity else r.gain for r in places)
         last = places[2]
