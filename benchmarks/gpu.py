@@ -17,6 +17,7 @@ import contextlib
 import csv
 import datetime
 import json
+import logging
 import queue
 import statistics
 import subprocess
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from benchmarks.contestants import Size, limited_to
-from ln_zoo import layers, norms
+from ln_zoo import layers, norms, ops
 
 ROOT = Path(__file__).parents[1]
 SIZES = (
@@ -43,9 +44,13 @@ SIZES = (
 )  # fmt: skip
 CUDNN = "cuDNN"
 NORMS = {"layer": norms.LayerNorm, "none": norms.Identity, "rms": norms.RMSNorm}
-CONTESTANTS = (CUDNN, *NORMS, "batch")
+#: Equations that are not the paper's: one norm over Wx + Uh, and the cell state kept normalised.
+JOINT = {"LSTM": "LSTM with a joint norm", "GRU": "Dreamer's GRU"}
+CONTESTANTS = (CUDNN, *NORMS, "batch", "own", "joint")
 #: Calls of cuDNN, which has neither resets nor zoneout, are padded there.
 KINDS = ("padded", "packed", "resets", "zoneout")
+#: What is measured beyond cuDNN, layer norm and no norm.
+MORE = {("batch", "packed")}
 #: Precision of parameters, that of autocast, and whether float32 products run in tf32.
 PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None, bool]] = {
     "float32": (torch.float32, None, False),
@@ -91,14 +96,33 @@ class Row:
 # What is timed
 
 
+@dataclass(frozen=True)
+class OwnNorm(norms.Norm):
+    """A user's own, which no kernel takes."""
+
+    def init_params(self, site: norms.Site) -> None:
+        site.add_affine(gain=1.0)
+
+    def normalize(self, site: norms.Site, a: Tensor, step: int | None = None) -> Tensor:
+        return site.affine(a * torch.rsqrt(site.mean(a * a) + 1e-5))
+
+
 def made(name: str, cell: str, size: Size, kind: str) -> nn.Module:
     """A layer; all of one cell and size have the same weights."""
     torch.manual_seed(0)
     if name == CUDNN:
         module: nn.Module = getattr(nn, cell)(size.I, size.H)
         return module
-    # In the source, each step has statistics of its own.
-    norm = norms.BatchNorm(max_steps=size.T) if name == "batch" else NORMS[name]()
+    if name == "joint":
+        return layers.RecurrentLayer(
+            size.I, size.H, cell=ops.CELLS[JOINT[cell]], norm=norms.LayerNorm()
+        )
+    if name == "own":
+        norm: norms.Norm = OwnNorm()
+    elif name == "batch":  # in the source, each step has statistics of its own
+        norm = norms.BatchNorm(max_steps=size.T)
+    else:
+        norm = NORMS[name]()
     zoneout = 0.1 if kind == "zoneout" else 0.0
     ours: nn.Module = getattr(layers, cell)(size.I, size.H, norm=norm, zoneout=zoneout)
     return ours
@@ -239,8 +263,8 @@ class Worker:
     #: Seconds that a new process may take to import torch.
     start = 60.0
 
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
+    def __init__(self, patience: float, options: Sequence[str] = ()) -> None:
+        self.patience, self.options = patience, options
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str] = queue.Queue()
 
@@ -267,7 +291,7 @@ class Worker:
             yield answer
 
     def _started(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "benchmarks.gpu", "--serve"]
+        command = [sys.executable, "-m", "benchmarks.gpu", "--serve", *self.options]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
@@ -313,7 +337,7 @@ def handwriting_epoch(device: str) -> float:
 
 def groups(options: argparse.Namespace) -> list[Group]:
     """What is measured, the most important first."""
-    few = [c for c in options.contestants if c not in ("rms", "batch")]
+    few = [c for c in options.contestants if c in (CUDNN, "layer", "none")]
     lead, *others = options.precisions
     sizes, device, seconds = options.sizes, options.device, options.each
 
@@ -328,7 +352,8 @@ def groups(options: argparse.Namespace) -> list[Group]:
         if first:
             for kind in options.kinds:
                 if kind != "padded":
-                    found += of(cell, lead, kind, few, sizes[:2])
+                    names = [c for c in options.contestants if c in few or (c, kind) in MORE]
+                    found += of(cell, lead, kind, names, sizes[:2])
     for cell in options.cells:
         found += [g for p in others[1:] for g in of(cell, p, "padded", few, sizes)]
     return found
@@ -365,6 +390,7 @@ def parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="LSTM, three sizes, two precisions, 40 seconds")
     add("--csv", type=Path, help="a file for all rows")
     add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--log", action="store_true", help="say which kernels run, and why others do not")
     add("--serve", action="store_true", help=argparse.SUPPRESS)
     return found
 
@@ -372,6 +398,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures; 0 unless something failed or hung."""
     options = parser().parse_args(arguments)
+    if options.log:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.serve:
         serve()
         return 0
@@ -389,7 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     now = datetime.date.today().isoformat()
     print(f"{card}, torch {torch.__version__}, {now}", flush=True)
     start, failed, rows = time.perf_counter(), False, list[Row]()
-    worker = Worker(options.patience)
+    worker = Worker(options.patience, ["--log"] if options.log else [])
     with contextlib.ExitStack() as stack:
         stack.callback(worker.end)
         writer = None

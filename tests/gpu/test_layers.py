@@ -41,7 +41,7 @@ def must_take(device: str, kernels: str, problem: Problem) -> bool:
         return not (over_batch or (projected and problem.norm not in ("none", "weight")))
     if kernels == "torch":
         return problem.norm in ("none", "weight") and not (noise or problem.reset)
-    if projected or problem.norm not in BY_ROWS:
+    if projected or problem.norm not in BY_ROWS or problem.cell == "light GRU":
         return False
     if kernels == "cluster":  # a state that grows without bound does not fit into halves
         return problem.precision != "float64" and problem.cell != "RNN_RELU"
@@ -105,7 +105,8 @@ ENGINES = [
     ("cuda", "cluster", "float16", ("layer",)),
     ("cuda", "triton", "float32", ("none", "layer", "rms", "batch")),
     ("cuda", "triton", "bfloat16", ("none", "layer")),
-    ("cuda", "torch", "float32", ("none", "weight")),
+    # cuDNN's functions in float32 are ten times less exact than the loop's.
+    ("cuda", "torch", "float64", ("none", "weight")),
     ("cuda", "aten", "float32", ("layer", "batch")),
 ]
 
@@ -132,10 +133,8 @@ def test_engines_asked_for(device: str, kernels: str, cell: str, norm: str, prec
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", *OTHER_CELLS])
 def test_other_cells_and_groups_of_statistics(
-    device: str, kernels: str, cell: str, precision: str, monkeypatch: pytest.MonkeyPatch
+    device: str, kernels: str, cell: str, precision: str
 ) -> None:
-    """Those that are off by default, because they were not yet run on a GPU."""
-    monkeypatch.setenv("LN_ZOO_UNVERIFIED", "1")
     norms = ["layer, each gate"] if cell in CELLS else ["none", "layer", "rms", "layer, each gate"]
     problems = {
         f"{norm}, {name}": Problem(cell, norm, precision, **some)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.layers.rnn import RecurrentLayer
-from ln_zoo.norms import LayerNorm, RMSNorm
+from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
 from ln_zoo.ops import CELLS, Cell, States, Weights, registry
 from ln_zoo.ops.cells import Sites
 from ln_zoo.ops.loops import recorded
@@ -75,6 +75,15 @@ class Own(RecurrentLayer):
         return output, h
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnNorm(Norm):
+    def init_params(self, site: Site) -> None:
+        site.add_affine(gain=1.0)
+
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        return site.affine(a * torch.rsqrt(site.mean(a * a) + 1e-5))
+
+
 LAYERS: dict[str, Callable[[], RecurrentLayer]] = {
     "LSTM": lambda: LSTM(12, 40, norm=LayerNorm()),
     "peepholes, clipped": lambda: LSTM(
@@ -83,6 +92,7 @@ LAYERS: dict[str, Callable[[], RecurrentLayer]] = {
     "GRU": lambda: GRU(12, 40, norm=RMSNorm(), bidirectional=True, num_layers=2),
     "zoneout": lambda: LSTM(12, 40, norm=LayerNorm(), zoneout=0.2, recurrent_dropout=0.3),
     "own": lambda: Own(12, 40, norm=LayerNorm()),
+    "own norm": lambda: LSTM(12, 40, norm=OwnNorm()),
 }
 
 

@@ -406,17 +406,9 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     differ = str(reason(Spec("LSTM", EACH_GATE, rows(4), Rows()), 100))
     assert "(1, 1, 1, 1)" in differ
     assert "(4,)" in differ
-    unverified = (
-        JOINT,
-        CARRIED,
-        JOINT_GRU,
-        replace(NORM["LSTM"], recurrent=Rows(), input=EACH_GATE),
-    )
-    monkeypatch.delenv("LN_ZOO_UNVERIFIED", raising=False)
-    for spec in unverified:
-        assert "LN_ZOO_UNVERIFIED" in str(reason(spec, 100))
-    monkeypatch.setenv("LN_ZOO_UNVERIFIED", "1")
-    assert [reason(spec, 100) for spec in unverified] == [None] * len(unverified)
+    each_gate = replace(NORM["LSTM"], recurrent=Rows(), input=EACH_GATE)
+    for spec in (JOINT, CARRIED, JOINT_GRU, each_gate):
+        assert reason(spec, 100) is None
 
 
 def test_no_gpu_is_a_reason() -> None:

@@ -214,12 +214,8 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(monkeypatch, capability=(7, 0), hidden=4096) is None
     batch = OVER_EXAMPLES["LSTM"]
     assert refusal(monkeypatch, spec=batch, hidden=5000) is None
-    with monkeypatch.context() as context:
-        for cell in ("carried LSTM", "joint GRU"):
-            context.delenv("LN_ZOO_UNVERIFIED", raising=False)
-            assert "LN_ZOO_UNVERIFIED" in str(refusal(monkeypatch, spec=SPECS[cell]))
-            context.setenv("LN_ZOO_UNVERIFIED", "1")
-            assert refusal(monkeypatch, spec=SPECS[cell]) is None
+    for cell in ("carried LSTM", "joint GRU"):
+        assert refusal(monkeypatch, spec=SPECS[cell]) is None
     differ = replace(batch, out=replace(EXAMPLES, correction=1))
     for options, reason in (
         ({"device": "cpu"}, "cpu"),

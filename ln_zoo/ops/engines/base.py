@@ -17,7 +17,6 @@ dv; one that leaves none says so (`Products.leaves_constants`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -293,18 +292,6 @@ class Steps(Products):
     def backward(self, grads: ChunkGrads) -> None:
         """Backpropagate through the steps of one call of `forward`."""
         raise NotImplementedError
-
-
-def unverified(here: bool, what: str) -> str | None:
-    """Why an engine refuses code that was only emulated so far, unless ``LN_ZOO_UNVERIFIED=1``.
-
-    Args:
-        here: whether a call needs it.
-        what: what it is.
-    """
-    if not here or os.environ.get("LN_ZOO_UNVERIFIED") == "1":
-        return None
-    return f"its {what} were not yet run on a GPU (LN_ZOO_UNVERIFIED=1 allows them)"
 
 
 class Engine(Protocol):

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Steps, Sums, centred, unverified
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Steps, Sums, centred
 from ln_zoo.ops.engines.cluster import driver
 from ln_zoo.ops.engines.cluster.arguments import (
     AfterLoopArguments,
@@ -37,7 +37,6 @@ from ln_zoo.ops.engines.cluster.arguments import (
 from ln_zoo.ops.engines.cluster.choice import layouts, with_tiles
 from ln_zoo.ops.engines.cluster.geometry import (
     CELLS,
-    GROUPS,
     MAX_BLOCKS,
     SHARED_LIMIT,
     STORAGE,
@@ -87,10 +86,6 @@ class ClusterEngine:
         groups = groups_of(spec)
         if len(groups) > 1:
             return f"statistics of both terms run over different gates, {groups[0]} and {groups[1]}"
-        new = spec.joint or spec.carried or groups not in ([], [GROUPS[CELLS[spec.cell]]])
-        reason = unverified(new, "joint and carried norms and other groups than the paper's")
-        if reason is not None:
-            return reason
         return _unsupported_gpu(x.device) or _unsupported_size(
             spec.encode(), w_hh.shape[1], dtype, x.device
         )

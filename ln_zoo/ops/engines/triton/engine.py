@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.engines.base import unverified
 from ln_zoo.ops.engines.triton import steps
 from ln_zoo.ops.engines.triton.batch import PreparedBatch
 from ln_zoo.ops.engines.triton.steps import Prepared
@@ -37,9 +36,6 @@ class TritonEngine:
             return reason
         if spec.cell == "light GRU":
             return f"it has no kernels of the {spec.cell}"
-        reason = unverified(spec.joint or spec.carried, "joint and carried norms")
-        if reason is not None:
-            return reason
         hidden = w_hh.shape[1]
         if spec.examples:
             return unsupported_places(spec.places)
