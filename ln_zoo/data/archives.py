@@ -30,6 +30,7 @@ _COMPRESSED: dict[bytes, Callable[..., Any]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
 }
+_SUFFIXES = (".gz", ".bz2", ".xz")
 #: What libraries raise for damaged files. Encrypted zip members raise RuntimeError.
 _DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
@@ -66,10 +67,20 @@ def damage_named(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def open_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a regular file, decompressed if it begins as gzip, bzip2 or xz files do."""
+    """Open a regular file, decompressed if it begins as gzip, bzip2 or xz files do.
+
+    Raises:
+        ValueError: for a damaged file; for one that is named as a compressed file and is none.
+    """
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))
-        yield _decompressed(file, stack)
+        content = _decompressed(file, stack)
+        if content is file and Path(path).suffix in _SUFFIXES:
+            raise ValueError(
+                f"{path} is not compressed, or its first bytes are damaged; get it again, or "
+                f"rename it to {Path(path).stem}"
+            )
+        yield content
 
 
 def gunzip(stream: IO[bytes], where: str) -> IO[bytes]:

@@ -105,8 +105,7 @@ def _read_table(table: Path, features: Path, each: int) -> dict[str, CaptionedSe
             split, *captions = rest.split("\t")
             yield _Image(name, split, [caption_words(caption) for caption in captions[:each]])
 
-    where = table.parent.name
-    return _divide(list(images()), _read_features(features), table, features, each, where)
+    return _divide(list(images()), _read_features(features), table, features, each)
 
 
 def _read_karpathy(
@@ -128,11 +127,11 @@ def _read_karpathy(
     array = _read_features(features)
     if array.shape[0] != len(images) == array.shape[-1]:
         array = array.T  # a column per image, as in vgg_feats.mat
-    return _divide(images, array, table, features, each, table.name)
+    return _divide(images, array, table, features, each)
 
 
 def _divide(
-    images: Sequence[_Image], array: np.ndarray, table: Path, features: Path, each: int, where: str
+    images: Sequence[_Image], array: np.ndarray, table: Path, features: Path, each: int
 ) -> dict[str, CaptionedSet]:
     """Divide images, and features with as many rows, into sets."""
     if len(array) != len(images):
@@ -156,7 +155,7 @@ def _divide(
             np.asarray(array[numbers]),
             [words for i in numbers for words in images[i].captions],
             [images[i].name for i in numbers],
-            f"{where}, {name} set",
+            f"{table.name} and {features.name}, {name} set",
         )
         for name, numbers in rows.items()
     }
@@ -174,7 +173,7 @@ def _read_released(root: Path, arrays: dict[str, Path], each: int) -> dict[str, 
                 "incomplete, or they are of different sets"
             )
         names = [f"{name} image {i}" for i in range(len(array))]
-        sets[name] = CaptionedSet(array, words, names, f"{root.name}, {name} set")
+        sets[name] = CaptionedSet(array, words, names, f"{path.name}, {name} set")
     return sets
 
 

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 
 from ln_zoo import late
+from ln_zoo.export import Exported, ExportError, export
 from ln_zoo.models.run_counter import RunCounter
 from ln_zoo.norms import Identity, Norm, to_config
 from ln_zoo.training_runs import Run
@@ -203,6 +204,31 @@ class ZooModule(LightningModule, ABC):
 
     def on_train_end(self) -> None:
         self._run_counter.end(self.trainer)
+
+    # Export
+
+    def to_onnx(  # type: ignore[override]
+        self, file_path: str | os.PathLike[str], input_sample: None = None, **options: Any
+    ) -> Exported:
+        """Export to ONNX by `ln_zoo.export.export`, which compares the file with the model.
+
+        Args:
+            file_path: path of the file.
+            input_sample: an argument of Lightning's method, which must be None here: shapes are
+                known, and sizes such as N and T stay dynamic.
+            options: ``form`` (default here ``"sequence"``), ``part``, ``opset``, ``overwrite``,
+                ``name`` and ``sizes`` of `ln_zoo.export.export`.
+
+        Raises:
+            ln_zoo.export.ExportError: as `ln_zoo.export.export`; for a model without this form; for
+                an input sample.
+        """
+        if input_sample is not None:
+            raise ExportError(
+                f"{type(self).__name__}.to_onnx takes no input_sample; call "
+                "torch.onnx.export(model, ...) to trace forward with one"
+            )
+        return export(self, file_path, **{"form": "sequence", **options}, format="onnx")
 
     # Publishing
 

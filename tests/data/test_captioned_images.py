@@ -324,16 +324,16 @@ def test_features_that_are_not_finite_in_float32(released: Path, value: float) -
     array = features(4).astype(np.float64)
     array[2, 3] = value
     np.save(released / "images/10crop/val.npy", array)
-    refused(released, r"coco, val set: image 2 \(val image 2\).*finite")
+    refused(released, r"val.npy, val set: image 2 \(val image 2\).*finite")
     array[2] = 0
     np.save(released / "images/10crop/val.npy", array)
-    refused(released, r"coco, val set: image 2 \(val image 2\).*zeros")
+    refused(released, r"val.npy, val set: image 2 \(val image 2\).*zeros")
 
 
 def test_features_of_another_kind(released: Path) -> None:
     path = released / "images/10crop/val.npy"
     np.save(path, np.ones((4, 6), np.int64))
-    refused(released, "coco, val set.*int64")
+    refused(released, "val.npy, val set.*int64")
     np.save(path, np.ones((4, 2, 3), np.float32))
     refused(released, r"val\.npy.*\(4, 2, 3\)")
     np.save(path, np.array([{}] * 4), allow_pickle=True)

@@ -462,3 +462,24 @@ def test_a_file_of_another_program(tmp_path):
 
 def test_sizes_of_examples_differ():
     assert len(set(files._SIZES.values())) == len(files._SIZES)
+
+
+def test_to_onnx_is_the_checked_export(tmp_path: Path) -> None:
+    """Lightning's method by the same name would trace ``forward`` and keep what it gets."""
+    needed("onnx")
+    model = SequenceClassifier(hidden_size=6).eval()
+    file = tmp_path / "model.onnx"
+    assert model.to_onnx(file).comparison.ratio <= 1
+    assert read_facts(file)["form"] == "sequence"
+    with pytest.raises(ExportError, match="exists"):
+        model.to_onnx(file)
+
+
+@pytest.mark.parametrize("sample", [None, torch.zeros(1, 64)])
+def test_to_onnx_refuses(sample: torch.Tensor | None, tmp_path: Path) -> None:
+    model = MLPClassifier(64, [8])
+    if sample is None:
+        needed("onnx")
+    with pytest.raises(ExportError, match="MLPClassifier"):
+        model.to_onnx(tmp_path / "model.onnx", sample)
+    assert not [*tmp_path.iterdir()]
