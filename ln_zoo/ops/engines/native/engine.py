@@ -17,7 +17,7 @@ class NativeEngine:
     """Time steps in C++, for float32 and bfloat16 on the CPU; over examples, for float32."""
 
     name = "native"
-    title = "C++ loops compiled on this machine"
+    title = "C++ loops"
     device = "cpu"
     has_noise = True
 

@@ -695,7 +695,7 @@ class NativeLayers:
     """The kernel of padded calls in float32 on the CPU."""
 
     name = "native"
-    title = "C++ compiled on this machine, in one call"
+    title = "C++, in one call"
     tasks: tuple[Task, ...] = ("layers", "step")
 
     def missing(self) -> str | None:

@@ -45,7 +45,7 @@ class MixedPrecision:
     Example:
         >>> from ln_zoo.ops.engines.native.layers import NativeLayers
         >>> MixedPrecision(NativeLayers()).title
-        'C++ compiled on this machine, in one call, in float32'
+        'C++, in one call, in float32'
     """
 
     name = "native"
