@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -45,6 +46,7 @@ def _surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def ran_on(device: str, *argv: str | Path) -> int:
     """The exit code of a command, which has to use the device's memory."""
     if device == "cuda":
+        gc.collect()  # what earlier tests left would be freed during the command
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     code = main([*map(str, argv), f"--trainer.accelerator={ACCELERATORS[device]}", *QUIET])

@@ -146,8 +146,10 @@ import threading
 import torch
 from ln_zoo.ops.engines.native.runtime import library
 matrix, packed, pack = torch.ones(128, 128), torch.empty(128 * 256), library().ln_zoo_pack
+both = threading.Barrier(2)
 def run():
-    for _ in range(5):
+    both.wait()
+    for _ in range(500):
         pack(matrix.data_ptr(), 128, 1, 128, 128, packed.data_ptr(), 0, None, 1, 0, 1)
 threads = [threading.Thread(target=run) for _ in range(2)]
 [thread.start() for thread in threads], [thread.join() for thread in threads]

@@ -28,7 +28,7 @@ void deviations(const Rows& rows, const float* a, int64_t gates, int64_t H, floa
   }
 }
 
-inline void copy(const float* from, int64_t n, float* to) { std::memcpy(to, from, 4 * n); }
+inline void copy(const float* from, int64_t n, float* to) { std::copy_n(from, n, to); }
 
 // The mean that is taken off a row, and the squares of what is left.
 struct Moments {
