@@ -169,7 +169,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": applied(pickled),
     "state dict": saved,
-    "shallow copy": shallow,
+    "shallow copy": applied(shallow),
     "to half": applied(lambda layer: layer.half().to(layer.fuzzed_dtype)),
     "to double": applied(lambda layer: layer.double().to(layer.fuzzed_dtype)),
     "parametrize": scaled,
