@@ -184,9 +184,10 @@ def _tokens(sentence: dict[str, Any]) -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    text = read_file(path, _MAX_BYTES)
     try:
-        content = json.loads(read_file(path, _MAX_BYTES))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON, or damaged: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise ValueError(f"{path} must have a list of images under the key 'images'")

@@ -111,6 +111,7 @@ def check(case: DataCase) -> None:
 @example(DataCase("books.zip", 0, (Damage("write", 0.5548, 1, b"@entity" + b"9" * 30),)))
 @example(DataCase("books.tar", 0, (Damage("flip", 0.5, 3),)))
 @example(DataCase("books.gz", 1, (Damage("cut", 0.0, 1),)))
+@example(DataCase("karpathy", 0, (Damage("write", 0.0, 1, b"[" + b"9" * 5000 + b","),)))
 @example(DataCase("karpathy", 1, (Damage("repeat", 0.5, 1),)))
 @example(DataCase("json lines", 0, (Damage("write", 0.0, 1, b"[" * 3000),)))
 @fast(150)
