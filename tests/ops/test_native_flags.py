@@ -35,14 +35,19 @@ COMPARED = (
 )
 
 
+LOAD = "from ln_zoo.ops.engines.native.runtime import library; library()"
+
+
 def run_with(flags: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Other tests, in a process whose kernels are compiled with such flags."""
+    own = {"LN_ZOO_CXXFLAGS": flags, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | own | environment
+    # Without kernels, the tests would pass on other engines.
+    subprocess.run([sys.executable, "-c", LOAD], cwd=ROOT, env=environment, check=True)
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "--capture=sys", *arguments],
         cwd=ROOT,
-        env=os.environ
-        | {"LN_ZOO_CXXFLAGS": flags, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        | environment,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
