@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ln_zoo.ops import KERNELS
+from ln_zoo.ops import KERNELS, dispatch
 from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.registry import Task
 
@@ -24,9 +24,15 @@ def cpu_engines(task: Task = "layers") -> dict[str, Engine]:
     return {engine.name: engine for engine in engines if engine.device in (None, "cpu")}
 
 
+#: Where torch makes memory that it does not fill.
+NEW_MEMORY: tuple[tuple[Any, str], ...] = (
+    (torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")
+)  # fmt: skip
+
+
 @contextlib.contextmanager
-def poisoned(engine: Engine) -> Iterator[None]:
-    """New memory of torch's and of an engine's own holds NaN."""
+def poisoned(*makers: tuple[Any, str]) -> Iterator[None]:
+    """New memory from these functions, each an owner and a name, holds NaN."""
     shapes = []
 
     def poison(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -38,9 +44,29 @@ def poisoned(engine: Engine) -> Iterator[None]:
 
         return new
 
-    owners: list[Any] = [torch, torch, Tensor, engine]
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in zip(owners, ("empty", "empty_like", "new_empty", "empty"), strict=True):
+        for owner, name in makers:
             patch.setattr(owner, name, poison(getattr(owner, name)))
         yield
     assert shapes
+
+
+def note_kernels(patch: pytest.MonkeyPatch) -> list[Any]:
+    """The kernels of calls and steps to come; a call that follows a plan adds nothing."""
+    found: list[Any] = []
+    for owner, pick in (
+        ("ln_zoo.ops.select_kernel", dispatch.select_kernel),
+        ("ln_zoo.layers.cells.select_step_kernel", dispatch.select_step_kernel),
+    ):
+
+        def noted(*arguments: Any, pick: Callable[..., Any] = pick) -> Any:
+            found.append(pick(*arguments))
+            return found[-1]
+
+        patch.setattr(owner, noted)
+    return found
+
+
+def names_of(kernels: list[Any]) -> list[str | None]:
+    """``None``: the generic loop."""
+    return [None if kernel is None else kernel.name for kernel in kernels]

@@ -108,6 +108,53 @@ def equations(
     return (found, h) if c is None else (found, h, c)
 
 
+def random_operands(
+    spec: Spec,
+    lead: Sequence[int],
+    examples: int,
+    features: int,
+    hidden: int,
+    *,
+    gain: float = 0.5,
+    offset: float = 0.0,
+    seed: int = 0,
+) -> Operands:
+    """Random operands in float64, such as float32 can hold; all vectors that the cell may have.
+
+    Args:
+        spec: what is computed.
+        lead: shape of x without its features.
+        examples: the number N of examples.
+        features: features of x.
+        hidden: the number H of units.
+        gain: mean of the gains.
+        offset: mean of the recurrent weights, which centring has to take off.
+        seed: seed of all numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator) * 2 - 1
+
+    width, k = spec.gates * hidden, hidden**-0.5
+    lstm = spec.cell == "LSTM"
+    operands = Operands(
+        x=rand(*lead, features) * 2,
+        w_ih=rand(width, features) * k,
+        w_hh=rand(width, hidden) * k + offset,
+        h0=rand(examples, hidden),
+        c0=rand(examples, hidden) if lstm else None,
+        bias=rand(width) / 2,
+        bias_hn=rand(hidden) / 2 if spec.cell == "GRU" else None,
+        gain_input=gain + rand(width) / 10 if spec.input.scale else None,
+        gain_recurrent=gain + rand(width) / 10 if spec.recurrent.scale else None,
+        gain_out=gain + rand(hidden) / 10 if spec.out.scale else None,
+        shift_out=rand(hidden) / 10 if lstm and spec.out.scale else None,
+        bias_inner=rand(width) / 2 if spec.joint else None,
+    )
+    return Operands(*(None if a is None else a.double() for a in operands))
+
+
 def without_input_bias(spec: Spec, o: Operands) -> Operands:
     """Without the bias of the input's part of a joint GRU's candidate, which has no such part."""
     if not spec.joint or spec.cell != "GRU" or o.bias is None:

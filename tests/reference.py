@@ -85,9 +85,6 @@ class Site:
         return a if self.shift is None else a + self.shift
 
 
-# Cells
-
-
 @dataclass
 class Direction:
     """One direction of one layer, with effective weights.
@@ -244,9 +241,6 @@ def read(cell: str, module: Any, suffix: str = "") -> Direction:
     names = ("bias_ih", "bias_hh", "weight_hr", "weight_peephole")
     rest = (tensors.get(name + tail) for name in names)
     return Direction(cell, weights["ih"], weights["hh"], *rest, sites=sites)
-
-
-# The window over a text
 
 
 def window(

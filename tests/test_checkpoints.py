@@ -137,9 +137,6 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str)
     assert number(path) == 1
 
 
-# Damage
-
-
 def test_damage_is_noticed_wherever_it_is(tmp_path: Path) -> None:
     """Any byte: either the file is refused, or what torch reads is what was written."""
     whole, path = tmp_path / "whole.ckpt", tmp_path / "damaged.ckpt"
@@ -209,12 +206,7 @@ def test_files_without_checksums_are_read(tmp_path: Path) -> None:
     assert (number(old), number(unchecked)) == (1, 2)
 
 
-# Under a trainer
-
-
 class Own(CheckpointIO):
-    """A user's plugin."""
-
     save_checkpoint = load_checkpoint = remove_checkpoint = lambda *_, **__: None
 
 

@@ -46,13 +46,11 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a language."""
     fenced = page.read_text(encoding="utf-8").split("```")[1::2]
     return [b.partition("\n")[2] for b in fenced if b.partition("\n")[0] == language]
 
 
 def prose(page: Path) -> str:
-    """A page without its fenced blocks."""
     return "".join(page.read_text(encoding="utf-8").split("```")[::2])
 
 
@@ -293,7 +291,6 @@ def test_options_of_training_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def without(words: list[str], option: str) -> list[str]:
-    """Arguments without an option and its value."""
     if option not in words:
         return words
     place = words.index(option)

@@ -40,28 +40,13 @@ BELOW = {
     "signals": set(),
     "plots": {"analysis", "metrics", "files", "tables"},
     "callbacks": {
-        "plots",
-        "checkpoints",
-        "signals",
-        "data",
-        "files",
-        "vocabulary",
-        "metrics",
-        "layers",
-        "norms",
-        "ops",
+        *("plots", "checkpoints", "signals", "data", "files", "vocabulary"),
+        *("metrics", "layers", "norms", "ops"),
     },
     "export": {"layers", "norms", "ops"},
     "late": set(),
     "models": {
-        "late",
-        "training_runs",
-        "export",
-        "vocabulary",
-        "metrics",
-        "layers",
-        "norms",
-        "ops",
+        *("late", "training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops"),
     },
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if not room.startswith(("_version", "testing", "rl"))}
@@ -73,15 +58,7 @@ BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
 
 WITHOUT_LIGHTNING = (
-    "ops",
-    "norms",
-    "layers",
-    "analysis",
-    "conversion",
-    "export",
-    "testing",
-    "rl",
-    "tables",
+    *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl", "tables"),
 )
 
 

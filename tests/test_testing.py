@@ -37,9 +37,6 @@ class Good(Norm):
         return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
 
 
-# Values
-
-
 @dataclass
 class NotFrozen(Norm):
     eps: float = 1e-5
@@ -82,9 +79,6 @@ class Outer:
         pass
 
 
-# Shapes and gradients
-
-
 @dataclass(frozen=True)
 class DropsAFeature(Good):
     def normalize(self, site, a, step=None):
@@ -113,9 +107,6 @@ class DetachesStatistics(Good):
 class NoEps(Good):
     def normalize(self, site, a, step=None):
         return site.affine(a / site.mean(a.square()).sqrt())
-
-
-# Saving
 
 
 @dataclass(frozen=True)
@@ -171,9 +162,6 @@ class TracksInEvaluation(Good):
     def normalize(self, site, a, step=None):
         site.calls += 1
         return super().normalize(site, a)
-
-
-# Declarations
 
 
 @dataclass(frozen=True)
@@ -272,18 +260,12 @@ class DescribesRight(Good):
         return RowNorm(site.groups, True, False, self.eps, site.gain, site.shift)
 
 
-# Recurrent layers
-
-
 @dataclass(frozen=True)
 class MixesRows(Good):
     """Counts the rows it sees: all steps of all examples at an input site."""
 
     def normalize(self, site, a, step=None):
         return super().normalize(site, a) * len(a)
-
-
-# Precision and devices
 
 
 @dataclass(frozen=True)
@@ -314,8 +296,6 @@ class Float32Parameter(Good):
 
 @dataclass(frozen=True)
 class CoarseInHalf(Good):
-    """Loses what half precision leaves."""
-
     def normalize(self, site, a, step=None):
         rounded = (8 * a).round() / 8 if site.gain.dtype != torch.float32 else a
         return super().normalize(site, a + (rounded - a).detach())
@@ -438,9 +418,6 @@ def test_a_broken_norm_fails(check, norm, args, message, monkeypatch):
 
 def test_every_check_has_a_norm_that_it_refuses():
     assert {check for check, *_ in REFUSED} == checks()
-
-
-# As pytest runs it
 
 
 EXAMPLE = ln_zoo.testing.__doc__.split("\n\n", 1)[1].rsplit("\n\n", 1)[0]

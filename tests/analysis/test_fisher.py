@@ -55,9 +55,6 @@ def blocks(model: GLM) -> Tensor:
     return exact_fisher(model).view(model.units, size, model.units, size)
 
 
-# By hand: one example at a time, from the equations
-
-
 def natural_by_hand(model: GLM, theta: Tensor) -> Tensor:
     """s (N, H), with batch norm's statistics over all examples."""
     per_unit = theta.view(model.units, -1)
@@ -107,7 +104,6 @@ def outcomes(model: GLM, s: Tensor) -> Iterator[tuple[float, Tensor]]:
 
 
 def fisher_by_hand(model: GLM) -> Tensor:
-    """E over examples and outcomes of score score^T."""
     theta = model.parameters().requires_grad_()
     s = natural_by_hand(model, theta)
     total = torch.zeros(len(theta), len(theta), dtype=F64)
@@ -146,7 +142,7 @@ def test_all_forms_hold_with_eps(norm: str) -> None:
     assert relative(closed_form_fisher(model), wanted) <= EXACT
 
 
-@pytest.mark.parametrize("size", [(2, 3, 40), (4, 5, 50), (16, 3, 20)], ids=str)
+@pytest.mark.parametrize("size", [(2, 3, 40), (16, 3, 20)], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_closed_forms_against_automatic_differentiation(
@@ -177,9 +173,6 @@ def test_toys_of_one_seed_differ_in_family_and_norm_only() -> None:
     for name in ("inputs", "weight", "bias"):
         assert all(torch.equal(getattr(toy, name), getattr(toys[0], name)) for toy in toys)
     assert not torch.equal(random_glm(seed=6).weight, toys[0].weight)
-
-
-# As printed
 
 
 def eq_13_for_layer_norm(model: GLM) -> Tensor:
@@ -215,20 +208,6 @@ def test_eq_13_as_printed(family: str) -> None:
     assert relative(*(m[:, W, :, W] for m in both)) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("units", "wanted"), [(4, 0.61), (16, 0.29), (64, 0.14)], ids=["4", "16", "64"]
-)
-def test_size_of_the_error_of_eq_13(units: int, wanted: float) -> None:
-    """Medians of docs/results/fisher.md, which fall as 1 / sqrt(H)."""
-    errors = []
-    for family in FAMILIES:
-        model = random_glm(family, "ln", units)
-        errors.append(
-            relative(closed_form_fisher(model, paper_form=True), closed_form_fisher(model))
-        )
-    assert statistics.median(errors) == pytest.approx(wanted, abs=0.01)
-
-
 def test_eq_32_lacks_the_product_of_normalised_inputs() -> None:
     for family in FAMILIES:
         model = small(family, "bn")
@@ -239,51 +218,6 @@ def test_eq_32_lacks_the_product_of_normalised_inputs() -> None:
         assert relative(gain_block(model), right) <= EXACT
         printed = covariance.mean(0) / model.dispersion**2
         assert relative(gain_block(model, paper_form=True), printed) <= EXACT
-
-
-@pytest.mark.parametrize(
-    ("family", "wanted", "least", "greatest"),
-    [("bernoulli", 0.41, 0.18, 0.59), ("categorical", 0.61, 0.34, 0.89)],
-)
-def test_size_of_the_error_of_eq_32(
-    family: str, wanted: float, least: float, greatest: float
-) -> None:
-    """Range and median of 16 models, as docs/results/fisher.md has them."""
-    models = [random_glm(family, "bn", seed=seed) for seed in range(16)]
-    errors = [relative(gain_block(model, paper_form=True), gain_block(model)) for model in models]
-    assert min(errors) == pytest.approx(least, abs=0.005)
-    assert max(errors) == pytest.approx(greatest, abs=0.005)
-    assert statistics.median(errors) == pytest.approx(wanted, abs=0.005)
-
-
-def test_direction_of_the_error_of_eq_32() -> None:
-    """Without biases p (1 - p) falls with |z|: leaving z^2 out makes every unit's entry greater."""
-    for seed in range(16):
-        model = random_glm("bernoulli", "bn", seed=seed)
-        model = dataclasses.replace(model, bias=torch.zeros_like(model.bias))
-        printed = gain_block(model, paper_form=True).diagonal()
-        right = gain_block(model).diagonal()
-        assert (printed > right).all()
-
-
-def test_eq_32_holds_for_independent_gaussian_outputs() -> None:
-    model = random_glm("gaussian", "bn", dispersion=3.0)
-    assert relative(gain_block(model, paper_form=True), gain_block(model)) <= EXACT
-    assert relative(gain_block(model), torch.eye(4, dtype=F64) / 3) <= EXACT
-
-
-def test_eq_32_by_hand_two_units_and_two_examples() -> None:
-    """z = (1, -1) and (-1, 1): p (1 - p) of the softmax is 0.105, and the printed sign is wrong."""
-    ones = torch.ones(2, dtype=F64)
-    x = torch.tensor([[1.0], [-1.0]], dtype=F64)
-    w = torch.tensor([[1.0], [-1.0]], dtype=F64)
-    model = GLM(x, w, 0 * ones, ones, "categorical", "bn")
-    p = 1 / (1 + torch.tensor(-2.0, dtype=F64).exp())
-    c = p * (1 - p)
-    assert round(float(c), 3) == 0.105
-    torch.testing.assert_close(gain_block(model), c * torch.ones(2, 2, dtype=F64))
-    wanted = c * torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=F64)
-    torch.testing.assert_close(gain_block(model, paper_form=True), wanted)
 
 
 def test_eq_35() -> None:
@@ -300,9 +234,6 @@ def test_eq_35() -> None:
         for n, i, j in itertools.product(range(5), range(3), range(3)):
             right[i, j] += covariance[n, i, j] * a[n, i] * a[n, j] / (norms[i] * norms[j]) / 5
         assert relative(gain_block(model), right) <= EXACT
-
-
-# The direction of the gains
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -325,55 +256,6 @@ def test_gain_block_is_the_metric_of_gain_steps(family: str, norm: str) -> None:
         assert relative(block, blocks(model)[:, -1, :, -1]) <= EXACT
 
 
-# Scale of weights and data
-
-
-@pytest.mark.parametrize("norm", NORMALIZED)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_doubled_weights_quarter_the_curvature(family: str, norm: str) -> None:
-    model = small(family, norm)
-    doubled = dataclasses.replace(model, weight=2 * model.weight)
-    torch.testing.assert_close(doubled.natural_parameters(), model.natural_parameters())
-    before, after = blocks(model), blocks(doubled)
-    rest = slice(-2, None)
-    assert relative(after[:, W, :, W], before[:, W, :, W] / 4) <= EXACT
-    assert relative(after[:, W, :, rest], before[:, W, :, rest] / 2) <= EXACT
-    assert relative(after[:, rest, :, rest], before[:, rest, :, rest]) <= EXACT
-
-
-@pytest.mark.parametrize("norm", ["bn", "wn"])
-def test_one_doubled_weight_vector_halves_its_mixed_blocks(norm: str) -> None:
-    model = small("categorical", norm)
-    weight = model.weight.clone()
-    weight[0] *= 2
-    before, after = blocks(model), blocks(dataclasses.replace(model, weight=weight))
-    assert relative(after[0, W, 0, W], before[0, W, 0, W] / 4) <= EXACT
-    assert relative(after[0, W, 1:, W], before[0, W, 1:, W] / 2) <= EXACT
-    assert relative(after[0, W, :, -2:], before[0, W, :, -2:] / 2) <= EXACT
-    assert relative(after[1:, :, 1:, :], before[1:, :, 1:, :]) <= EXACT
-
-
-@pytest.mark.parametrize(("norm", "factor"), [("bn", 1), ("ln", 1), ("wn", 9), ("none", 9)])
-def test_gain_block_under_inputs_times_3(norm: str, factor: float) -> None:
-    model = small("gaussian", norm)
-    scaled = dataclasses.replace(model, inputs=3 * model.inputs)
-    assert relative(gain_block(scaled), factor * gain_block(model)) <= EXACT
-    for family in ("bernoulli", "categorical"):
-        model = small(family, norm)
-        # So that outputs stay: weights give way without a norm, gains under weight norm.
-        changes = {"none": {"weight": model.weight / 3}, "wn": {"gain": _third(model.gain)}}
-        scaled = dataclasses.replace(model, inputs=3 * model.inputs, **changes.get(norm, {}))
-        torch.testing.assert_close(scaled.natural_parameters(), model.natural_parameters())
-        assert relative(gain_block(scaled), factor * gain_block(model)) <= EXACT
-
-
-def _third(gain: Tensor | None) -> Tensor | None:
-    return None if gain is None else gain / 3
-
-
-# Null directions
-
-
 @pytest.mark.parametrize(("norm", "lost"), [("none", 0), ("bn", 4), ("wn", 4), ("ln", 6)])
 def test_ranks(norm: str, lost: int) -> None:
     """H = 4, D = 5: a rank for each unit under batch and weight norm, D + 1 under layer norm."""
@@ -388,21 +270,6 @@ def test_ranks(norm: str, lost: int) -> None:
         torch.testing.assert_close(null @ (null.T @ directions), directions)
         for basis in (null, directions):
             torch.testing.assert_close(basis.T @ basis, torch.eye(lost, dtype=F64))
-
-
-def test_printed_layer_norm_has_no_null_direction() -> None:
-    model = random_glm("bernoulli", "ln")
-    printed = closed_form_fisher(model, paper_form=True)
-    assert null_space_basis(printed).shape[1] == 0
-    directions = invariant_directions(model)
-    assert float((directions.T @ printed @ directions).diagonal().min()) > 1e-3
-
-
-@pytest.mark.parametrize(("norm", "lost"), [("none", 6), ("bn", 10), ("wn", 10), ("ln", 7)])
-def test_a_softmax_has_null_directions_of_its_own(norm: str, lost: int) -> None:
-    """What is added to all logits: biases, and D vectors where weights are free to follow."""
-    matrix = exact_fisher(random_glm("categorical", norm))
-    assert null_space_basis(matrix).shape[1] == lost
 
 
 @pytest.mark.parametrize("norm", NORMALIZED)
@@ -422,30 +289,10 @@ def test_steps_along_invariant_directions_change_nothing(family: str, norm: str)
     torch.testing.assert_close(inside @ (inside.T @ rows.flatten()), rows.flatten())
 
 
-@pytest.mark.parametrize("norm", NORMALIZED)
-def test_gradients_have_no_part_along_weights(norm: str) -> None:
-    model = small("bernoulli", norm)
-    theta = model.parameters().requires_grad_()
-    y = torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 0], [1, 0, 0], [0, 1, 1]], dtype=F64)
-    s = natural_by_hand(model, theta)
-    loss = -sum(log_likelihood_by_hand(model, *pair) for pair in zip(s, y, strict=True))
-    (gradient,) = torch.autograd.grad(loss, theta)
-    by_weight = gradient.view(3, -1)[:, W]
-    assert by_weight.norm() > 0.1
-    if norm == "ln":
-        assert abs(float((by_weight * model.weight).sum())) <= EXACT
-        assert float(by_weight.sum(0).abs().max()) <= EXACT
-    else:
-        assert float((by_weight * model.weight).sum(1).abs().max()) <= EXACT
-
-
 def test_null_space_of_few_examples() -> None:
     """An example gives each unit one direction."""
     matrix = exact_fisher(random_glm("gaussian", "none", units=2, features=5, examples=3))
     assert null_space_basis(matrix).shape == (12, 6)
-
-
-# KL divergence
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -471,27 +318,6 @@ def test_hessian_of_kl_is_fisher(family: str, norm: str) -> None:
     zero = torch.zeros_like(model.parameters())
     hessian = torch.func.hessian(lambda step: kl_divergence(model, step))(zero)
     assert relative(hessian, exact_fisher(model)) <= EXACT
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_kl_less_its_quadratic_form_shrinks_8_times_per_halving(family: str, norm: str) -> None:
-    model = small(family, norm)
-    step = torch.linspace(-1, 1.3, len(model.parameters()), dtype=F64).cos() / 3
-    torch.testing.assert_close(
-        squared_distance(model, step), step @ exact_fisher(model) @ step / 2, rtol=EXACT, atol=0
-    )
-    rest = [
-        float(kl_divergence(model, h * step) - squared_distance(model, h * step))
-        for h in (2**-10, 2**-11)
-    ]
-    if (family, norm) == ("gaussian", "none"):  # s is linear, and KL quadratic in it
-        assert max(map(abs, rest)) < 1e-15
-    else:
-        assert rest[0] / rest[1] == pytest.approx(8, rel=0.05)
-
-
-# From sampled outputs, and from labels
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -568,19 +394,6 @@ def test_empirical_fisher_takes_the_labels_of_the_data(family: str, norm: str) -
     assert relative(empirical_fisher(model, y), wanted) <= EXACT
     if family == "categorical":
         assert torch.equal(empirical_fisher(model, classes), empirical_fisher(model, y))
-
-
-def test_empirical_fisher_is_another_matrix_where_the_model_is_wrong() -> None:
-    model = random_glm("bernoulli", "bn", examples=5000)
-    other = dataclasses.replace(model, bias=model.bias + 1)
-    exact = exact_fisher(model)
-    right = relative(empirical_fisher(model, model.sample(seed=1)[0]), exact)
-    wrong = relative(empirical_fisher(model, other.sample(seed=1)[0]), exact)
-    assert right < 0.08
-    assert wrong > 0.2
-
-
-# What does not fit
 
 
 GOOD = random_glm("bernoulli", "ln", units=3, features=2, examples=5)
@@ -705,9 +518,6 @@ def test_steps_that_do_not_fit(distance: Callable[[GLM, Tensor], Tensor]) -> Non
 def test_classes_may_have_any_integer_type() -> None:
     ones = torch.ones(5, dtype=torch.uint8)
     assert torch.equal(empirical_fisher(SOFTMAX, ones), empirical_fisher(SOFTMAX, ones.long()))
-
-
-# All claims
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,6 @@ def made(norm: Norm, inputs: int = 8, features: int = 6, seed: int = 1) -> Linea
     return layer
 
 
-# The cells
-
-
 @pytest.mark.parametrize(("norm", "row"), TABLE_1.items(), ids=repr)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_table_1(norm: Norm, row: str, seed: int) -> None:
@@ -98,9 +95,6 @@ def test_verdicts_do_not_depend_on_the_size_of_weights(scale: float) -> None:
     for norm, row in TABLE_1.items():
         cells = invariance_table([norm], weight_scale=scale).rows[0].cells
         assert [cell.verdict for cell in cells.values()] == row.split()
-
-
-# Maps and deviations, from the equations
 
 
 class Recorder(nn.Linear):
@@ -169,7 +163,6 @@ def test_the_maps_are_those_of_the_paper() -> None:
 
 
 def by_hand(norm: Norm, layer: Linear, w: Tensor, x: Tensor, eps: float = 0.0) -> Tensor:
-    """The layer's equation, with these weights and inputs."""
     b, site = layer.bias.detach(), layer.site
     if isinstance(norm, WeightNorm):
         return x @ (site.scale.detach()[:, None] * w / w.norm(dim=1)[:, None]).T + b
@@ -205,85 +198,6 @@ def test_deviations_are_those_of_the_equations(norm: Norm, eps: float) -> None:
         assert found[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-14)
 
 
-def test_layer_norm_takes_both_weight_maps_at_once() -> None:
-    """Eq. 6; and a negative factor flips the sign of what is normalised."""
-    layer, x = made(LayerNorm(eps=0.0)), random_inputs()
-    before = layer(x).detach()
-    gamma = torch.randn(8, dtype=F64)
-    with torch.no_grad():
-        layer.weight.mul_(1.7).add_(gamma)
-        torch.testing.assert_close(layer(x), before, rtol=0, atol=1e-12)
-        layer.weight.mul_(-1)
-        torch.testing.assert_close(2 * layer.bias - layer(x), before, rtol=0, atol=1e-12)
-
-
-# Outside Table 1
-
-
-class InputNormalized(nn.Module):
-    """W times normalised inputs."""
-
-    def __init__(self, over_examples: bool) -> None:
-        super().__init__()
-        self.axis = 0 if over_examples else 1
-        torch.manual_seed(0)
-        self.linear = nn.Linear(8, 6, dtype=F64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        var, mean = torch.var_mean(x, self.axis, correction=0, keepdim=True)
-        return self.linear((x - mean) / var.sqrt())
-
-
-@pytest.mark.parametrize("over_examples", [False, True])
-def test_normalising_inputs_gives_no_invariance_to_weights(over_examples: bool) -> None:
-    found = measure_invariance(
-        InputNormalized(over_examples), random_inputs(), weight="linear.weight"
-    )
-    data = ["dataset_rescaling", "dataset_recentering" if over_examples else "example_rescaling"]
-    for name in INVARIANCES:
-        assert found[name] <= 1e-12 if name in data else found[name] > 0.1
-
-
-class BiasInside(nn.Linear):
-    """Layer norm of Wx + b, as some code has it."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.functional.layer_norm(super().forward(input), (6,), eps=0.0)
-
-
-def test_a_bias_inside_costs_all_but_recentring() -> None:
-    torch.manual_seed(0)
-    layer = BiasInside(8, 6, dtype=F64)
-    found = measure_invariance(layer, random_inputs())
-    assert [name for name, moved in found.items() if moved < 1e-3] == ["weight_matrix_recentering"]
-    with torch.no_grad():
-        layer.bias.zero_()
-    found = measure_invariance(layer, random_inputs())
-    names = {name for name, moved in found.items() if moved <= 1e-12}
-    assert names == LayerNorm.invariances
-
-
-# Statistics over the data set
-
-
-def test_frozen_statistics_leave_no_invariance() -> None:
-    norm = BatchNorm(eps=0.0)
-    layer, x = made(norm), random_inputs()
-    found = measure_invariance(layer, x, (3.0,), frozen=True)
-    assert min(found.values()) > 0.1
-    # h' - h = g (a' - a) / σ, with the σ from before.
-    a = x @ layer.weight.detach().T
-    rate = (layer.site.gain.detach() / a.var(0, correction=0).sqrt()).abs()
-    output = by_hand(norm, layer, layer.weight.detach(), x)
-    spread = (output - output.mean(0)).abs().max()
-    for name in ("weight_matrix_rescaling", "dataset_rescaling"):
-        assert found[name] == pytest.approx(float((2 * a.abs() * rate).max() / spread))
-    example = x.square().sum(1).argmax()
-    assert found["example_rescaling"] == pytest.approx(
-        float((2 * a[example].abs() * rate).max() / spread)
-    )
-
-
 def test_frozen_statistics_are_those_of_all_inputs() -> None:
     """Before any map, both readings have one output."""
     layer, x = made(BatchNorm()), random_inputs()
@@ -293,14 +207,6 @@ def test_frozen_statistics_are_those_of_all_inputs() -> None:
     torch.testing.assert_close(layer.eval()(x), training, rtol=0, atol=1e-12)
     recomputed, frozen = (measure_invariance(layer, x, frozen=each) for each in (False, True))
     assert recomputed["dataset_recentering"] < 1e-12 < frozen["dataset_recentering"]
-
-
-def test_one_example_alone_under_recomputed_statistics_moves_the_others() -> None:
-    layer, x = made(BatchNorm(eps=0.0)), random_inputs()
-    before = layer(x).detach()
-    x[3] *= 3
-    moved = (layer(x).detach() - before).abs().amax(1)
-    assert moved.min() > 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,8 +240,6 @@ def test_a_norm_with_statistics_of_its_own() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AverageScale(BatchScale):
-    """The same, kept as a running average."""
-
     share: float = 0.1
 
     def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
@@ -455,18 +359,6 @@ def test_nothing_of_the_layer_is_changed(norm: Norm, frozen: bool) -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-# Weight norm and the data set: text against table
-
-
-def test_weight_norm_follows_the_scale_of_the_data() -> None:
-    """Its sums are g w·x / |w|: nothing in the divisor knows of x, so they go with δ."""
-    layer, x = made(WeightNorm()), random_inputs()
-    sums = (layer(x) - layer.bias).detach()
-    torch.testing.assert_close((layer(3 * x) - layer.bias).detach(), 3 * sums, rtol=1e-12, atol=0)
-    found = measure_invariance(layer, x, (3.0,))["dataset_rescaling"]
-    assert found == pytest.approx(float(2 * sums.abs().max() / (sums - sums.mean(0)).abs().max()))
-
-
 # eps
 
 
@@ -485,15 +377,6 @@ def test_as_shipped_the_formula_predicts_every_deviation(norm: Norm, scale: floa
             assert (cell.predicted > 0) == scales
         else:
             assert cell.exact > 0.1
-
-
-def test_tiny_weights_lose_the_invariance_to_eps() -> None:
-    """W x 1e-3: variances are about eps, and a yes of the table moves the output by its size."""
-    row = invariance_table([LayerNorm()], eps=None, weight_scale=1e-3).rows[0]
-    for name in ("weight_matrix_rescaling", "dataset_rescaling", "example_rescaling"):
-        assert row.cells[name].deviation > 0.3
-        assert row.cells[name].verdict == "yes"
-    assert row.cells["weight_matrix_recentering"].deviation <= 1e-12
 
 
 @pytest.mark.parametrize("factor", [0.25, 0.5, 2.0, 3.0, 100.0])
@@ -528,23 +411,8 @@ def test_effect_of_eps_is_that_of_the_formula(norm: Norm, eps: float | None) -> 
         assert effect.measured[-1] < 1e-7
 
 
-def test_ratios_of_the_effect_are_those_of_variances() -> None:
-    """Where σ² is known beforehand: two units, and sums of mean 0 and variance 1/4."""
-    x = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]], dtype=F64)
-    layer = made(LayerNorm(eps=0.25), 1, 2)
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([[0.5], [-0.5]]))
-    found = measure_invariance(layer, x, (2.0,))["weight_matrix_rescaling"]
-    (effect,) = eps_effect(LayerNorm(eps=0.25), None, (2.0,), (1.0,))
-    expected = math.sqrt((1 + 1) / (1 + 1 / 4)) - 1
-    assert float(effect.measured) == pytest.approx(expected)
-    assert found == pytest.approx(expected)
-
-
 @dataclasses.dataclass(frozen=True)
 class EpsOutside(Norm):
-    """Adds eps to the root."""
-
     eps: float = 1e-5
     invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
 
@@ -571,8 +439,6 @@ def test_a_norm_that_the_formula_is_not_meant_for() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Bounded(Norm):
-    """RMS norm that takes no great eps."""
-
     eps: float = 1e-5
     invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
 
@@ -602,9 +468,6 @@ def test_a_norm_whose_eps_has_bounds() -> None:
 def test_no_effect_without_eps(norm: Norm, eps: float | None) -> None:
     with pytest.raises(ValueError, match="eps above 0"):
         eps_effect(norm, eps)
-
-
-# A user's norms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -687,9 +550,6 @@ def test_between_yes_and_no() -> None:
     assert (cell.verdict, cell.agrees) == ("?", False)
 
 
-# Errors
-
-
 @dataclasses.dataclass(frozen=True)
 class NeedsEps(Claims):
     def __post_init__(self) -> None:
@@ -761,9 +621,6 @@ def test_inputs_that_do_not_fit(shape: tuple[int, ...]) -> None:
     ):
         with pytest.raises(ValueError, match=rf"inputs.*\(N, I\).*{re.escape(str(shape))}"):
             call()
-
-
-# Showing it
 
 
 SHOWN = invariance_table([Claims(), BatchNorm(), SaysNothing()], eps=None)
@@ -864,11 +721,6 @@ def test_a_terminal_of_80_characters() -> None:
     assert "(yes)!" in printed(SHOWN)
     # Square brackets are no markup.
     assert "text='[red]')" in printed(invariance_table([Odd_Norm(text="[red]")]), 120)
-
-
-def test_what_eps_was_stands_in_the_caption() -> None:
-    assert "eps 0, verdict without it; !" in invariance_table([LayerNorm()]).caption
-    assert "eps 0.001, verdict without it; ≈" in invariance_table([LayerNorm()], eps=1e-3).caption
 
 
 def test_picture_and_its_numbers(tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.analysis import (
-    empirical_fisher,
     layer_blocks,
     network_empirical_fisher,
     network_fisher,
-    random_glm,
 )
 from ln_zoo.layers import GRU, Conv2d, Linear
 from ln_zoo.models import ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier
@@ -109,13 +107,6 @@ def test_other_families(family: str, phi: float) -> None:
     for block in network_fisher(model, x, family=family, dispersion=phi).values():
         wanted = expected(model, list(block.parameters), x, family, phi)
         torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
-
-
-def test_dispersion_divides() -> None:
-    model, x = classifier("mlp", LayerNorm())
-    one, three = (network_fisher(model, x, family="gaussian", dispersion=d) for d in (1.0, 3.0))
-    for name in one:
-        torch.testing.assert_close(one[name].matrix, 3 * three[name].matrix)
 
 
 def test_batch_statistics_are_differentiated_through() -> None:
@@ -214,9 +205,6 @@ def test_steps_times_0_have_no_part() -> None:
         torch.testing.assert_close(masked[name].matrix, block.matrix)
 
 
-# Over given outputs
-
-
 def test_mean_over_given_outputs() -> None:
     model, x = classifier("mlp", LayerNorm())
     y = torch.tensor([2, 0, 1])
@@ -234,40 +222,6 @@ def test_mean_over_given_outputs() -> None:
         torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
         largest = float(torch.linalg.eigvalsh(wanted)[-1])
         assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
-
-
-def test_over_given_outputs_a_layer_is_the_glm_of_its_name() -> None:
-    glm = random_glm("categorical", "none", units=3, features=2, examples=6)
-    layer = Linear(2, 3, dtype=F64)
-    with torch.no_grad():
-        layer.weight.copy_(glm.weight)
-        layer.bias.copy_(glm.bias)
-    classes = torch.tensor([0, 1, 2, 2, 1, 0])
-    block = network_empirical_fisher(
-        layer,
-        (glm.inputs, classes),
-        lambda b: -nn.functional.cross_entropy(layer(b[0]), b[1], reduction="none"),
-    )[""]
-    # From [w, b] of each unit in turn to all w, then all b.
-    order = [3 * unit + k for unit in range(3) for k in range(2)] + [2, 5, 8]
-    wanted = empirical_fisher(glm, classes)[order][:, order]
-    torch.testing.assert_close(block.matrix, wanted, rtol=1e-12, atol=1e-15)
-
-
-def test_over_outputs_of_the_model_it_tends_to_the_fisher_information() -> None:
-    model, x = classifier("mlp", LayerNorm())
-    x = x[:1]
-    many = x.repeat_interleave(400, 0)
-    generator = torch.Generator().manual_seed(0)
-    y = model(x).softmax(1).multinomial(400, replacement=True, generator=generator).flatten()
-    names = {"readout": ["network.3.weight"]}
-
-    def log_likelihood(batch: tuple[Tensor, Tensor]) -> Tensor:
-        return -nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-    found = network_empirical_fisher(model, (many, y), log_likelihood, blocks=names)["readout"]
-    exact = network_fisher(model, x, blocks=names)["readout"]
-    assert float((found.matrix - exact.matrix).norm() / exact.matrix.norm()) < 0.1
 
 
 def test_mixtures_of_handwriting() -> None:
@@ -339,51 +293,6 @@ def test_layers() -> None:
     assert list(blocks) == ["gru", "wn"]
     assert blocks["wn"] == ["wn.weight", "wn.site.scale"]
     assert sorted(blocks["gru"]) == sorted(f"gru.{n}" for n, _ in network["gru"].named_parameters())
-
-
-# Claims of the paper (section 5.2) on networks
-
-
-@pytest.mark.parametrize(
-    ("norm", "whole"),
-    [(LayerNorm(eps=0.0), True), (WeightNorm(), False), (BatchNorm(eps=0.0), False)],
-    ids=lambda value: type(value).__name__ if isinstance(value, Norm) else "",
-)
-def test_curvature_falls_with_the_square_of_the_weights_length(norm: Norm, whole: bool) -> None:
-    torch.manual_seed(0)
-    layer = Linear(4, 5, norm=norm)
-    network = nn.Sequential(layer, nn.Tanh(), Linear(5, 3)).double()
-    x, rows = normal(6, 4), slice(None) if whole else slice(2, 3)
-    scale = "0.site.scale" if isinstance(norm, WeightNorm) else "0.site.gain"
-    before = network_fisher(network, x, statistics="batch")["0"]
-    with torch.no_grad():
-        layer.weight[rows] *= 2
-    after = network_fisher(network, x, statistics="batch")["0"]
-
-    def unit(part: Tensor, columns: bool) -> Tensor:
-        view = part.view(5, 4, *((5, 4) if columns else (5,)))
-        return view[rows, :, rows] if columns else view[rows]
-
-    own = [unit(block.part("0.weight"), True) for block in (before, after)]
-    torch.testing.assert_close(own[1], own[0] / 4, rtol=1e-9, atol=1e-13)
-    for other in ("0.bias", scale):
-        mixed = [unit(block.part("0.weight", other), False) for block in (before, after)]
-        torch.testing.assert_close(mixed[1], mixed[0] / 2, rtol=1e-9, atol=1e-13)
-        torch.testing.assert_close(after.part(other), before.part(other), rtol=1e-9, atol=1e-13)
-
-
-def test_directions_that_normalised_layers_do_not_feel() -> None:
-    torch.manual_seed(0)
-    layer = Linear(4, 5, norm=LayerNorm(eps=0.0))
-    network = nn.Sequential(layer, nn.Tanh(), Linear(5, 3)).double()
-    block = network_fisher(network, normal(30, 4))["0"].part("0.weight")
-    same = normal(4).expand(5, 4)  # added to every row
-    for direction in (layer.weight.detach(), same):
-        unit = direction.reshape(-1) / direction.norm()
-        assert float((block @ unit).norm()) < 1e-13 * float(block.norm())
-
-
-# Errors
 
 
 MLP, MLP_X = classifier("mlp", LayerNorm())

@@ -83,12 +83,15 @@ def test_order_embedding_at_once_is_the_models_penalty(tmp_path: Path) -> None:
     assert float(found[0]["wall_ratio"]) == 1
 
 
-def test_threads_are_timed_beside_busy_processes(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("busy", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_threads_are_timed_beside_busy_processes(
+    busy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     quick = ["--models=quickstart", "--settings=1 thread", "--rounds=1", "--seconds=0.01"]
-    threads.main([*quick, "--busy=1"])
+    threads.main([*quick, f"--busy={busy}"])
     last = capsys.readouterr().out.splitlines()[-1]
     name, processes, milliseconds = last.strip("| ").split(" | ")
-    assert (name, processes) == ("quickstart", "1")
+    assert (name, processes) == ("quickstart", busy)
     assert float(milliseconds) > 0
 
 

@@ -73,16 +73,6 @@ def test_the_scripted_lstm_computes_the_equations() -> None:
         contestants.layer("torchscript", "GRU", SIZE, training=True)
 
 
-def test_a_simple_rnn_takes_part_where_it_can(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = ["--cells", "RNN", "--sizes", "3,2,4,5", "--modes", "infer", "--repeats", "2"]
-    few += ["--norms", "Identity", "--contestants", "naive", "Identity/aten"]
-    rnn.main([*few, "--seconds", "0.01", "--out", str(tmp_path)])
-    assert [row["contestant"] for row in read(tmp_path)] == ["torch", "Identity/aten"]
-    assert "naive: no RNN was written by hand" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("cell", contestants.CELLS)
 @pytest.mark.parametrize("name", ["naive", "LayerNorm/aten", "LayerNorm/native"])
 def test_steps_of_a_cell_are_those_of_its_layer(cell: str, name: str) -> None:
@@ -141,9 +131,6 @@ def test_bf16_is_mixed() -> None:
     assert {p.dtype for p in contestant.module.parameters()} == {torch.float32}
 
 
-# Who takes part
-
-
 def test_names_of_contestants() -> None:
     assert contestants.names(["LayerNorm", "BatchNorm"], "train") == [
         *("torch", "cell-loop", "naive", "torchscript"),
@@ -176,12 +163,6 @@ def test_absence_has_a_reason(name: str, size: Size, words: str) -> None:
         contestants.layer(name, "GRU", size, training=True)
 
 
-def test_batch_norm_of_one_example_may_infer() -> None:
-    size = Size(2, 1, 3, 4)
-    contestant = contestants.layer("BatchNorm", "GRU", size, training=False)
-    assert modes.inference(contestant, size, "float32")().shape == (2, 1, 4)
-
-
 @pytest.mark.parametrize("text", ["1,2,3", "1,2,3,0", "1,2,3,4,5"])
 def test_sizes_are_four_numbers(text: str) -> None:
     with pytest.raises(ValueError, match="a size is T,B,I,H"):
@@ -196,9 +177,6 @@ def test_choice_of_kernels_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with limited_to(None):
         assert "LN_ZOO_KERNELS" not in os.environ
     assert os.environ["LN_ZOO_KERNELS"] == "0"
-
-
-# Timing
 
 
 def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +197,6 @@ def test_ratios_are_taken_by_round() -> None:
     # The machine was ten times slower in the second round, for both.
     assert ratios([2.0, 20.0, 2.2], [1.0, 10.0, 1.0]) == Spread(2.0, 2.0, 2.1)
     assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
-
-
-# The command
 
 
 def read(folder: Path) -> list[dict[str, str]]:
@@ -259,19 +234,6 @@ def test_command_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture
     with Image.open(tmp_path / "out" / "rnn.png") as picture:
         assert picture.height > picture.width
         assert len(picture.convert("L").getcolors() or [0] * 3) > 2
-
-
-def test_bf16_is_laid_beside_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--cells", "GRU", "--sizes", "3,2,4,5", "--modes", "infer", "--repeats", "2"]
-    rnn.main([*few, "--precision", "bf16-mixed", "--contestants", "naive", "--out", str(tmp_path)])
-    pairs = [(row["contestant"], row["precision"], row["baseline"]) for row in read(tmp_path)]
-    assert pairs == [
-        ("torch", "float32", "torch"),
-        ("torch", "bf16-mixed", "torch"),
-        ("naive", "float32", "torch"),
-        ("naive", "bf16-mixed", "naive"),
-    ]
-    assert "naive bf16-mixed" in capsys.readouterr().out
 
 
 def test_small_calls_are_options_that_others_replace(

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
+from training import quiet_trainer
 
 from ln_zoo.callbacks import AttentionPictures
 from ln_zoo.data import SyntheticClozeQA
@@ -90,19 +90,12 @@ def test_wrong_input(questions: list[Attended], message: str) -> None:
         plot_attention(questions)
 
 
-def trainer(folder: Path, *callbacks: AttentionPictures, **options: Any) -> Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    return Trainer(
-        accelerator="cpu", callbacks=list(callbacks), default_root_dir=folder, **quiet | options
-    )
-
-
 def test_prediction_draws_once(tmp_path: Path) -> None:
     data = SyntheticClozeQA(train_size=20, val_size=5, test_size=20)
     torch.manual_seed(0)
     model = AttentiveReader(data.vocabulary, 8, norm=LayerNorm())
     pictures = AttentionPictures(str(tmp_path / "mine"), questions=2)
-    found = trainer(tmp_path, pictures).predict(model, datamodule=data)
+    found = quiet_trainer(pictures, default_root_dir=tmp_path).predict(model, datamodule=data)
     assert pictures.written == [tmp_path / "mine" / "attention.png"]
     # The questions are the first and the middle one; what is drawn is what the model says.
     data.setup()

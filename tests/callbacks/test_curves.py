@@ -8,8 +8,8 @@ import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pytest
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
+from training import quiet_trainer
 
 from ln_zoo.callbacks import CurvesPlot
 from ln_zoo.data import Digits
@@ -110,8 +110,6 @@ def test_what_a_user_logs_of_weights_is_drawn(tmp_path: Path) -> None:
 
 
 class Stops(MLPClassifier):
-    """A model that fails in its second epoch."""
-
     def training_step(self, batch, batch_idx):
         if self.current_epoch == 1:
             raise KeyError("no more")
@@ -121,11 +119,8 @@ class Stops(MLPClassifier):
 @pytest.mark.parametrize("cls", [MLPClassifier, Stops])
 def test_drawn_when_training_ends_one_way_or_the_other(tmp_path: Path, cls: type) -> None:
     callback = CurvesPlot()
-    trainer = Trainer(
-        max_epochs=2, logger=CSVLogger(tmp_path, "run"), enable_progress_bar=False,
-        enable_model_summary=False, accelerator="cpu", callbacks=callback, log_every_n_steps=1,
-        enable_checkpointing=False,
-    )  # fmt: skip
+    logger = CSVLogger(tmp_path, "run")
+    trainer = quiet_trainer(callback, max_epochs=2, logger=logger, log_every_n_steps=1)
     data = Digits(batch_size=20, train_size=100)
     if cls is Stops:
         with pytest.raises(KeyError):
@@ -140,9 +135,7 @@ def test_drawn_when_training_ends_one_way_or_the_other(tmp_path: Path, cls: type
 
 def test_does_nothing_without_the_file(tmp_path: Path) -> None:
     callback = CurvesPlot()
-    Trainer(
-        max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        accelerator="cpu", callbacks=callback, enable_checkpointing=False,
-        default_root_dir=tmp_path,
-    ).fit(MLPClassifier(64, [8]), datamodule=Digits(batch_size=50, train_size=100))  # fmt: skip
+    quiet_trainer(callback, max_epochs=1).fit(
+        MLPClassifier(64, [8]), datamodule=Digits(batch_size=50, train_size=100)
+    )
     assert callback.written is None

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from training import quiet_trainer
 
 from ln_zoo.callbacks import CurvesInCheckpoint, EpochEvaluation, LastCheckpoint, StepEvaluation
 from ln_zoo.data import Digits
@@ -20,24 +21,16 @@ def fit(folder: Path, *callbacks: Callback, resume: Path | None = None) -> None:
     """Three epochs of 5 updates; a checkpoint after every third update and every epoch."""
     seed_everything(0, verbose=False)
     within = ModelCheckpoint(filename="at-{step}", every_n_train_steps=3, save_top_k=-1)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=3,
-        log_every_n_steps=2,
-        logger=CSVLogger(folder, name="", version=""),
-        callbacks=[
-            *(EpochEvaluation(), StepEvaluation(3, 50), CurvesInCheckpoint(), *callbacks),
-            *(within, LastCheckpoint()),
-        ],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(
+        *(EpochEvaluation(), StepEvaluation(3, 50), CurvesInCheckpoint(), *callbacks),
+        *(within, LastCheckpoint()),
+        max_epochs=3, log_every_n_steps=2, logger=CSVLogger(folder, name="", version=""),
+    )  # fmt: skip
     data = Digits(batch_size=20, train_size=100, val_size=20)
     trainer.fit(MLPClassifier(64, [4]), data, ckpt_path=resume, weights_only=True)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
-    """The rows without wall times."""
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
@@ -74,15 +67,8 @@ def test_the_rows_of_an_epoch_are_in_its_checkpoint_before_they_are_logged(tmp_p
 
 
 def test_a_run_without_a_table_keeps_none(tmp_path: Path) -> None:
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        default_root_dir=tmp_path,
-        callbacks=[CurvesInCheckpoint(), LastCheckpoint()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    callbacks = CurvesInCheckpoint(), LastCheckpoint()
+    trainer = quiet_trainer(*callbacks, max_epochs=1, default_root_dir=tmp_path)
     data = Digits(batch_size=20, train_size=40, val_size=20)
     trainer.fit(MLPClassifier(64, [4]), data)
     (checkpoint,) = tmp_path.rglob("last.ckpt")

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from cli_support import CONFIGS, run, same, write_idx
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from training import quiet_trainer
 
 from ln_zoo.callbacks import DataDependentInit
 from ln_zoo.data import Digits
@@ -43,11 +44,9 @@ def scales(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def fit(
     model: MLPClassifier, folder: Path, *callbacks: Callback, epochs: int = 1, data=None, **resumed
 ) -> None:
-    Trainer(
-        max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        accelerator="cpu", callbacks=[*callbacks, ModelCheckpoint(folder, filename="last")],
-        default_root_dir=folder, limit_val_batches=0,
-    ).fit(model, datamodule=data or digits(), **resumed)  # fmt: skip
+    callbacks = (*callbacks, ModelCheckpoint(folder, filename="last"))
+    trainer = quiet_trainer(*callbacks, max_epochs=epochs, limit_val_batches=0)
+    trainer.fit(model, datamodule=data or digits(), **resumed)
 
 
 def test_a_fit_starts_from_the_first_examples(tmp_path: Path) -> None:
@@ -96,10 +95,7 @@ def test_a_resumed_run_continues_exactly(
 def test_it_acts_on_fits_alone(tmp_path: Path) -> None:
     model, start = new_model(), Start()
     fresh = {k: v.clone() for k, v in model.state_dict().items()}
-    trainer = Trainer(
-        logger=False, enable_progress_bar=False, accelerator="cpu", default_root_dir=tmp_path,
-        callbacks=[DataDependentInit(50), start], limit_val_batches=1,
-    )  # fmt: skip
+    trainer = quiet_trainer(DataDependentInit(50), start, limit_val_batches=1)
     trainer.validate(model, datamodule=digits(), verbose=False)
     assert same(start.state, fresh)
 
@@ -138,16 +134,11 @@ def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
         fit(MLPClassifier(64, [8], norm=LayerNorm()), tmp_path, DataDependentInit())
     with pytest.raises(ValueError, match=r"batch_size .*1"):
         DataDependentInit(1)
-    trainer = Trainer(
-        logger=False, enable_checkpointing=False, accelerator="cpu", default_root_dir=tmp_path,
-        callbacks=[DataDependentInit()], enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(DataDependentInit())
     message = "DataDependentInit .*train_dataloader.*none"
     with pytest.raises(ValueError, match=message):
         trainer.fit(new_model(), Pairs().train_dataloader())
 
-
-# On the command line
 
 DATA = ("--data=MNIST", "--data.root=mnist", "--data.train_size=41", "--data.val_size=19")
 BATCHES = ("--data.batch_size=4", "--trainer.max_epochs=1", "--trainer.limit_val_batches=0")

@@ -12,11 +12,10 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from training import quiet_trainer
 
 from ln_zoo.callbacks import DRAWPictures, DRAWSamples
-from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.loading import Tensors
 from ln_zoo.layers import DRAWOutput, DRAWTrace
 from ln_zoo.plots.draw import (
     Windows,
@@ -118,25 +117,6 @@ class Drawer(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Watch(Callback):
-    """The model's state and modes, and the random numbers to come, by the number of updates."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, dict[str, Tensor]] = {}
-
-    def on_train_batch_start(self, trainer, pl_module, *_) -> None:
-        self._keep(trainer, pl_module)
-
-    def on_train_end(self, trainer, pl_module) -> None:
-        self._keep(trainer, pl_module)
-
-    def _keep(self, trainer, pl_module) -> None:
-        state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-        state["random"] = torch.get_rng_state()
-        state["modes"] = torch.tensor([m.training for m in pl_module.modules()])
-        self.states[trainer.global_step] = state
-
-
 class Pictures(Logger):
     """Takes pictures as the logger of Weights & Biases does."""
 
@@ -162,11 +142,8 @@ def make(**arguments) -> Drawer:
 
 
 def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
-    return Trainer(
-        **{"logger": CSVLogger(folder, name="run", version=0), "max_epochs": 3} | options,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        accelerator="cpu", callbacks=list(callbacks), log_every_n_steps=1,
-    )  # fmt: skip
+    given = {"logger": CSVLogger(folder, name="run", version=0), "max_epochs": 3} | options
+    return quiet_trainer(*callbacks, **given, log_every_n_steps=1)
 
 
 def names(folder: Path) -> list[str]:
@@ -215,9 +192,6 @@ def expected(model: Drawer, images: Tensor, rows: int, seed: int, when: str, epo
     }
 
 
-# During training
-
-
 @pytest.mark.parametrize(
     ("arguments", "steps"),
     [
@@ -235,13 +209,6 @@ def test_pictures_at_the_updates_asked_for(
     assert names(tmp_path / "run/version_0/samples") == pictures(*steps)
     assert sorted(path.name for path in samples.written) == pictures(*steps)
     assert list(samples.divergences) == [step / 4 for step in steps]
-
-
-def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
-    samples = DRAWSamples(every_n_epochs=None, every_n_steps=1, rows=1)
-    runner = trainer(tmp_path, samples, accumulate_grad_batches=2, max_epochs=1)
-    runner.fit(make(), datamodule=Images())
-    assert names(tmp_path / "run/version_0/samples") == pictures(1, 2)
 
 
 def test_pictures_are_of_the_model_at_that_update(tmp_path: Path) -> None:
@@ -324,13 +291,6 @@ def test_without_attention(tmp_path: Path) -> None:
         assert (picture[..., 0] == picture[..., 1]).all()
 
 
-def test_bfloat16(tmp_path: Path) -> None:
-    samples = DRAWSamples(every_n_epochs=3, rows=1, animate=True)
-    runner = trainer(tmp_path, samples, precision="bf16-mixed")
-    runner.fit(make(), datamodule=Images())
-    assert len(names(tmp_path / "run/version_0/samples")) == len(STILL) + 1
-
-
 def test_two_processes_search_all_training_images(tmp_path: Path) -> None:
     """The first alone writes, and what it writes is what one process would have."""
     for devices in (1, 2):
@@ -343,64 +303,12 @@ def test_two_processes_search_all_training_images(tmp_path: Path) -> None:
     assert names(tmp_path / "1") == names(tmp_path / "2") == [f"{name}.png" for name in STILL]
 
 
-def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
-    """Of the whole validation set, though each is given every other batch of it to evaluate."""
-    for devices in (1, 2):
-        samples, folder = DRAWSamples(rows=4), tmp_path / str(devices)
-        options = {"strategy": "ddp_fork", "devices": 2} if devices == 2 else {}
-        # One update, so that epochs are of one length.
-        limits = {"limit_train_batches": 1, "max_epochs": 1}
-        runner = trainer(
-            folder, samples, logger=False, default_root_dir=folder, **limits, **options
-        )
-        runner.fit(Unmoved(), datamodule=Sharded())
-    one, two = (tmp_path / n / "samples" for n in "12")
-    assert names(one) == names(two) == pictures(1)
-    for name in pictures(1):
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
-
-
-class Unmoved(Drawer):
-    """Is the same after any update."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-class Sharded(ZooDataModule):
-    """The sets of `Images`, which processes share as those of the zoo."""
-
-    name = "sharded"
-
-    def __init__(self) -> None:
-        super().__init__(3, 0, 3, 0, pin_memory=False, drop_last=False)
-
-    def setup(self, stage: str | None = None) -> None:
-        self._sets = {
-            name: Tensors(images, torch.arange(len(images)))
-            for name, images in Images().sets.items()
-        }
-
-    def training_set(self) -> Dataset:
-        return self._set("train")
-
-    def evaluation_set(self, name: str, examples: int | None = None) -> Dataset:
-        return self._set(name)
-
-
 class Shares(Images):
     """Each of two processes has every other training image."""
 
     def train_eval_dataloader(self) -> DataLoader:
         world, rank = self.trainer.world_size, self.trainer.global_rank
         return DataLoader(TensorDataset(self.sets["train"][rank::world]), batch_size=5)
-
-
-# Prediction
 
 
 @pytest.mark.parametrize("folder", [None, "mine"])
@@ -427,23 +335,6 @@ def test_prediction_about_fewer_images_than_there_is_room_for(tmp_path: Path) ->
     )
     found = tmp_path / "run/version_0/reconstructions.png"
     assert found.read_bytes() == (tmp_path / "expected.png").read_bytes()
-
-
-# Errors, before anything is trained
-
-
-class Undrawn(Drawer):
-    """Reads, but does not make images up."""
-
-    @property
-    def generate_samples(self):
-        raise AttributeError
-
-    kl_by_glimpse = generate_samples
-
-
-class Unsearched(LightningDataModule):
-    train_dataloader = val_dataloader = predict_dataloader = Images.val_dataloader
 
 
 class TestDRAWSamples(CallbackCase):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
+from training import quiet_trainer
 
 from ln_zoo.callbacks import EpochEvaluation
 from ln_zoo.data import Digits
@@ -30,23 +30,17 @@ class Witness(Callback):
 
 
 class Before(Callback):
-    """How the model looked before scoring."""
-
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
         self.random = torch.get_rng_state()
 
 
-def fit(norm: Norm, folder: Path, callback: EpochEvaluation, epochs: int = 2, **sizes: int):
+def fit(norm: Norm, callback: EpochEvaluation, epochs: int = 2, **sizes: int):
     data = Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 5, **sizes})
     torch.manual_seed(0)
     model = MLPClassifier(64, [8], norm=norm)
     before, witness = Before(), Witness()
-    Trainer(
-        max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accelerator="cpu", callbacks=[before, callback, witness],
-        default_root_dir=folder,
-    ).fit(model, datamodule=data)  # fmt: skip
+    quiet_trainer(before, callback, witness, max_epochs=epochs).fit(model, datamodule=data)
     return model, data, before, witness
 
 
@@ -65,8 +59,8 @@ def mean(model: MLPClassifier, batches, train: bool = False) -> dict[str, float]
     return {name: sum(v) / len(v) for name, v in values.items()}
 
 
-def test_scores_are_those_of_the_whole_sets(tmp_path: Path) -> None:
-    model, data, _, witness = fit(BatchNorm(), tmp_path, EpochEvaluation())
+def test_scores_are_those_of_the_whole_sets() -> None:
+    model, data, _, witness = fit(BatchNorm(), EpochEvaluation())
     last = witness.logged[-1]
     for prefix, expected in {
         "epoch_train": mean(model, data.train_eval_dataloader()),
@@ -81,16 +75,12 @@ def test_scores_are_those_of_the_whole_sets(tmp_path: Path) -> None:
     assert last["epoch_seconds"] > 0
 
 
-def test_scores_in_double_precision(tmp_path: Path) -> None:
+def test_scores_in_double_precision() -> None:
     """Batches are converted as Lightning's own loops convert them."""
     data, witness = Digits(batch_size=20, train_size=100, eval_batch_size=30), Witness()
     torch.manual_seed(0)
     model = MLPClassifier(64, [8], norm=BatchNorm())
-    Trainer(
-        max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accelerator="cpu", precision="64-true",
-        callbacks=[EpochEvaluation(), witness], default_root_dir=tmp_path,
-    ).fit(model, datamodule=data)  # fmt: skip
+    quiet_trainer(EpochEvaluation(), witness, max_epochs=1, precision="64-true").fit(model, data)
     model = model.double()
     loader = [(images.double(), labels) for images, labels in data.train_eval_dataloader()]
     for prefix, train in (("epoch_train", False), ("epoch_train_batch", True)):
@@ -99,13 +89,13 @@ def test_scores_in_double_precision(tmp_path: Path) -> None:
             assert witness.logged[0][f"{prefix}_{name}"] == pytest.approx(value, rel=1e-7)
 
 
-def test_batch_statistics_are_scored_only_where_examples_mix(tmp_path: Path) -> None:
-    _, _, _, witness = fit(LayerNorm(), tmp_path, EpochEvaluation(), epochs=1)
+def test_batch_statistics_are_scored_only_where_examples_mix() -> None:
+    _, _, _, witness = fit(LayerNorm(), EpochEvaluation(), epochs=1)
     assert not [name for name in witness.logged[0] if "batch" in name]
     assert "epoch_train_nll" in witness.logged[0]
 
 
-def test_modes_differ_from_module_to_module(tmp_path: Path) -> None:
+def test_modes_differ_from_module_to_module() -> None:
     class Frozen(Callback):
         def on_train_epoch_start(self, trainer, pl_module) -> None:
             pl_module.network[1].eval()
@@ -116,29 +106,24 @@ def test_modes_differ_from_module_to_module(tmp_path: Path) -> None:
 
     check = Check()
     model = MLPClassifier(64, [8], norm=BatchNorm())
-    Trainer(
-        max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accelerator="cpu",
-        callbacks=[Frozen(), EpochEvaluation(), check], default_root_dir=tmp_path,
-        limit_val_batches=0,
-    ).fit(model, datamodule=Digits(batch_size=50, train_size=100))  # fmt: skip
+    quiet_trainer(Frozen(), EpochEvaluation(), check, max_epochs=1, limit_val_batches=0).fit(
+        model, datamodule=Digits(batch_size=50, train_size=100)
+    )
     frozen = {id(m) for m in model.network[1].modules()}
     assert check.modes == [id(m) not in frozen for m in model.network.modules()]
 
 
-def test_sets_and_epochs(tmp_path: Path) -> None:
-    _, _, _, witness = fit(
-        LayerNorm(), tmp_path, EpochEvaluation(sets=["test"], every_n_epochs=2), epochs=3
-    )
+def test_sets_and_epochs() -> None:
+    _, _, _, witness = fit(LayerNorm(), EpochEvaluation(sets=["test"], every_n_epochs=2), epochs=3)
     assert [("epoch_test_nll" in logged) for logged in witness.logged] == [False, True, True]
     assert witness.logged[2]["epoch_test_nll"] == witness.logged[1]["epoch_test_nll"]
     assert not [name for name in witness.logged[1] if name.startswith("epoch_train")]
 
 
-def test_batches_of_one_example_have_no_statistics(tmp_path: Path) -> None:
+def test_batches_of_one_example_have_no_statistics() -> None:
     """Where all are such, nothing is measured, and nothing is named."""
     _, _, _, witness = fit(
-        BatchNorm(), tmp_path, EpochEvaluation(), epochs=1, train_size=20, eval_batch_size=1
+        BatchNorm(), EpochEvaluation(), epochs=1, train_size=20, eval_batch_size=1
     )
     assert "epoch_train_nll" in witness.logged[0]
     assert not [name for name in witness.logged[0] if name.startswith("epoch_train_batch")]
@@ -155,15 +140,11 @@ class Shuffled(LightningDataModule):
         self.test_dataloader = self.digits.test_dataloader
 
 
-def test_without_the_data_module_it_needs(tmp_path: Path) -> None:
+def test_without_the_data_module_it_needs() -> None:
     """Told before the first update; for the sets that are scored, and no others."""
 
     def run(callback: EpochEvaluation, **given) -> Trainer:
-        runner = Trainer(
-            max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            enable_checkpointing=False, accelerator="cpu", callbacks=[callback],
-            default_root_dir=tmp_path,
-        )  # fmt: skip
+        runner = quiet_trainer(callback, max_epochs=1)
         runs.append(runner)
         runner.fit(MLPClassifier(64, [8]), **given)
         return runner

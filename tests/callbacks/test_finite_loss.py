@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from training import quiet_trainer
 
 from ln_zoo.callbacks import FiniteLoss, NonFiniteLossError
 from ln_zoo.data import Digits
@@ -30,10 +31,7 @@ class Bad(MLPClassifier):
 
 
 def fit(model: MLPClassifier, folder: Path, *callbacks, **options) -> Trainer:
-    trainer = Trainer(
-        logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        callbacks=list(callbacks), default_root_dir=folder, **{"max_epochs": 2, **options},
-    )  # fmt: skip
+    trainer = quiet_trainer(*callbacks, **{"default_root_dir": folder, "max_epochs": 2} | options)
     trainer.fit(model, datamodule=Digits(batch_size=20, train_size=100))
     return trainer
 

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
+from training import quiet_trainer
 
 from ln_zoo.callbacks import HandwritingSamples
 from ln_zoo.models import Handwriting, MLPClassifier
@@ -41,31 +42,7 @@ class Lines(LightningDataModule):
         return DataLoader(batches, batch_size=None)
 
 
-class Weights(Callback):
-    """The model's state and modes, and the random numbers to come, by the number of updates."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, dict] = {}
-
-    def on_train_start(self, trainer, pl_module) -> None:
-        self._keep(trainer, pl_module)
-
-    def on_train_batch_start(self, trainer, pl_module, *_) -> None:
-        self._keep(trainer, pl_module)
-
-    def on_train_end(self, trainer, pl_module) -> None:
-        self._keep(trainer, pl_module)
-
-    def _keep(self, trainer, pl_module) -> None:
-        state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-        state["random"] = torch.get_rng_state()
-        state["modes"] = torch.tensor([m.training for m in pl_module.modules()])
-        self.states[trainer.global_step] = state
-
-
 class Drawn(HandwritingSamples):
-    """Keeps the weights that its pictures are of."""
-
     def _draw(self, trainer) -> None:
         before = len(self.written)
         super()._draw(trainer)
@@ -82,11 +59,8 @@ def make(norm: Norm | None = None, **arguments) -> Handwriting:
 
 
 def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
-    return Trainer(
-        **{"logger": CSVLogger(folder, name="run", version=0), "max_epochs": 3} | options,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        accelerator="cpu", callbacks=list(callbacks),
-    )  # fmt: skip
+    given = {"logger": CSVLogger(folder, name="run", version=0), "max_epochs": 3} | options
+    return quiet_trainer(*callbacks, **given, log_every_n_steps=1)
 
 
 def names(folder: Path) -> list[str]:
@@ -113,13 +87,6 @@ def test_pictures_at_the_updates_asked_for(
     trainer(tmp_path, samples).fit(make(), datamodule=Lines())
     assert names(tmp_path) == pictures(*steps)
     assert sorted(path.name for path in samples.written) == pictures(*steps)
-
-
-def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
-    samples = HandwritingSamples(TEXTS, every_n_epochs=None, every_n_steps=1, max_points=3)
-    runner = trainer(tmp_path, samples, accumulate_grad_batches=2, max_epochs=2)
-    runner.fit(make(), datamodule=Lines())
-    assert names(tmp_path) == pictures(1, 2, 3, 4)
 
 
 def test_pictures_are_of_the_model_at_that_update(tmp_path: Path) -> None:
@@ -157,22 +124,6 @@ def test_tensorboard_has_the_same_pictures(tmp_path: Path) -> None:
         assert (image.step, image.height, image.width) == (12, height, width)
         (tmp_path / "tb.png").write_bytes(image.encoded_image_string)
         assert (imread(tmp_path / "tb.png")[..., :3] == imread(path)[..., :3]).all()
-
-
-def test_without_a_logger(tmp_path: Path) -> None:
-    samples = HandwritingSamples(TEXTS, every_n_epochs=3, max_points=2)
-    runner = trainer(tmp_path, samples, logger=False, default_root_dir=tmp_path)
-    runner.fit(make(), datamodule=Lines())
-    assert samples.written[0] == tmp_path / "samples/step-000012.png"
-
-
-def test_bfloat16(tmp_path: Path) -> None:
-    samples = HandwritingSamples(TEXTS, every_n_epochs=3, max_points=4)
-    trainer(tmp_path, samples, precision="bf16-mixed").fit(make(), datamodule=Lines())
-    assert names(tmp_path) == pictures(12)
-
-
-# Errors, before anything is trained
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
+from training import quiet_trainer
 
 from ln_zoo.callbacks import EpochEvaluation, LastCheckpoint
 from ln_zoo.callbacks.last_checkpoint import Interrupted
@@ -39,11 +40,8 @@ class Sender(Callback):
 def fit(folder: Path, *callbacks: Callback, resume: Path | None = None, **options: object) -> dict:
     """Ten batches an epoch, three epochs; the last checkpoint."""
     seed_everything(0, verbose=False)
-    trainer = Trainer(
-        accelerator="cpu", default_root_dir=folder, logger=False, max_epochs=3,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
-        callbacks=[*callbacks, LastCheckpoint()], **options,
-    )  # fmt: skip
+    options = {"default_root_dir": folder, "max_epochs": 3, "num_sanity_val_steps": 0} | options
+    trainer = quiet_trainer(*callbacks, LastCheckpoint(), **options)
     data = Digits(batch_size=20, train_size=200, val_size=20)
     trainer.fit(MLPClassifier(64, [8], norm=BatchNorm()), datamodule=data, ckpt_path=resume)
     return load(folder)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
+from training import quiet_trainer
 
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
 from ln_zoo.data import BatchLoader, Digits
@@ -17,23 +18,17 @@ from ln_zoo.models import MLPClassifier, SequenceClassifier
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm
 from ln_zoo.testing import CallbackCase
 
-QUIET = {
-    "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-    "accelerator": "cpu",
-}  # fmt: skip
-
 
 def digits(**changes: int) -> Digits:
     return Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 25, **changes})
 
 
 def trainer(folder: Path, *callbacks, **options) -> Trainer:
-    given = {"enable_checkpointing": bool(callbacks), "max_epochs": 2, **QUIET, **options}
-    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **given)
+    given = {"default_root_dir": folder, "max_epochs": 2, **options}
+    return quiet_trainer(*callbacks, **given)
 
 
 def fitted(folder: Path, norm: Norm, **options) -> tuple[MLPClassifier, Path]:
-    """A trained model and its checkpoint."""
     torch.manual_seed(0)
     model = MLPClassifier(64, [8], norm=norm)
     last = LastCheckpoint()

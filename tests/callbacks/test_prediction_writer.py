@@ -9,14 +9,13 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
+from training import quiet_trainer
 
 from ln_zoo.callbacks import PredictionWriter
 from ln_zoo.data import BatchLoader, Tensors
 
 
 class Twice(LightningModule):
-    """Predicts twice its input, and a vector."""
-
     def predict_step(self, batch, batch_idx):
         return {"twice": 2 * batch[0], "pair": torch.stack([batch[0], -batch[0]], 1)}
 
@@ -28,10 +27,7 @@ class Bare(LightningModule):
 
 def predict(model: LightningModule, loader: DataLoader, folder: Path) -> list[dict]:
     writer = PredictionWriter(str(folder / "out/mine.jsonl"))
-    Trainer(
-        logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        callbacks=writer, enable_checkpointing=False, default_root_dir=folder,
-    ).predict(model, loader)  # fmt: skip
+    quiet_trainer(writer).predict(model, loader)
     assert writer.written == folder / "out/mine.jsonl"
     return [json.loads(line) for line in writer.written.read_text().splitlines()]
 
@@ -58,8 +54,6 @@ def test_no_index_where_lightning_knows_none(tmp_path: Path) -> None:
 
 
 class Failing(Twice):
-    """Fails at its second batch."""
-
     def predict_step(self, batch, batch_idx):
         if batch_idx == 1:
             raise RuntimeError("no more")

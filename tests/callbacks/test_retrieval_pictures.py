@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from PIL import Image
+from training import quiet_trainer
 
 from ln_zoo.callbacks import RetrievalPictures
 from ln_zoo.data import Digits, SyntheticScenes
@@ -20,12 +21,8 @@ from ln_zoo.testing import CallbackCase
 SIZES: dict[str, Any] = {"train_size": 8, "val_size": 4, "test_size": 9}
 
 
-def predict(callback: RetrievalPictures, model: LightningModule, data: Any) -> Trainer:
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[callback]
-    )
-    trainer.predict(model, datamodule=data)
-    return trainer
+def predict(callback: RetrievalPictures, model: LightningModule, data: Any) -> None:
+    quiet_trainer(callback).predict(model, datamodule=data)
 
 
 def test_answers_are_the_nearest(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

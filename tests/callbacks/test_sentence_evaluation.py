@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
+from training import quiet_trainer
 
 from ln_zoo.callbacks import SentenceEvaluation
 from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
@@ -92,11 +93,8 @@ class Threads(ThreadPoolExecutor):
 def fit(folder: Path, *callbacks: object, model: Counter | None = None, **options) -> Counter:
     torch.manual_seed(0)
     model = model or Counter()
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=2, callbacks=list(callbacks), logger=CSVLogger(folder, "run"),
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=100,
-        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
-    )  # fmt: skip
+    logger = CSVLogger(folder, "run")
+    trainer = quiet_trainer(*callbacks, max_epochs=2, logger=logger, log_every_n_steps=100)
     trainer.fit(model, **options)
     return model
 
@@ -161,14 +159,10 @@ def test_scores_made_in_the_background_are_the_same(
 
 @pytest.mark.usefixtures("few_penalties")
 @pytest.mark.filterwarnings("ignore:.*items here")
-@pytest.mark.parametrize(
-    "processes", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["threads", "processes"]
-)
 def test_errors_in_the_background_end_the_run(
-    tmp_path: Path, tasks: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not processes:
-        monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Threads)
+    monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Threads)
 
     class Broken(Counter):
         def encode(self, sentences: list[str], eos: bool = True) -> np.ndarray:
@@ -208,9 +202,7 @@ def test_tests_have_the_scores_among_their_metrics(tasks: Path) -> None:
     task = read_task("CR", str(tasks), split_words=False)
     for protocol, name in (("fast", "test_cr_fast"), ("original", "test_cr")):
         callback = evaluation(tasks, tasks=["CR"], protocol=protocol)
-        trainer = Trainer(
-            accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False
-        )
+        trainer = quiet_trainer(callback)
         (metrics,) = trainer.test(model, DataLoader(torch.zeros(2, 1)), verbose=False)
         with torch.no_grad():
             expected = model_scores(model.eval(), task, protocol)["cr"]  # type: ignore[arg-type]

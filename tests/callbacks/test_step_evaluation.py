@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from training import quiet_trainer
 
 from ln_zoo.callbacks import StepEvaluation
 from ln_zoo.data import Digits
@@ -40,8 +41,6 @@ class Weights(Callback):
 
 
 class Noisy(MLPClassifier):
-    """Draws numbers in training and in evaluation."""
-
     def forward(self, inputs):
         return super().forward(inputs + 0.1 * torch.randn_like(inputs))
 
@@ -52,11 +51,8 @@ def data(**sizes: int) -> Digits:
 
 def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
     logger = CSVLogger(folder, name="run", version=str(len(list(folder.glob("run/*")))))
-    options = {"max_epochs": 2, "enable_checkpointing": False, "log_every_n_steps": 2, **options}
-    return Trainer(
-        logger=logger, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        callbacks=list(callbacks), **options,
-    )  # fmt: skip
+    options = {"max_epochs": 2, "log_every_n_steps": 2, **options}
+    return quiet_trainer(*callbacks, logger=logger, **options)
 
 
 def make(norm: Norm, cls: type = MLPClassifier) -> MLPClassifier:
@@ -65,7 +61,6 @@ def make(norm: Norm, cls: type = MLPClassifier) -> MLPClassifier:
 
 
 def logged(folder: Path, run: int = 0) -> dict[int, dict[str, float]]:
-    """What was logged of the steps, by update."""
     with (folder / f"run/{run}/metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["step_train_nll"]]
     names = ("epoch", "step_train_nll", "step_train_error")
@@ -138,8 +133,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     whole.fit(make(LayerNorm()), datamodule=data())
     saving = ModelCheckpoint(tmp_path, "half", every_n_train_steps=4, save_top_k=-1)
     trainer(
-        tmp_path, StepEvaluation(every_n_steps=2, examples=20), saving, max_epochs=1,
-        enable_checkpointing=True,
+        tmp_path, StepEvaluation(every_n_steps=2, examples=20), saving, max_epochs=1
     ).fit(make(LayerNorm()), datamodule=data())  # fmt: skip
     trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=20)).fit(
         make(LayerNorm()), datamodule=data(), ckpt_path=tmp_path / "half.ckpt"
@@ -150,8 +144,6 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
 
 
 class Slow(MLPClassifier):
-    """Takes its time where it is asked to."""
-
     def training_step(self, batch, batch_idx):
         time.sleep(0.02)
         return super().training_step(batch, batch_idx)
@@ -174,7 +166,7 @@ def test_seconds_are_those_of_training(tmp_path: Path) -> None:
     options: dict = {"limit_val_batches": 1, "num_sanity_val_steps": 1, "val_check_interval": 2}
     callback = StepEvaluation(every_n_steps=2, examples=5)
     saving = ModelCheckpoint(tmp_path, "half", every_n_train_steps=4, save_top_k=-1)
-    runner = trainer(tmp_path, callback, saving, enable_checkpointing=True, **options)
+    runner = trainer(tmp_path, callback, saving, **options)
     began = time.perf_counter()
     runner.fit(make(LayerNorm(), Slow), datamodule=data())
     whole = time.perf_counter() - began

@@ -9,16 +9,17 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
+from training import quiet_trainer
 
 from ln_zoo.callbacks import CurvesPlot, WeightGeometry
 from ln_zoo.callbacks.weight_geometry import lengths, turns, weight_vectors
 from ln_zoo.data import Digits
 from ln_zoo.layers import LSTM
 from ln_zoo.models import ConvClassifier, MLPClassifier, SequenceClassifier
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, WeightNorm
+from ln_zoo.norms import LayerNorm, WeightNorm
 from ln_zoo.plots.weight_geometry import (
     QUANTITIES,
     geometry_table,
@@ -46,8 +47,6 @@ class Weights(Callback):
 
 
 class Plain(MLPClassifier):
-    """Stochastic gradient descent without momentum."""
-
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
@@ -57,13 +56,9 @@ def data(**sizes: int) -> Digits:
 
 
 def fitted(folder: Path, model: torch.nn.Module, *callbacks: Callback, **options) -> Path:
-    """Trains, and gives the folder of the logs."""
     logger = CSVLogger(folder, name="run", version="0")
     defaults = {"max_epochs": 2, "limit_val_batches": 0, "log_every_n_steps": 1, "logger": logger}
-    Trainer(
-        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        enable_checkpointing=False, callbacks=list(callbacks), **(defaults | options),
-    ).fit(model, datamodule=data())  # fmt: skip
+    quiet_trainer(*callbacks, **defaults | options).fit(model, datamodule=data())
     return folder / "run/0"
 
 
@@ -137,34 +132,6 @@ def test_which_weights() -> None:
     assert weight_vectors(LSTM(2, 3).requires_grad_(False)) == {}
 
 
-# With an eps that hides in rounding: beside a larger one gradients have a small part along them.
-@pytest.mark.parametrize(
-    "norm", [WeightNorm(), BatchNorm(eps=1e-9)], ids=lambda norm: type(norm).__name__
-)
-def test_vectors_of_normalised_units_only_grow(tmp_path: Path, norm) -> None:
-    """Gradients are perpendicular to them: each update of plain SGD adds its square to theirs."""
-    torch.manual_seed(0)
-    model, weights = Plain(64, [8], norm=norm, lr=0.5), Weights()
-    folder = fitted(tmp_path, model, weights, WeightGeometry(every_n_steps=1))
-    curves = read_geometry(folder / "metrics.csv")["network.1.weight"]
-    _, norms = curves["norm"]["mean"]
-    assert norms == sorted(norms)
-    for step in range(1, 11):
-        v, w = (weights.states[s]["network.1.weight"] for s in (step - 1, step))
-        torch.testing.assert_close(
-            w.square().sum(1), v.square().sum(1) + (w - v).square().sum(1), rtol=1e-4, atol=0
-        )
-
-
-def test_without_normalisation_gradients_have_a_part_along_them(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    weights = Weights()
-    fitted(tmp_path, Plain(64, [8], norm=Identity(), lr=0.5), weights)
-    v, w = (weights.states[step]["network.1.weight"] for step in (0, 1))
-    along = w.square().sum(1) - v.square().sum(1) - (w - v).square().sum(1)
-    assert float((along / v.square().sum(1)).abs().max()) > 1e-3
-
-
 def test_accumulated_gradients_make_one_update(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, weights = Plain(64, [8]), Weights()
@@ -222,8 +189,6 @@ def test_picture_beside_the_logs(tmp_path: Path) -> None:
 
 
 class Raises(Callback):
-    """Fails after some updates."""
-
     def on_train_batch_end(self, trainer, pl_module, *_) -> None:
         if trainer.global_step == 5:
             raise KeyError("no more")
@@ -271,9 +236,6 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         weight.requires_grad_(False)
     with pytest.raises(ValueError, match=r"WeightGeometry .*MLPClassifier"):
         fitted(tmp_path, model, WeightGeometry())
-
-
-# Reading and showing
 
 
 def geometry(first: float, last: float) -> dict:

@@ -24,7 +24,6 @@ every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient descent has a test of its own."""
     monkeypatch.setattr(calibrate, "_STEPS", 2)
 
 
@@ -146,23 +145,26 @@ def test_batch_norm_is_undone_exactly() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gains_and_biases_are_those_of_least_squares(bias: bool) -> None:
-    """Against `numpy`'s solution, a feature at a time."""
+    """Against `numpy`'s solution, a feature at a time; the second layer corrects the first."""
     np = pytest.importorskip("numpy")
     torch.manual_seed(3)
-    model = nn.Linear(4, 6, bias=bias, dtype=F64)
-    weight = model.weight.detach().clone()
-    start = model.bias.detach().clone() if bias else torch.zeros(6, dtype=F64)
-    x = torch.randn(40, 4, dtype=F64)
+    model = nn.Sequential(
+        nn.Linear(4, 6, bias=bias, dtype=F64), nn.Tanh(), nn.Linear(6, 6, bias=bias, dtype=F64)
+    )
+    plain, x = copy.deepcopy(model).requires_grad_(False), torch.randn(40, 4, dtype=F64)
     normalize_(model, LayerNorm(eps=0.0), calibrate=x)
-    sums = (x @ weight.T).numpy()
-    z = (sums - sums.mean(1, keepdims=True)) / sums.std(1, keepdims=True)
-    for j in range(6):
-        columns = [z[:, j], np.ones(40)] if bias else [z[:, j]]
-        expected = np.linalg.lstsq(np.stack(columns, 1), sums[:, j], rcond=None)[0]
-        assert model.site.gain[j].item() == pytest.approx(expected[0], rel=1e-4)
-        if bias:
-            moved = (model.bias[j] - start[j]).item()
-            assert moved == pytest.approx(expected[1], rel=1e-3, abs=1e-5)
+    model.requires_grad_(False)
+    for k, given, wanted in ((0, x, x), (2, model[:2](x), plain[:2](x))):
+        layer, weight = model[k], plain[k].weight
+        sums, target = (given @ weight.T).numpy(), (wanted @ weight.T).numpy()
+        z = (sums - sums.mean(1, keepdims=True)) / sums.std(1, keepdims=True)
+        for j in range(6):
+            columns = [z[:, j], np.ones(40)] if bias else [z[:, j]]
+            expected = np.linalg.lstsq(np.stack(columns, 1), target[:, j], rcond=None)[0]
+            assert layer.site.gain[j].item() == pytest.approx(expected[0], rel=1e-4)
+            if bias:
+                moved = (layer.bias[j] - plain[k].bias[j]).item()
+                assert moved == pytest.approx(expected[1], rel=1e-3, abs=1e-5)
 
 
 def test_a_recurrent_layer_is_fitted_on_the_plain_ones_sums(
@@ -288,9 +290,6 @@ def test_batches_are_arguments_or_a_function() -> None:
     assert reports[0] == reports[1] == reports[2]
 
 
-# Refusals
-
-
 def tied() -> nn.Module:
     model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "out": nn.Linear(4, 5)})
     model["out"].weight = model["embedding"].weight
@@ -410,9 +409,6 @@ def test_a_failed_calibration_leaves_the_model_as_it_was() -> None:
     for name, value in before.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
     assert torch.equal(model.eval()(images()), before.eval()(images()))
-
-
-# Back
 
 
 @pytest.mark.parametrize("norm", [WeightNorm(), Identity()], ids=["WeightNorm", "Identity"])

@@ -32,8 +32,6 @@ def drawn(points: Sequence[int], seed: int = 0) -> PenLines:
 
 
 class Drawn(HandwritingData):
-    """A data module of given lines."""
-
     name = "drawn"
 
     def __init__(self, train: PenLines, val: PenLines | None = None, **options) -> None:

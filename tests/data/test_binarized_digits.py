@@ -18,7 +18,6 @@ def ready(**options) -> BinarizedDigits:
 
 
 def images_of(data: BinarizedDigits, name: str) -> torch.Tensor:
-    """A set in its own order."""
     images = data.evaluation_set(name)
     return images[torch.arange(len(images))][0]
 
@@ -132,9 +131,6 @@ def test_metadata_are_plain_data() -> None:
         "digit_size": 11,
     }
     assert BinarizedDigits(binarization="grey").metadata["dataset"] == "binarized_digits-grey"
-
-
-# What binarized data share
 
 
 @pytest.mark.parametrize("shape", [(5, 1, 3, 3), (4, 1, 4, 4), (2, 3, 5, 7)])

@@ -31,7 +31,6 @@ def pixels(word: str, columns: int = 784) -> np.ndarray:
 
 
 def text(matrix: np.ndarray, between: bytes = b" ", end: bytes = b"\n") -> bytes:
-    """The matrix as text."""
     rows = ((row + ord("0")).astype(np.uint8).tobytes().decode() for row in matrix)
     return b"".join(between.decode().join(row).encode() + end for row in rows)
 
@@ -79,7 +78,6 @@ def ready(root: Path | None, **options) -> BinarizedMNIST:
 
 
 def join(loader) -> torch.Tensor:
-    """The images of all batches."""
     for batch in (batches := list(loader)):
         (images,) = batch
         assert isinstance(batch, tuple | list)
@@ -89,7 +87,6 @@ def join(loader) -> torch.Tensor:
 
 
 def in_order(data: BinarizedMNIST, name: str) -> torch.Tensor:
-    """A set in its own order."""
     images = data.evaluation_set(name)
     return images[torch.arange(len(images))][0]
 
@@ -97,9 +94,6 @@ def in_order(data: BinarizedMNIST, name: str) -> torch.Tensor:
 def rows_of(images: torch.Tensor) -> list[bytes]:
     """Images as things that can be compared and sorted."""
     return [image.numpy().tobytes() for image in images]
-
-
-# The real files
 
 
 @pytest.fixture(scope="module")
@@ -131,20 +125,6 @@ def test_the_real_files(real: Path) -> None:
     assert in_order(data, "test")[:500][middle].mean() < 0.1
     assert 0.3 < next(iter(data.test_dataloader()))[0][:500][middle].mean() < 0.5
     assert data.metadata["dataset"] == "binarized_mnist"
-
-
-def test_the_real_grey_levels(data_root: Path) -> None:
-    """Of MNIST: the entropy of a draw, and a draw that has the fraction of ones of the files."""
-    grey = in_order(ready(data_root / "mnist", binarization="grey"), "test").double()
-    entropy = torch.special.entr(grey) + torch.special.entr(1 - grey)
-    assert entropy.sum((1, 2, 3)).mean().item() == pytest.approx(45.5, abs=0.05)
-    drawn = in_order(ready(data_root / "mnist", binarization="dynamic"), "test")
-    # 7.8 million pixels: the standard deviation of the fraction is about 5e-5.
-    assert drawn.mean().item() == pytest.approx(grey.mean().item(), abs=2.5e-4)
-    assert drawn.mean().item() == pytest.approx(0.13251, abs=3e-4)
-
-
-# Files of this form
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -205,9 +185,6 @@ def test_part_of_a_sorted_set_is_spread_over_it(tmp_path: Path) -> None:
         assert max(kinds_of(images)) - min(kinds_of(images)) <= 1
     assert kinds_of(join(data.train_eval_dataloader(examples=30))) == [3] * 10
     assert len(join(data.val_eval_dataloader(examples=5000))) == 1001
-
-
-# What is refused
 
 
 def test_damaged_files_are_named(folder: Path) -> None:
@@ -287,9 +264,6 @@ def test_sizes_that_small_files_do_not_have(folder: Path) -> None:
         ready(folder, **SMALL | {"val_size": 13})
 
 
-# Published images
-
-
 @pytest.fixture
 def as_if_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """The small files in the place of the real ones."""
@@ -328,9 +302,6 @@ def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> 
         data = ready(root, published=False, **sizes)
         assert len(in_order(data, "test")) == len(test)
         assert data.metadata["dataset"] == "binarized_mnist-unpublished"
-
-
-# Facts
 
 
 def test_metadata_are_plain_data(folder: Path) -> None:
@@ -372,9 +343,6 @@ def test_no_two_binarizations_go_by_one_name() -> None:
         False,
         False,
     ]
-
-
-# Other binarizations
 
 
 def test_binarizations_of_other_images_have_another_name(mnist: Path) -> None:

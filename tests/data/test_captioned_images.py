@@ -84,9 +84,6 @@ def made(root: Path, **arguments: Any) -> CaptionedImages:
     return data
 
 
-# The layouts
-
-
 def test_the_released_layout(released: Path) -> None:
     data = made(released)
     assert (data.name, data.test_split, data.image_features) == ("coco", "test-1k", 6)
@@ -161,9 +158,6 @@ def test_flickr8k(data_root: Path) -> None:
     assert data.thumbnail("no.jpg") is None
 
 
-# Words
-
-
 def test_words_of_a_raw_caption() -> None:
     assert caption_words(' "A man, a T-shirt"; two-tone!') == ["a", "man", "a", "tshirt", "twotone"]
 
@@ -190,9 +184,6 @@ def test_a_vocabulary_from_a_file(released: Path, tmp_path: Path) -> None:
     Vocabulary(["thing", "a"]).write(tmp_path / "words.txt")
     data = CaptionedImages(str(released), vocabulary=str(tmp_path / "words.txt"))
     assert data.vocabulary == ["thing", "a"]
-
-
-# Batches
 
 
 def images_of(batch: Any, words: Vocabulary) -> list[tuple[int, int]]:
@@ -283,9 +274,6 @@ def test_without_data_it_is_made_and_says_where_they_are_looked_for(
 def test_the_folder_of_all_data(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LN_ZOO_DATA", str(released.parent))
     assert len(CaptionedImages(dataset="coco").vocabulary or ()) == 14
-
-
-# Damaged and other files
 
 
 def refused(root: Path, message: str, error: type[Exception] = ValueError, **options: Any) -> None:

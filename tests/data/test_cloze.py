@@ -59,7 +59,6 @@ TRAIN = [
 
 
 def words(data: ClozeData, batch: ClozeBatch) -> list[tuple[str, str, str]]:
-    """A batch as texts."""
     vocabulary = Vocabulary(data.vocabulary or [])
     inputs, answers = batch
     passages, queries = (
@@ -73,9 +72,6 @@ def epoch(data: ClozeData, number: int = 0) -> list[ClozeBatch]:
     loader = data.train_dataloader()
     loader.sampler.set_epoch(number)
     return list(loader)
-
-
-# Sentences
 
 
 @pytest.mark.parametrize(
@@ -120,9 +116,6 @@ def test_the_answer_may_be_lost(caplog: pytest.LogCaptureFixture) -> None:
         caplog.text
     )
     assert "val 50.0%" in caplog.text
-
-
-# Names of entities
 
 
 def canonical(texts: tuple[str, str, str]) -> tuple[str, str, str]:
@@ -218,9 +211,6 @@ def test_order_of_first_occurrence() -> None:
     assert words(data, batch)[0] == ("b @entity0 a @entity1", "@entity2 @placeholder", "@entity1")
 
 
-# The vocabulary
-
-
 def test_vocabulary_is_that_of_training_passages_and_queries() -> None:
     data = Texts(TRAIN, [("@entity0 other .", "@placeholder other", "@entity0")] * 9, TRAIN)
     texts = [text.split() for passage, query, _ in TRAIN for text in (passage, query)]
@@ -279,9 +269,6 @@ def test_unknown_entities_take_names_that_are_free() -> None:
         Texts(TRAIN, val, val, vocabulary=["met"]).setup()
 
 
-# Batches
-
-
 def test_names_of_unknown_entities_do_not_reveal_the_answer() -> None:
     """The answer is renamed first; if it took the first free name, that would tell."""
     entities = [f"@entity{i}" for i in range(6)]
@@ -333,9 +320,6 @@ def test_batches_hold_passages_of_similar_length() -> None:
     assert (torch.stack([batch.max() for batch in first]).diff() > 0).sum() > 5
 
 
-# Rules
-
-
 def test_rules() -> None:
     texts = [
         ("@entity1 @entity0 @entity0 @entity2", "@placeholder @entity0", "@entity1"),
@@ -353,9 +337,6 @@ def test_rules() -> None:
     assert rule_errors(nobody, np.zeros(3, bool)) == dict.fromkeys(
         ("majority", "exclusive", "first", "uniform"), 1.0
     )
-
-
-# Corpora
 
 
 def test_question_files_and_json_lines_give_the_same(tmp_path: Path) -> None:
@@ -410,32 +391,3 @@ def test_made_up_questions_can_be_answered() -> None:
     assert data.rule_errors("train")["majority"] > 0.5
     fewer = synthetic(train_size=7, entities="file")
     assert fewer.metadata["train_size"] == 7
-
-
-# The real texts
-
-
-@pytest.mark.parametrize(
-    ("corpus", "part", "expected"),
-    [
-        ("bbc", "val", (34.6, 45.2, 23.1, 8.4)),
-        ("bbc", "test", (31.9, 43.4, 19.1, 9.0)),
-        ("novels", "test", (35.7, 37.0, 26.5, 22.4)),
-    ],
-)
-def test_rules_have_the_accuracies_that_the_data_state(
-    data_root: Path, corpus: str, part: Any, expected: tuple[float, ...]
-) -> None:
-    if not (data_root / "cloze_qa").is_dir():
-        pytest.skip(f"needs the folder cloze_qa in {data_root}")
-
-    class OnePart(ClozeQA):
-        """That set alone: the training set takes seconds to read."""
-
-        def read(self) -> Mapping[str, Iterable[Question]]:
-            return {"train": super().read()[part]}
-
-    data = OnePart(corpus, str(data_root / "cloze_qa"), sentences=None, min_count=1)
-    data.setup()
-    right = [round(100 * (1 - error), 1) for error in data.rule_errors("train").values()]
-    assert right == list(expected)

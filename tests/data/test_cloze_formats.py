@@ -84,9 +84,6 @@ def test_bad_questions(content: str, message: str) -> None:
         parse_question(content, "q")
 
 
-# Folders and archives
-
-
 def write_corpus(root: Path) -> Path:
     """Two questions to train on, one each to validate and test."""
     for folder, names in (("training", "ba"), ("validation", "c"), ("test", "d")):
@@ -172,9 +169,6 @@ def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
         archive.add(tmp_path / "cnn", "cnn")
     with pytest.raises(ValueError, match=r"cnn/test/d\.question.*@entity9"):
         read_question_archive(path)
-
-
-# JSON lines
 
 
 def row(**changed: Any) -> dict[str, Any]:

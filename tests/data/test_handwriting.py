@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from handwriting_support import drawn, module
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from ln_zoo.data import HandwritingBatch, LineSet, PenLines, SyntheticHandwriting
@@ -29,14 +28,12 @@ def by_hand(lines: PenLines, i: int) -> Tensor:
 
 
 def real(batch: HandwritingBatch) -> list[Tensor]:
-    """The targets of each example, without the padding."""
     return [
         example[1 : n + 1] for example, n in zip(batch.offsets, batch.lengths.tolist(), strict=True)
     ]
 
 
 def batches(points: list[int], batch_size: int, epoch: int = 0, **options) -> list:
-    """What one process takes in an epoch."""
     mode = {name: options.pop(name) for name in ("max_points", "parts") if name in options}
     sampler = LineBatches(LineSet(drawn(points), **mode), batch_size, **options)
     sampler.set_epoch(epoch)
@@ -50,14 +47,10 @@ def training(points: list[int], batch_size: int, epoch: int = 0, **options) -> l
 
 
 def taken(steps: list) -> list[tuple]:
-    """Steps as plain values."""
     return [
         (*step[0].tolist(), f"part {step[1]}") if isinstance(step, tuple) else tuple(step.tolist())
         for step in steps
     ]
-
-
-# What a batch holds
 
 
 def test_a_batch_is_what_is_computed_by_hand() -> None:
@@ -149,9 +142,6 @@ def test_the_median_of_steps_most_of_which_do_not_move() -> None:
     assert median_step(np.array([[3.0, 4.0]])) == 5
 
 
-# The order of batches
-
-
 @pytest.mark.parametrize(("parts", "steps"), [(False, 16), (True, None)])
 def test_an_epoch_has_each_line_once(parts: bool, steps: int | None) -> None:
     points = LENGTHS[:-1]
@@ -225,9 +215,6 @@ def test_too_few_lines_are_refused() -> None:
         LineBatches(LineSet(drawn([3] * 3)), 4, training=True, num_replicas=2, rank=0)
 
 
-# Loaders
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -266,54 +253,6 @@ def test_some_examples_of_training() -> None:
     assert sorted(found) == sorted(f"text {i}" for i in expected)
     assert [len(b.text) for b in data.train_eval_dataloader(5, examples=12)] == [5, 5, 2]
     assert sum(len(b.text) for b in data.train_eval_dataloader(examples=1000)) == 97
-
-
-class Recorder(LightningModule):
-    """Keeps the texts it sees, with whether they begin."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
-        self.seen: list[tuple] = []
-        self.scored: list[str] = []
-
-    def training_step(self, batch, batch_idx):
-        assert isinstance(batch, HandwritingBatch)
-        self.seen.append((self.current_epoch, batch.first, batch.text, int(batch.lengths.sum())))
-        return (self.weight * batch.offsets).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.scored += batch.text
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-6)
-
-
-def trainer(**options) -> Trainer:
-    return Trainer(
-        **{
-            "accelerator": "cpu",
-            "max_epochs": 2,
-            "num_sanity_val_steps": 0,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            **options,
-        }
-    )
-
-
-def test_overfit_batches_takes_the_same_lines_every_epoch() -> None:
-    model = Recorder()
-    data = module(drawn(LENGTHS), length_mode="tbptt", max_points=9, batch_size=16)
-    trainer(overfit_batches=4).fit(model, datamodule=data)
-    first = [seen[1:] for seen in model.seen if seen[0] == 0]
-    assert [seen[1:] for seen in model.seen if seen[0] == 1] == first
-    assert [begins for begins, *_ in first] == [True, False, False, False]
-
-
-# Modules
 
 
 def test_nothing_is_there_before_setup() -> None:

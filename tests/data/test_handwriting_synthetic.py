@@ -20,27 +20,6 @@ def made(**options) -> SyntheticHandwriting:
     return data
 
 
-def test_lines_look_like_those_of_a_whiteboard() -> None:
-    data = made(train_size=300)
-    lines = data.lines("train")
-    characters = sum(map(len, lines.text))
-    points = lines.lines.points
-    assert 18 < points.sum() / characters < 22
-    mean, std = data.offset_statistics
-    # IAM-OnDB: mean (8.5, -0.1), std (42.7, 36.5) units.
-    assert 5 < mean[0] < 12
-    assert abs(mean[1]) < 2
-    assert 25 < std.min() < std.max() < 60
-    drawn = torch.cat([lines.offsets(i)[1:] for i in range(len(lines))])
-    assert torch.equal(drawn, drawn.round())
-    assert 0.02 < drawn[:, 2].mean() < 0.08
-    for i in range(20):
-        offsets = lines.offsets(i)
-        assert offsets[-1, 2] == 1
-        # From left to right, as wide as its text is long.
-        assert 60 < offsets[:, 0].sum() / len(lines.text[i]) < 300
-
-
 def test_it_is_seeded() -> None:
     one, same, other = made(seed=1), made(seed=2), made(data_seed=1)
     for name in ("train", "val", "test"):
@@ -55,13 +34,6 @@ def test_a_smaller_training_set_is_the_first_of_the_larger() -> None:
     small, large = made(train_size=5).lines("train"), made().lines("train")
     assert small.text == large.text[:5]
     assert all(torch.equal(small.offsets(i), large.offsets(i)) for i in range(5))
-
-
-def test_hands_differ() -> None:
-    hands = [write("handwriting", np.random.default_rng(seed)) for seed in range(9)]
-    widths = [hand[1:, 0].sum() for hand in hands]
-    assert max(widths) > 1.15 * min(widths)
-    assert len({len(hand) for hand in hands}) == 1
 
 
 @pytest.mark.parametrize("characters", [1, 2, 7, 20, 40])
@@ -104,13 +76,3 @@ def test_strokes_follow_their_glyph() -> None:
 def test_what_the_font_does_not_have_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="the stick font draws"):
         write(text, np.random.default_rng(0))
-
-
-def test_batches_of_every_mode() -> None:
-    for mode in ("crop", "tbptt", "full"):
-        data = made(length_mode=mode, max_points=100, batch_size=4)
-        batches = list(data.train_dataloader())
-        targets = data.lines("train").lines.points - 1
-        wanted = np.minimum(targets, 100) if mode == "crop" else targets
-        assert sum(int(batch.lengths.sum()) for batch in batches) == wanted.sum()
-    assert made().metadata["dataset"] == "synthetic_handwriting"

@@ -61,9 +61,6 @@ def identities(data: IAMOnDB) -> dict[str, list[str]]:
     return {name: list(data.lines(name).lines.line_id) for name in ("train", "val", "test")}
 
 
-# The real lines
-
-
 def test_the_real_sets(real: str) -> None:
     sizes = {name: PenLines.load(Path(real, f"strokes_{name}.npz")) for name in SETS}
     assert [len(lines) for lines in sizes.values()] == [5364, 1438, 1518, 3859]
@@ -102,17 +99,6 @@ def test_the_split_of_graves_on_the_real_lines(real: str) -> None:
         wanted = np.stack([archive["dx"][1:590], -archive["dy"][1:590].astype(int)], axis=1)
         assert archive["offsets"][1] == 590
     assert np.array_equal(train.offsets(place)[1:, :2].numpy(), wanted)
-
-
-def test_sensor_jumps_of_the_real_lines(real: str) -> None:
-    data = ready(real, max_step=127.0, split="official")
-    before, after = ready(real, split="official").lines("val"), data.lines("val")
-    lost = before.lines.points.sum() - after.lines.points.sum()
-    assert 500 < lost < 1200
-    assert len(after) == 1438
-
-
-# Splits
 
 
 def test_graves(compact: Path) -> None:
@@ -343,12 +329,7 @@ def test_lines_that_are_not_finite_and_texts_that_are_empty(tmp_path: Path) -> N
     assert sum(len(data.lines(name)) for name in ("train", "val", "test")) == 7
 
 
-# The pickle inside strokes.npy
-
-
 class Harmful:
-    """Runs a command when it is unpickled."""
-
     def __init__(self, call, *arguments) -> None:
         self.call, self.arguments = call, arguments
 

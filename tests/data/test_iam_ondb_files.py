@@ -37,9 +37,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-# One file
-
-
 def test_strokes_are_steps_from_point_to_point() -> None:
     strokes = [[(674, 5360), (672, 5356)], [(900, 5000)], [(901, 5001), (901, 5001), (890, 5004)]]
     found = read_strokes(xml(strokes))
@@ -91,9 +88,6 @@ def test_transcriptions() -> None:
     ]
     assert transcription(b"OCR:\n\nA MOVE\n") == []
     assert transcription(b"CSR:\n") == []
-
-
-# Conversion
 
 
 def by_hand() -> tuple[dict[str, bytes], dict[str, list], dict[str, str]]:
@@ -198,34 +192,6 @@ def test_from_the_distribution_to_batches(tmp_path: Path) -> None:
     assert batch.text == ("café",)
 
 
-def test_real_lines_come_back(data_root: Path, tmp_path: Path) -> None:
-    """Lines of the real compact form, written as XML, are converted to what they were."""
-    folder = data_root / "iam_ondb"
-    if not folder.is_dir():
-        pytest.skip(f"needs the real lines: there is no {folder}")
-    real = {name: PenLines.load(folder / f"strokes_{name}.npz").pick(range(8)) for name in SPLITS}
-    lines, texts, lists = {}, {}, {}
-    for list_name, part in zip(LISTS, real.values(), strict=True):
-        forms = [name.rpartition("-")[0] for name in part.line_id]
-        lists[list_name] = sorted(set(forms))
-        for i, (name, form) in enumerate(zip(part.line_id, forms, strict=True)):
-            steps = part.steps(i, np.float64)
-            positions = np.cumsum(steps[:, :2], axis=0).astype(int).tolist()
-            ends = np.flatnonzero(steps[:, 2]) + 1
-            begins = [0, *ends[:-1]]
-            lines[name] = [positions[a:b] for a, b in zip(begins, ends, strict=True)]
-            texts[form] = texts.get(form, "OCR:\n\nCSR:\n\n") + part.text[i] + "\r\n"
-    convert(write_files(tmp_path / "x", distribution(lines, texts, lists)), tmp_path / "compact")
-    for name, found in sets(tmp_path / "compact").items():
-        assert found.line_id == real[name].line_id
-        assert found.text == real[name].text
-        for i in range(8):
-            assert np.array_equal(found.steps(i), real[name].steps(i))
-
-
-# Interruptions
-
-
 class Interrupted(Exception):
     pass
 
@@ -290,9 +256,6 @@ def test_a_folder_with_other_sets_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "compact/strokes_train").mkdir(parents=True)
     with pytest.raises(FileExistsError, match=r"compact.*strokes_train"):
         convert(source, tmp_path / "compact")
-
-
-# Bad input
 
 
 def many(damaged: dict[str, bytes], count: int = 200) -> dict[str, bytes]:
@@ -412,9 +375,6 @@ def test_there_is_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ValueError, match=r"notes\.txt"):
         convert(tmp_path / "notes.txt", tmp_path / "compact")
-
-
-# Files that are meant to do harm
 
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".zip", ""])

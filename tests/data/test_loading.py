@@ -140,12 +140,6 @@ def test_loader_takes_the_epoch_set_after_iter(num_workers):
     assert labels(iterator) == batches(10, 4, 5, training=True, shuffle=True, seed=3)
 
 
-def test_loader_leaves_the_global_random_state_alone():
-    before = torch.get_rng_state()
-    labels(ResumableLoader(numbered(10), 4, training=True, shuffle=True))
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_loader_refuses_a_sampler_of_single_examples():
     data = numbered(10)
     with pytest.raises(TypeError, match="got RandomSampler"):

@@ -21,6 +21,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
+from training import quiet_trainer
 
 from ln_zoo import data, models
 from ln_zoo.callbacks import SentenceEvaluation
@@ -89,9 +90,6 @@ REAL: dict[str, tuple[Make, Callable[[Any], LightningModule]]] = {
 }
 
 
-# Without processes: the shares of each rank, and metrics whose states are added up
-
-
 @pytest.mark.parametrize("processes", PROCESSES)
 @pytest.mark.parametrize("padded", [False, True])
 def test_metrics_of_shares_add_up(processes: int, padded: bool) -> None:
@@ -124,9 +122,6 @@ def _merged(
     for other in found[1:]:
         found[0].merge_state(other)
     return found[0].compute()
-
-
-# With processes
 
 
 @pytest.mark.slow
@@ -169,7 +164,11 @@ def _launch(processes: int, folder: Path, names: list[str]) -> dict[str, dict[st
         store = f"{unused.name}-{processes}"
     running = []
     for rank in range(processes):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/data'}"}
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/data'}",
+        }
         argv = [sys.executable, __file__, str(rank), str(processes), store, str(folder), *names]
         running.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
     outputs = [process.communicate(timeout=600)[0] for process in running]
@@ -226,16 +225,8 @@ def work(rank: int, processes: int, store: str, folder: str, names: list[str]) -
         if isinstance(made, data.SyntheticBooks):
             callbacks.append(SentenceEvaluation(tasks=["MR"], root=folder, split_words=False))
         strategy = DDPStrategy(cluster_environment=Given(), process_group_backend="gloo")
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=processes,
-            strategy=strategy,
-            precision="64-true",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=callbacks,
+        trainer = quiet_trainer(
+            *callbacks, devices=processes, strategy=strategy, precision="64-true"
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
+from training import quiet_trainer
 
 from ln_zoo.data import BatchLoader, ResumableLoader, Tensors
 from ln_zoo.data.loading import whole_batch
@@ -67,19 +68,8 @@ class Recorder(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.1)
 
 
-def make_trainer(**options) -> Trainer:
-    return Trainer(
-        **{
-            "accelerator": "cpu",
-            "max_epochs": 3,
-            "num_sanity_val_steps": 0,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            **options,
-        }
-    )
+def make_trainer(*callbacks, **options) -> Trainer:
+    return quiet_trainer(*callbacks, **{"max_epochs": 3, "num_sanity_val_steps": 0} | options)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +91,7 @@ def test_every_checkpoint_resumes_with_exactly_the_remaining_batches(
 ):
     checkpoints = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **saving)
     whole = Recorder()
-    make_trainer(callbacks=[checkpoints], enable_checkpointing=True, **options).fit(
-        whole, datamodule=Numbers(num_workers)
-    )
+    make_trainer(checkpoints, **options).fit(whole, datamodule=Numbers(num_workers))
     files = sorted(tmp_path.glob("*.ckpt"))
     assert len(files) >= 2
     for file in files:
@@ -123,9 +111,7 @@ def test_a_run_that_died_within_an_epoch_continues_from_its_last_checkpoint(tmp_
 
     saving = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=4)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        make_trainer(callbacks=[saving], enable_checkpointing=True).fit(
-            Mortal(), datamodule=Numbers()
-        )
+        make_trainer(saving).fit(Mortal(), datamodule=Numbers())
     whole, resumed = Recorder(), Recorder()
     make_trainer().fit(whole, datamodule=Numbers())
     make_trainer().fit(resumed, datamodule=Numbers(), ckpt_path=tmp_path / "last.ckpt")
@@ -148,7 +134,9 @@ def test_two_processes_share_what_one_sees(tmp_path):
     trainer.test(alone, datamodule=Numbers(), verbose=False)
 
     repository = Path(__file__).parents[2]
-    path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(repository), str(repository / "tests"), os.environ.get("PYTHONPATH", "")]
+    )
     process = subprocess.run(
         [sys.executable, __file__, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path},
@@ -184,13 +172,11 @@ def main(folder: Path) -> None:
             predicted.extend(zip(indices, prediction.tolist(), strict=True))
 
     def trainer(*callbacks, **options) -> Trainer:
-        return make_trainer(
-            strategy="ddp", devices=2, max_epochs=2, callbacks=list(callbacks), **options
-        )
+        return make_trainer(*callbacks, strategy="ddp", devices=2, max_epochs=2, **options)
 
     saving = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=2)
     model = Recorder()
-    fitting = trainer(saving, Writer("batch"), enable_checkpointing=True)
+    fitting = trainer(saving, Writer("batch"))
     fitting.fit(model, datamodule=Numbers())
     fitting.test(model, datamodule=Numbers(), verbose=False)
     fitting.predict(model, datamodule=Numbers(), return_predictions=False)

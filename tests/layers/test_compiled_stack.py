@@ -29,7 +29,6 @@ class Tagger(nn.Module):
 
 
 def results(run: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Output and all gradients."""
     x = x.clone().requires_grad_()
     output = run(x)
     output.mul(torch.linspace(-1, 1, output.numel()).to(x).view_as(output)).sum().backward()

@@ -177,7 +177,6 @@ def test_where_norms_act(norm: Norm, expected: set[str]) -> None:
 
 
 def build_small(norm: Norm | None = None, **options: Any) -> DRAWNetwork:
-    """As it starts."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 5, "latent_size": 3}
     return DRAWNetwork(HEIGHT, WIDTH, norm=norm, **sizes | options)
@@ -216,9 +215,6 @@ def test_a_users_own_norm() -> None:
             if ".sites." in name:
                 parameter.fill_(float("weight" in name))
     assert torch.allclose(network(images, noise).logits, outputs[1], rtol=1e-12)
-
-
-# How it starts
 
 
 @pytest.mark.parametrize(
@@ -292,9 +288,6 @@ def test_initial_weights_of_torch() -> None:
     assert filled.bias_ih.ne(0).sum() == 3 * 64
     assert abs(float(network.posterior.weight.detach().std()) - 0.01) < 0.001
     assert network.posterior.bias.eq(0).all()
-
-
-# Wrong arguments
 
 
 @pytest.mark.parametrize(
@@ -416,9 +409,6 @@ def test_windows_beyond_the_image_have_finite_gradients(filter_norm: Any) -> Non
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
-# Precision, copies, transforms
-
-
 def test_derivatives_of_derivatives() -> None:
     network = build(hidden_size=3, latent_size=2)
     generator = torch.Generator().manual_seed(1)
@@ -464,23 +454,6 @@ def test_under_autocast_only_products_of_weights_are_rounded(
     for one, two in zip(results(rounded), results(exact), strict=True):
         assert not torch.equal(one, two)
         assert (one - two).abs().max() < 0.05 * two.abs().max()
-
-
-def test_under_autocast_places_are_not_rounded() -> None:
-    """bfloat16 would put a centre at 20.3 to 20.25."""
-    network = build("none").float()
-    assert network.read is not None
-    assert network.write is not None
-    with torch.no_grad():
-        for layer in (network.read, network.write):
-            layer.weight.zero_()
-            layer.bias.copy_(torch.tensor([0.70137, 0.30211, 0.10107, 0.20117, 0.05071]))
-    images, noise = (a.float() for a in given(network))
-    exact = network(images, noise, trace=True).trace
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = network(images, noise, trace=True).trace
-    assert torch.equal(exact.read, rounded.read)
-    assert torch.equal(exact.write, rounded.write)
 
 
 @pytest.mark.parametrize("norm", ["none", "layer", "batch", "weight"])

@@ -63,7 +63,6 @@ def weight_of(layer: Any, norm: Norm) -> Tensor:
 
 
 def assert_close(found: Tensor, wanted: Tensor, layer: nn.Module) -> None:
-    """Values, and the gradients of all parameters."""
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
     head = torch.randn_like(found)
     gradients = (

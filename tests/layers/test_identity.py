@@ -164,17 +164,6 @@ def test_state_dicts_are_torchs(kind: str, options: str) -> None:
 
 
 @every_kind
-def test_positional_arguments_are_torchs(kind: str) -> None:
-    cls, torch_cls = PAIRS[kind]
-    arguments = [2, "relu"] if kind == "RNN" else [2]
-    arguments += [False, True, 0.5, True]  # bias, batch_first, dropout, bidirectional
-    ours, theirs = cls(3, 5, *arguments), torch_cls(3, 5, *arguments)
-    assert ours.extra_repr() == theirs.extra_repr()
-    assert getattr(ours, "nonlinearity", None) == getattr(theirs, "nonlinearity", None)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-
-
-@every_kind
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("given", [True, False])

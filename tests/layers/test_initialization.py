@@ -42,7 +42,6 @@ def convnet() -> nn.Sequential:
 
 
 def inputs(*shape: int) -> Tensor:
-    """Neither centred nor of one variance."""
     generator = torch.Generator().manual_seed(1)
     spread = torch.rand(shape[1:], generator=generator, dtype=F64) * 3
     return 2 + spread * torch.randn(shape, generator=generator, dtype=F64)
@@ -147,8 +146,6 @@ def test_a_layer_without_bias_gets_a_scale_alone() -> None:
 
 
 class Twice(nn.Module):
-    """Uses one layer twice, and another never."""
-
     def __init__(self) -> None:
         super().__init__()
         self.unused = Linear(6, 6, norm=WN, dtype=F64)
@@ -267,9 +264,6 @@ def test_a_fresh_scale_is_told_from_others() -> None:
     with torch.no_grad():
         layer.weight.mul_(2)
     assert not has_fresh_scale(layer)
-
-
-# Orthogonal
 
 
 @pytest.mark.parametrize("candidate", ["identity", "orthogonal"])

@@ -80,22 +80,6 @@ def test_the_minimal_gated_unit_is_its_equations() -> None:
     torch.testing.assert_close(last[0], state, rtol=1e-12, atol=1e-12)
 
 
-def test_the_joint_form_is_one_norm_over_one_product() -> None:
-    torch.manual_seed(0)
-    layer = randomised(JointGRU(3, 5, norm=LayerNorm(eps=1e-3), dtype=F64))
-    x, h = torch.randn(6, 4, 3, dtype=F64), torch.zeros(4, 5, dtype=F64)
-    joint = torch.cat([layer.weight_ih_l0, layer.weight_hh_l0], 1)
-    outputs = []
-    for now in x:
-        sums = layer_norm(torch.cat([now, h], 1) @ joint.T, 1e-3) * layer.sites["l0"]["sum"].gain
-        sums = sums + layer.bias_ih_l0 + layer.bias_hh_l0
-        reset, candidate, update = sums.chunk(3, 1)
-        update = torch.sigmoid(update - 1)
-        h = update * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - update) * h
-        outputs.append(h)
-    torch.testing.assert_close(layer(x)[0], torch.stack(outputs), rtol=1e-12, atol=1e-12)
-
-
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     assert capsys.readouterr().out == "MGU (13, 10) (4, 3, 5)\njoint GRU (13, 5) (1, 3, 5)\n"

@@ -83,8 +83,6 @@ def test_float16_autocast_without_norm_runs_where_torchs_lstm_may_not() -> None:
 
 @dataclass(frozen=True)
 class Spy(Norm):
-    """Notes the precision that it is called with."""
-
     seen: list[torch.dtype] = field(default_factory=list)
 
     def init_params(self, site: Site) -> None:
@@ -120,21 +118,6 @@ def test_the_cell_state_keeps_what_bfloat16_would_drop(mixed: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         _, (_, c) = layer.to(dtype)(torch.zeros(64, 1, 1, dtype=dtype), (0 * ones, ones))
     assert c.item() == pytest.approx(1 + 64 * 2**-10, abs=1e-5)
-
-
-@pytest.mark.parametrize("cls", [LSTM, GRUCell])
-@every_norm
-def test_meta_device(cls: type, norm: Norm) -> None:
-    module = cls(3, 4, norm=norm, device="meta")
-    assert all(t.is_meta for t in module.state_dict().values())
-    real = cls(3, 4, norm=norm)
-    shapes = {name: t.shape for name, t in module.state_dict().items()}
-    assert shapes == {name: t.shape for name, t in real.state_dict().items()}
-    # Real tensors can take their place.
-    module.load_state_dict(real.state_dict(), assign=True)
-    x, options = (torch.randn(5, 6, 3), {}) if cls in LAYERS else (torch.randn(6, 3), {"step": 0})
-    for a, b in zip(flatten(module(x, **options)), flatten(real(x, **options)), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("cls", [Linear, Conv2d, *LAYERS, *CELLS])

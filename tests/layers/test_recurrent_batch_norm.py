@@ -12,8 +12,6 @@ from torch import Tensor
 from ln_zoo.layers import GRU, LSTM, LSTMCell
 from ln_zoo.norms import BatchNorm
 
-F64 = torch.float64
-
 
 def gradients_of_equal_examples(cls: type, steps: int, noise: float) -> list[Tensor]:
     """Gradients of 100 units that read the same pixels in all examples, as in images' margins."""

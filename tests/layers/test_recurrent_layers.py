@@ -33,9 +33,6 @@ every_layer = pytest.mark.parametrize("cls", LAYERS)
 every_cell = pytest.mark.parametrize("cls", CELLS)
 
 
-# Arguments
-
-
 @every_layer
 def test_signatures_and_the_command_line_show_all_options(cls: type) -> None:
     parameters = inspect.signature(cls).parameters
@@ -84,9 +81,6 @@ def test_positional_arguments_are_torchs(cls: type, arguments: tuple[Any, ...]) 
         cls(3, 4, zone=0.1)
 
 
-# Names and shapes of parameters
-
-
 def own_parameters(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {n: tuple(p.shape) for n, p in module.named_parameters() if n.startswith("sites.")}
 
@@ -126,9 +120,6 @@ def test_names_of_scales() -> None:
     }
     names = own_parameters(GRUCell(3, 4, norm=WeightNorm(), normalize=("recurrent",)))
     assert set(names) == {"sites.recurrent.scale"}
-
-
-# Initial values
 
 
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
@@ -172,9 +163,6 @@ def test_scales_of_feed_forward_layers_follow_fresh_weights(cls: type) -> None:
     nn.init.orthogonal_(layer.weight, gain=2.0)
     layer.reset_norm()
     torch.testing.assert_close(layer.site.scale, layer.weight.flatten(1).norm(dim=1))
-
-
-# Errors
 
 
 @every_layer

@@ -97,18 +97,6 @@ def test_zoneout_is_its_equations(cls: type, training: bool, loop: str) -> None:
     check(layer, states, {"held": (*held, 0.0)[:2]})
 
 
-def test_zoneout_of_one_state_alone() -> None:
-    layer = made(LSTM, zoneout=(0.0, 0.5))
-    x, h, c = (torch.randn(size, dtype=F64) for size in ((1, N, E), (1, N, H), (1, N, H)))
-    _, (h_n, c_n) = layer(x, (h, c))
-    plain = made(LSTM)
-    _, (h_p, c_p) = plain(x, (h, c))
-    assert_close([h_n], [h_p])
-    same = c_n == c
-    assert 0 < same.sum() < same.numel()
-    assert_close([c_n[~same]], [c_p[~same]])
-
-
 # Recurrent dropout (Gal and Ghahramani 2016, section 4)
 
 
@@ -158,23 +146,6 @@ def test_weight_dropout_is_one_mask_on_the_weight(cls: type, norm: Norm, loop: s
     assert_close(d_found, d_expected)
 
 
-# All three
-
-
-@every_noise
-def test_evaluation_draws_nothing(noise: dict[str, Any], loop: str) -> None:
-    layer, plain = made(LSTM, **noise).eval(), made(LSTM).eval()
-    x = torch.randn(T, N, E, dtype=F64)
-    before = torch.get_rng_state()
-    one, two = layer(x)[0], layer(x)[0]
-    assert torch.equal(one, two)
-    assert torch.equal(before, torch.get_rng_state())
-    if "zoneout" not in noise:
-        assert torch.equal(one, plain(x)[0])
-    layer.train()
-    assert not torch.equal(layer(x)[0], layer(x)[0])
-
-
 @every_noise
 def test_a_layer_remembers_no_draw(noise: dict[str, Any]) -> None:
     """What it keeps of a call in evaluation must not be in the way of training."""
@@ -187,19 +158,6 @@ def test_a_layer_remembers_no_draw(noise: dict[str, Any]) -> None:
         layer.train()
         loud = [layer(x)[0] for _ in range(4)]
         assert any(not torch.equal(loud[0], other) for other in loud[1:])
-
-
-def test_each_draw_is_one_function() -> None:
-    """With the same draws gradients are those of finite differences."""
-    layer = made(GRU, num_layers=2, **NOISE[-1])
-    x = torch.randn(3, 2, E, dtype=F64, requires_grad=True)
-
-    def drawn(*_: Tensor) -> Tensor:
-        torch.manual_seed(1)
-        output: Tensor = layer(x)[0]
-        return output
-
-    assert torch.autograd.gradcheck(drawn, (x, *layer.parameters()), fast_mode=True)
 
 
 @every_noise

@@ -15,14 +15,11 @@ from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
 from ln_zoo.ops import operator, registry, resets
 from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.engines.native.layers import NativeLayers
-from ln_zoo.ops.resets import split_at_resets
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 from ln_zoo.ops.time_chunks import time_chunks
 
 F64 = torch.float64
 T, N, E, H = 9, 4, 3, 5
-CELLS = [LSTM, GRU, RNN]
-every_cell = pytest.mark.parametrize("cls", CELLS)
 
 
 def made(cls: type, norm: Norm, **options: Any) -> Any:
@@ -308,25 +305,6 @@ def test_packed_resets_that_do_not_fit() -> None:
         layer(packed, reset=data)
 
 
-def test_pieces_are_packed_longest_first() -> None:
-    sizes = torch.tensor([3, 2, 2, 1])
-    reset = torch.tensor([False, True, False, False, True, True, False, False])
-    found = split_at_resets(
-        reset, sizes
-    )  # lengths 4, 3 and 1: pieces of 2 and 2, of 1 and 2, and of 1
-    assert found.batch_sizes.tolist() == [5, 3]
-    assert sorted(found.rows.tolist()) == list(range(8))
-    by_piece = {
-        int(found.rows[slot]): [
-            int(found.rows[start + slot]) for start, size in ((0, 5), (5, 3)) if slot < size
-        ]
-        for slot in range(5)
-    }
-    assert by_piece == {0: [0, 3], 5: [5, 7], 1: [1], 4: [4, 6], 2: [2]}
-    assert [int(found.rows[slot]) for slot in found.first] == [0, 1, 2]
-    assert [int(found.rows[slot]) for slot in found.last] == [5, 4, 2]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])
 def test_the_default_device_may_be_another(norm: Norm, dtype: torch.dtype) -> None:
@@ -350,13 +328,13 @@ def test_the_default_device_may_be_another(norm: Norm, dtype: torch.dtype) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["native", "aten"])
 @pytest.mark.parametrize("noise", [{}, {"zoneout": 0.3, "recurrent_dropout": 0.2}], ids=str)
 def test_a_compiled_layer_takes_resets(
     noise: dict[str, float], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one graph, which serves every pattern of resets."""
-    torch._dynamo.reset()
     # A graph calls an operator, which rounds in other places than a call without it.
     kernels = [kernel for kernel in registry.KERNELS if not isinstance(kernel, NativeLayers)]
     monkeypatch.setattr(registry, "KERNELS", kernels)
@@ -364,12 +342,9 @@ def test_a_compiled_layer_takes_resets(
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     x = torch.randn(T, N, E, dtype=dtype, requires_grad=True)
     none = torch.zeros(T, N, dtype=torch.bool)
-    try:
-        for reset in (flags(), none, flags().flip(1)):
-            results = []
-            for run in (layer, compiled):
-                torch.manual_seed(3)
-                results.append(flat(run(x, reset=reset)))
-            assert_same(*results, [x, *layer.parameters()])
-    finally:
-        torch._dynamo.reset()
+    for reset in (flags(), none, flags().flip(1)):
+        results = []
+        for run in (layer, compiled):
+            torch.manual_seed(3)
+            results.append(flat(run(x, reset=reset)))
+        assert_same(*results, [x, *layer.parameters()])

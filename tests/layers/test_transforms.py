@@ -161,15 +161,10 @@ def test_vectorised_jacobians_and_hessians(cls: type, norm: Norm | None) -> None
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("cls", "norm"),
-    [pytest.param(LSTM, None, marks=pytest.mark.slow), (GRU, LayerNorm())],
-    ids=["LSTM", "GRU-LayerNorm"],
-)
-def test_compiled_transforms(cls: type, norm: Norm | None) -> None:
+@pytest.mark.usefixtures("compiler")
+def test_compiled_transforms() -> None:
     """Tracing sees transforms too: of an operator of ours it would take tangents to be zero."""
-    torch._dynamo.reset()
-    module, x = build(cls, norm, layers=1), inputs(cls)
+    module, x = build(GRU, LayerNorm(), layers=1), inputs(GRU)
     direction = torch.randn_like(x)
 
     def all_of_them(x: Tensor) -> tuple[Tensor, ...]:
@@ -180,7 +175,6 @@ def test_compiled_transforms(cls: type, norm: Norm | None) -> None:
     compiled = torch.compile(all_of_them, fullgraph=True, backend="eager")
     for actual, expected in zip(compiled(x), all_of_them(x), strict=True):
         assert_close(actual, expected)
-    torch._dynamo.reset()
 
 
 def checkpointed(cls: type, norm: Norm | None) -> tuple[nn.Module, Callable[..., Any], Tensor]:

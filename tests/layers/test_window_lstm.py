@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ NORMS: dict[str, Norm] = {
     "batch": BatchNorm(eps=1e-3, max_steps=4, momentum=0.3),
     "batch-eval": BatchNorm(eps=1e-3, max_steps=4),
 }
-KERNEL_NORMS = ["none", "layer", "rms", "weight"]
 FORMS = [(a, b) for a in ("exp", "softplus") for b in ("state", "all")]
 every_norm = pytest.mark.parametrize("norm", NORMS)
 
@@ -86,10 +84,6 @@ def flat(done: WindowOutput) -> tuple[Tensor, ...]:
     return done.output, done.windows, *done.state
 
 
-def by_number(tensors: Any) -> dict[str, Tensor]:
-    return {f"{k}, {tuple(a.shape)}": a for k, a in enumerate(tensors)}
-
-
 def gradients(results: Any, sources: list[Tensor]) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(5)
     loss = sum((a * torch.randn(a.shape, generator=generator).to(a.dtype)).sum() for a in results)
@@ -98,7 +92,6 @@ def gradients(results: Any, sources: list[Tensor]) -> tuple[Tensor, ...]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The engines that calls ran on."""
     found: list[str] = []
     run = window_module.windowed_lstm
     monkeypatch.setattr(
@@ -167,30 +160,6 @@ def test_options_of_the_cell_reach_it(asked: list[str]) -> None:
     assert asked == []
 
 
-# States
-
-
-@pytest.mark.parametrize("norm", KERNEL_NORMS)
-@pytest.mark.parametrize("cut", [1, 20])
-def test_a_sequence_in_parts_is_the_whole(norm: str, cut: int) -> None:
-    layer = build(norm)
-    x, text, state = given(layer, 40)
-    x.requires_grad_()
-    sources = [x, *layer.parameters()]
-    whole = layer(x, text, state, trace=True)
-    one = layer(x[:cut], text, state, trace=True)
-    two = layer(x[cut:], text, one.state, trace=True)
-    parts = (
-        *(torch.cat(pair) for pair in zip(one[:2], two[:2], strict=True)),
-        *two.state,
-    )
-    for a, b in zip(parts, flat(whole), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(torch.cat([one.phi, two.phi]), whole.phi)
-    for a, b in zip(gradients(parts, sources), gradients(flat(whole), sources), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
 def test_no_state_is_zeros() -> None:
     layer = build()
     x, text, _ = given(layer)
@@ -216,9 +185,6 @@ def test_a_text_may_be_of_whole_numbers() -> None:
     x, _, state = given(layer)
     letters = F.one_hot(torch.randint(5, (4, 6)), 5)
     assert torch.equal(layer(x, letters, state).output, layer(x, letters.double(), state).output)
-
-
-# Start
 
 
 def test_parameters_and_their_start() -> None:
@@ -273,9 +239,6 @@ def test_copies_behave_the_same(norm: str) -> None:
     assert layer.window.bias.any()
 
 
-# Precision, modes, transforms
-
-
 @pytest.fixture(params=[*cpu_engines("window"), "0"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("LN_ZOO_KERNELS", request.param)
@@ -289,42 +252,6 @@ def single(norm: str = "layer", **options: Any) -> tuple[WindowLSTM, Tensor, Ten
             parameter.mul_(0.4)
     x, text, state = given(layer)
     return layer.float(), x.float(), text.float(), WindowState(*(a.float() for a in state))
-
-
-@pytest.mark.parametrize("norm", KERNEL_NORMS)
-def test_all_ways_agree_in_single_precision(
-    norm: str, kernels: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer, x, text, state = single(norm)
-    found = everything(layer, x, text, state)
-    assert all(a.dtype == torch.float32 for a in found.values())
-    monkeypatch.setenv("LN_ZOO_KERNELS", "0")
-    expected = everything(layer, x, text, state, F64)
-    assert_as_accurate(found, expected, in_float32(layer, x, text, state))
-
-
-def everything(
-    layer: WindowLSTM, x: Tensor, text: Tensor, state: Any, dtype: Any = torch.float32, run: int = 0
-) -> dict[str, Tensor]:
-    """Results and gradients in a precision, of numbers `moved` for a run of that number."""
-    layer = copy.deepcopy(layer)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(moved(parameter, run))
-    layer, x = layer.to(dtype), moved(x, run).detach().to(dtype, copy=True).requires_grad_()
-    start = WindowState(*(moved(a, run).to(dtype) for a in state))
-    done = flat(layer(x, text.to(dtype), start))
-    return by_number([*done, *gradients(done, [x, *layer.parameters()])])
-
-
-def in_float32(*given: Any) -> Callable[[int], dict[str, Tensor]]:
-    """`everything` by the generic loop."""
-
-    def loop(k: int) -> dict[str, Tensor]:
-        with generic_loop():
-            return everything(*given, run=k)
-
-    return loop
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -345,31 +272,12 @@ def test_autocast_changes_nothing(dtype: torch.dtype, kernels: str) -> None:
         assert torch.equal(one, two)
 
 
-def test_places_move_under_autocast_where_bfloat16_would_stand_still(kernels: str) -> None:
-    """Near 30, where neighbours in bfloat16 are an eighth apart, by e^-3 a step."""
-    layer = WindowLSTM(3, 8, 5, 2)
-    with torch.no_grad():
-        layer.window.weight.zero_()
-    state = layer.start(1)._replace(kappa=torch.full((1, 2), 30.0))
-    with torch.autocast("cpu", torch.bfloat16):
-        kappa = layer(torch.zeros(64, 1, 3), torch.zeros(1, 40, 5), state).state.kappa
-    expected = torch.full((1, 2), 30 + 64 * math.exp(-3))
-    torch.testing.assert_close(kappa, expected, rtol=1e-6, atol=0)
-
-
 def test_half_precision_layers_run() -> None:
     layer, x, text, _ = single()
     expected = layer(x, text).output
     narrow = layer.bfloat16()(x.bfloat16(), text.bfloat16())
     assert narrow.output.dtype == narrow.state.kappa.dtype == torch.bfloat16
     torch.testing.assert_close(narrow.output.float(), expected, rtol=0, atol=0.1)
-
-
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 needs_kernels = pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
@@ -435,9 +343,6 @@ def test_gradients_of_gradients_need_the_generic_loop(monkeypatch: pytest.Monkey
     assert torch.autograd.gradgradcheck(
         lambda x: layer(x, text, state).output, (x,), fast_mode=True
     )
-
-
-# Wrong arguments
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,6 @@ def test_cells_of_no_examples_or_no_inputs(cls: type, norm: str, gradients: bool
 
 
 def outcome(layer: nn.Module, x: Tensor) -> Any:
-    """Shapes of results, or what an error says."""
     try:
         return [tuple(a.shape) for a in flat(layer(x))]
     except (RuntimeError, ValueError) as error:

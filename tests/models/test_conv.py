@@ -32,8 +32,6 @@ def images(examples: int = 5) -> Tensor:
     return torch.randn(examples, 2, 9, 11, dtype=F64)
 
 
-# The network
-
 #: 3 x 3 kernels and biases of four convolutions, 7 x 7 positions of 64 channels into the dense
 #: layer, the logits.
 PLAIN = (
@@ -86,9 +84,6 @@ def test_every_layer_but_the_logits_is_normalised(norm: Norm) -> None:
 
 def test_default_norm_is_layer_norm_over_channels_and_positions() -> None:
     assert ConvClassifier().network[0].site.norm == LayerNorm(convolution="channel")
-
-
-# Its numbers
 
 
 def normalised(a: Tensor, norm: Norm, layer: nn.Module) -> Tensor:
@@ -198,9 +193,6 @@ def test_optimizers() -> None:
     sgd = ConvClassifier((1, 8, 8), optimizer="sgd", lr=0.02).configure_optimizers()
     assert isinstance(sgd, torch.optim.SGD)
     assert (sgd.param_groups[0]["lr"], sgd.param_groups[0]["momentum"]) == (0.02, 0.9)
-
-
-# Arguments
 
 
 @pytest.mark.parametrize("size", [4, 5, 8, 28])

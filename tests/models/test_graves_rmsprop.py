@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -58,31 +57,6 @@ def test_steps_are_the_equations(options: dict[str, float], shape: tuple[int, ..
     torch.testing.assert_close(w.detach(), equations(start, 25, **options), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_torchs_is_the_same_but_for_eps(momentum: float) -> None:
-    start = torch.randn(6, generator=torch.Generator().manual_seed(1)).double()
-    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    run(GravesRMSprop([ours], lr=0.01, decay=0.95, momentum=momentum, eps=1e-30), ours, 30)
-    options: dict[str, Any] = {"alpha": 0.95, "momentum": momentum, "centered": True}
-    run(torch.optim.RMSprop([theirs], lr=0.01, eps=1e-30, **options), theirs, 30)
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    # With an eps that counts they are not.
-    other = nn.Parameter(start.clone())
-    run(torch.optim.RMSprop([other], lr=0.01, eps=1e-2, **options), other, 30)
-    mine = nn.Parameter(start.clone())
-    run(GravesRMSprop([mine], lr=0.01, momentum=momentum, eps=1e-2), mine, 30)
-    assert not torch.allclose(mine, other, rtol=1e-3)
-
-
-def test_the_first_step() -> None:
-    """n = e^2 / 20 and g = e / 20: the step is -lr e / sqrt(e^2 (1/20 - 1/400) + eps)."""
-    w = nn.Parameter(torch.tensor([1.0, 1.0], dtype=F64))
-    w.grad = torch.tensor([2.0, -1e-6], dtype=F64)
-    GravesRMSprop([w]).step()
-    expected = [1 - 2e-4 / math.sqrt(4 * 0.0475 + 1e-4), 1 + 1e-10 / 0.01]
-    assert (w.detach() - 1).tolist() == pytest.approx([a - 1 for a in expected], rel=1e-6)
-
-
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e6])
 def test_gradients_that_never_change_stay_finite(size: float) -> None:
     """n - g^2 is then the difference of equal numbers, and below zero by rounding."""
@@ -111,15 +85,6 @@ def test_parameters_without_gradients_stay(monkeypatch: pytest.MonkeyPatch) -> N
     assert (used < 1).all()
 
 
-def test_gradients_are_left_as_they_are() -> None:
-    w = nn.Parameter(torch.ones(3))
-    w.grad = torch.tensor([1.0, -2.0, 3.0])
-    optimizer = GravesRMSprop([w])
-    optimizer.step()
-    optimizer.step()
-    assert w.grad.tolist() == [1.0, -2.0, 3.0]
-
-
 def test_groups_have_values_of_their_own() -> None:
     start = torch.randn(4, generator=torch.Generator().manual_seed(2)).double()
     one, two = nn.Parameter(start.clone()), nn.Parameter(start.clone())
@@ -134,20 +99,6 @@ def test_groups_have_values_of_their_own() -> None:
     torch.testing.assert_close(one.detach(), expected, rtol=1e-11, atol=1e-12)
     expected = equations(start, 10, decay=0.5, momentum=0.0, eps=1e-3)
     torch.testing.assert_close(two.detach(), expected, rtol=1e-11, atol=1e-12)
-
-
-def test_schedules_change_the_rate() -> None:
-    w = nn.Parameter(torch.zeros(1, dtype=F64))
-    optimizer = GravesRMSprop([w], lr=0.1, momentum=0.0, decay=0.0, eps=1.0)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    moved = []
-    for _ in range(3):
-        before = w.item()
-        w.grad = torch.ones(1, dtype=F64)
-        optimizer.step()
-        schedule.step()
-        moved.append(before - w.item())
-    assert moved == pytest.approx([0.1, 0.05, 0.025])
 
 
 def test_a_closure_is_called_with_gradients() -> None:

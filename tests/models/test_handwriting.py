@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from reference import read, run, run_window
 from torch import Tensor
 from torch.utils.data import DataLoader
+from training import Resumable, quiet_trainer
 
 from ln_zoo.models import Handwriting
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
 Batch = tuple[Tensor, Tensor, tuple[str, ...], bool]
 NORMS = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=64)]
-EIGHTY = "".join(map(chr, range(33, 113)))
 TEXTS = ("Hello wo", "a b c", "Xyz?")
 
 
@@ -267,9 +267,6 @@ def test_forget_gates_start_open() -> None:
     assert not small(forget_bias=None).window.cell.bias_ih.chunk(4)[1].eq(2).any()  # type: ignore
 
 
-# Text
-
-
 def test_characters_outside_the_alphabet_are_one_class_with_one_warning() -> None:
     model = small(alphabet="ab")
     assert model.num_characters == 3
@@ -299,27 +296,6 @@ def test_graves_bounds_want_sums() -> None:
         small(clip_mode="graves")
 
 
-# Training
-
-
-class Resumable(list[Batch]):
-    """Batches of which a resumed run gets those that were not handed out."""
-
-    first = 0
-
-    def __iter__(self) -> Any:
-        begin, self.first = self.first, 0
-        for i in range(begin, len(self)):
-            self.given = i + 1
-            yield self[i]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"given": self.given}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.first = state["given"]
-
-
 class Lines(LightningDataModule):
     offset_statistics = (torch.tensor([8.0, -0.5]), torch.tensor([40.0, 35.0]))
 
@@ -336,18 +312,6 @@ class Lines(LightningDataModule):
     predict_dataloader = test_dataloader
 
 
-def trainer(tmp_path: Path, **arguments: Any) -> Trainer:
-    options: dict[str, Any] = {
-        "default_root_dir": tmp_path,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "max_epochs": 1,
-    }
-    return Trainer(**options | arguments)
-
-
 def test_metrics_are_ratios_of_sums(tmp_path: Path) -> None:
     first, second = make_batch(), make_batch(20, (20, 9, 5), seed=2)
     offsets, lengths, texts, _ = make_batch(lengths=(40, 40, 40), seed=3)
@@ -357,7 +321,7 @@ def test_metrics_are_ratios_of_sums(tmp_path: Path) -> None:
         (offsets[:, 25:], torch.tensor([15, 15, 15]), texts, False),
     ]
     model = small()
-    found = trainer(tmp_path).test(model, Lines(first, second, *chunks), verbose=False)[0]
+    found = quiet_trainer().test(model, Lines(first, second, *chunks), verbose=False)[0]
     assert model.offset_std.tolist() == [40, 35]
     lines = [model.per_example(batch) for batch in (first, second, (offsets, lengths, texts, True))]
     nats = sum(line["sequence_nll"].sum().item() for line in lines)
@@ -370,7 +334,7 @@ def test_metrics_are_ratios_of_sums(tmp_path: Path) -> None:
 
 def test_the_scale_is_the_checkpoints(tmp_path: Path) -> None:
     model = small()
-    run = trainer(tmp_path, enable_checkpointing=False)
+    run = quiet_trainer(max_epochs=1)
     run.fit(model, Lines(make_batch()))
     assert model.offset_mean.tolist() == [8.0, -0.5]
     run.save_checkpoint(tmp_path / "a.ckpt")
@@ -379,7 +343,7 @@ def test_the_scale_is_the_checkpoints(tmp_path: Path) -> None:
     # Other data: the model keeps its own.
     other = Lines(make_batch())
     other.offset_statistics = (torch.zeros(2), torch.ones(2))
-    trainer(tmp_path).test(again, other, verbose=False)
+    quiet_trainer().test(again, other, verbose=False)
     assert again.offset_std.tolist() == [40, 35]
 
 
@@ -389,12 +353,12 @@ def test_a_run_resumed_within_a_line_is_one_never_interrupted(tmp_path: Path) ->
     chunks = [(offsets[:, t : t + 21], length, texts, t == 0) for t in (0, 20, 40)]
     torch.manual_seed(5)
     whole = small()
-    trainer(tmp_path, max_steps=3).fit(whole, Lines(*chunks))
+    quiet_trainer(max_steps=3).fit(whole, Lines(*chunks))
     torch.manual_seed(5)
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
-    trainer(tmp_path, max_steps=3, callbacks=[keep]).fit(small(), Lines(*chunks))
+    quiet_trainer(keep, max_steps=3).fit(small(), Lines(*chunks))
     model = small()
-    rest = trainer(tmp_path, max_steps=3, enable_checkpointing=False)
+    rest = quiet_trainer(max_steps=3)
     rest.fit(model, Lines(*chunks), ckpt_path=tmp_path / "step=2.ckpt", weights_only=True)
     for name, value in whole.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
@@ -408,7 +372,7 @@ def test_weight_noise_is_gone_when_the_step_is_taken(tmp_path: Path) -> None:
         lambda module, _: seen.append(module.weight.detach().clone())
     )
     model.lr = 1e-12  # nothing moves but for the noise
-    trainer(tmp_path).fit(model, Lines(make_batch()))
+    quiet_trainer(max_epochs=1).fit(model, Lines(make_batch()))
     noise = seen[-1] - before["output.weight"]  # type: ignore[operator]
     assert 0.05 < float(noise.std()) < 0.2
     for name, p in model.named_parameters():
@@ -428,7 +392,7 @@ def test_gradients_are_clipped(tmp_path: Path, mode: Any, bound: float | None) -
             found.append([p.grad.clone() for p in self.parameters() if p.grad is not None])
 
     model.__class__ = Spy
-    trainer(tmp_path).fit(model, Lines(make_batch()))
+    quiet_trainer(max_epochs=1).fit(model, Lines(make_batch()))
     norm = float(torch.cat([g.flatten() for g in found[0]]).norm())
     largest = max(float(g.abs().max()) for g in found[0])
     if mode == "norm":
@@ -453,7 +417,7 @@ def test_the_trainers_own_clipping_goes_first(tmp_path: Path) -> None:
             norms.append(float(torch.cat(flat).norm()))
 
     model.__class__ = Spy
-    trainer(tmp_path, gradient_clip_val=0.25).fit(model, Lines(make_batch()))
+    quiet_trainer(max_epochs=1, gradient_clip_val=0.25).fit(model, Lines(make_batch()))
     assert norms == [pytest.approx(0.25, rel=1e-4)]
 
 
@@ -464,7 +428,7 @@ def test_graves_optimizer_and_mixed_precision(tmp_path: Path) -> None:
         ({}, "64-true"),
     ):
         model = small(**arguments)
-        trainer(tmp_path, precision=precision).fit(model, Lines(make_batch()))
+        quiet_trainer(max_epochs=1, precision=precision).fit(model, Lines(make_batch()))
         assert all(p.isfinite().all() for p in model.parameters())
 
 
@@ -484,13 +448,10 @@ def test_in_mixed_precision_the_window_and_the_mixture_are_precise() -> None:
 def test_predictions_are_nats_of_lines(tmp_path: Path) -> None:
     model = scaled(small())
     batch = make_batch()
-    found = trainer(tmp_path).predict(model, Lines(batch))
+    found = quiet_trainer().predict(model, Lines(batch))
     assert found is not None
     assert torch.allclose(found[0]["nats"], model.per_example(batch)["sequence_nll"])  # type: ignore
     assert found[0]["points"].tolist() == [40, 31, 17]  # type: ignore
-
-
-# Writing
 
 
 def test_written_offsets_have_the_datas_scale() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.nn import functional as F
+from training import quiet_trainer
 
 from ln_zoo.data import BatchLoader, Tensors
 from ln_zoo.layers import Linear
@@ -78,53 +78,12 @@ def test_equals_the_papers_equations() -> None:
     assert (model(x) - expected).abs().max() < 1e-12
 
 
-def test_batch_of_four_under_the_unbiased_estimator() -> None:
-    torch.manual_seed(0)
-    model = MLPClassifier(20, [6], 4, norm=BatchNorm(unbiased=True, eps=0.0)).double()
-    x = torch.randn(4, 20, dtype=torch.float64)
-    h = x
-    for number, layer in enumerate(layers(model)):
-        a = h @ layer.weight.T
-        centred = a - a.sum(0) / 4
-        h = centred / (centred.pow(2).sum(0) / 3).sqrt() + layer.bias
-        h = h.clamp(min=0) if number == 0 else h
-    assert (model(x) - h).abs().max() < 1e-12
-    biased = MLPClassifier(20, [6], 4, norm=BatchNorm(eps=0.0)).double()
-    biased.load_state_dict(model.state_dict())
-    assert (biased(x) - h).abs().max() > 0.01
-
-
 def test_a_batch_of_one_under_batch_norm() -> None:
     model = MLPClassifier(20, [6], 4, norm=BatchNorm())
     batch = (torch.randn(1, 20), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"2 .*1"):
         model(batch[0])
     assert model.eval()(batch[0]).shape == (1, 4)
-
-
-@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm(), WeightNorm(), Identity()])
-def test_pixels_may_be_permuted(norm: Norm) -> None:
-    torch.manual_seed(0)
-    model = MLPClassifier(30, [8, 7], 5, norm=norm).double()
-    order = torch.randperm(30)
-    moved = MLPClassifier(30, [8, 7], 5, norm=norm).double()
-    state = model.state_dict()
-    state["network.1.weight"] = state["network.1.weight"][:, order]
-    moved.load_state_dict(state)
-    images, labels = torch.rand(9, 1, 5, 6, dtype=torch.float64), torch.randint(5, (9,))
-    permuted = images.flatten(1)[:, order].view_as(images)
-    for _ in range(3):  # and training keeps it so
-        losses = []
-        for network, pixels in ((model, images), (moved, permuted)):
-            loss = F.cross_entropy(network(pixels), labels)
-            network.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                for parameter in network.parameters():
-                    assert parameter.grad is not None
-                    parameter -= 0.1 * parameter.grad
-            losses.append(loss.detach())
-        assert (losses[0] - losses[1]).abs() < 1e-13
 
 
 def test_losses_where_float32_has_none_left() -> None:
@@ -144,11 +103,7 @@ def test_losses_where_float32_has_none_left() -> None:
     assert (scores["nll"] - expected).abs().max() < 4e-15
 
     # As the trainer logs it: not rounded on the way either.
-    trainer = Trainer(
-        logger=False, enable_progress_bar=False, accelerator="cpu", enable_model_summary=False,
-        enable_checkpointing=False,
-    )  # fmt: skip
-    (logged,) = trainer.test(model, BatchLoader(Tensors(*batch), 2), verbose=False)
+    (logged,) = quiet_trainer().test(model, BatchLoader(Tensors(*batch), 2), verbose=False)
     assert abs(logged["test_nll"] - float(expected)) < 4e-15
 
 
@@ -156,11 +111,7 @@ def test_metrics_are_means_over_examples_not_batches() -> None:
     torch.manual_seed(0)
     model = MLPClassifier(6, [5], 3, norm=LayerNorm())
     inputs, labels = torch.randn(13, 6), torch.randint(3, (13,))
-    trainer = Trainer(
-        logger=False, enable_progress_bar=False, accelerator="cpu", enable_model_summary=False,
-        enable_checkpointing=False,
-    )  # fmt: skip
-    (logged,) = trainer.test(model, BatchLoader(Tensors(inputs, labels), 5), verbose=False)
+    (logged,) = quiet_trainer().test(model, BatchLoader(Tensors(inputs, labels), 5), verbose=False)
     with torch.no_grad():
         logits = model.eval()(inputs).double()
     assert logged["test_error"] == float((logits.argmax(1) != labels).double().mean())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
+from training import quiet_trainer
 
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
@@ -23,16 +23,8 @@ def digits(**options: Any) -> Digits:
     return Digits(**({"batch_size": 20, "train_size": 100, "val_size": 20} | options))
 
 
-@pytest.fixture
-def trainer(tmp_path: Path) -> Callable[..., Trainer]:
-    def make(**options: Any) -> Trainer:
-        return Trainer(
-            accelerator="cpu", logger=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=tmp_path,
-            **{"enable_checkpointing": False, "max_epochs": 2} | options,
-        )  # fmt: skip
-
-    return make
+def trainer(*callbacks: Callback, **options: Any) -> Trainer:
+    return quiet_trainer(*callbacks, **{"max_epochs": 2} | options)
 
 
 def model() -> MLPClassifier:
@@ -44,9 +36,7 @@ def kept(path: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_a_checkpoint_says_how_long_it_was_trained(
-    trainer: Callable[..., Trainer], tmp_path: Path, weights_only: bool
-) -> None:
+def test_a_checkpoint_says_how_long_it_was_trained(tmp_path: Path, weights_only: bool) -> None:
     mine, ours = model(), trainer()
     assert mine.training_runs == ()
     ours.fit(mine, digits())
@@ -60,24 +50,20 @@ def test_a_checkpoint_says_how_long_it_was_trained(
     assert again.training_runs == (*mine.training_runs, DIGITS | {"epochs": 1, "steps": 5})
 
 
-def test_an_epoch_counts_once_its_last_batch_is_done(
-    trainer: Callable[..., Trainer], tmp_path: Path
-) -> None:
+def test_an_epoch_counts_once_its_last_batch_is_done(tmp_path: Path) -> None:
     class Inside(ModelCheckpoint):
         """Keeps one after every batch, those at the end of an epoch before its validation."""
 
     every = Inside(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer(enable_checkpointing=True, callbacks=[every]).fit(model(), digits())
+    trainer(every).fit(model(), digits())
     for step in range(1, 11):
         (run,) = kept(tmp_path / f"step={step}.ckpt")
         assert (run["epochs"], run["steps"]) == (step // 5, step)
 
 
-def test_the_checkpoint_of_a_validation_has_its_epoch(
-    trainer: Callable[..., Trainer], tmp_path: Path
-) -> None:
+def test_the_checkpoint_of_a_validation_has_its_epoch(tmp_path: Path) -> None:
     best = ModelCheckpoint(tmp_path, monitor="val_nll", mode="min")
-    trainer(enable_checkpointing=True, callbacks=[best], max_epochs=1).fit(model(), digits())
+    trainer(best, max_epochs=1).fit(model(), digits())
     assert kept(Path(best.best_model_path)) == (DIGITS | {"epochs": 1, "steps": 5},)
 
 
@@ -85,15 +71,13 @@ def test_the_checkpoint_of_a_validation_has_its_epoch(
     ("limits", "epochs", "steps"),
     [({"max_steps": 7, "max_epochs": -1}, 1, 7), ({"limit_train_batches": 2}, 0, 4)],
 )
-def test_parts_of_epochs_are_none(
-    trainer: Callable[..., Trainer], limits: dict[str, Any], epochs: int, steps: int
-) -> None:
+def test_parts_of_epochs_are_none(limits: dict[str, Any], epochs: int, steps: int) -> None:
     mine = model()
     trainer(**limits).fit(mine, digits())
     assert mine.training_runs == (DIGITS | {"epochs": epochs, "steps": steps},)
 
 
-def test_resuming_goes_on_with_the_run(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+def test_resuming_goes_on_with_the_run(tmp_path: Path) -> None:
     ours = trainer(max_steps=7, max_epochs=-1)
     ours.fit(model(), digits())
     ours.save_checkpoint(tmp_path / "seven.ckpt")
@@ -117,9 +101,7 @@ def test_resuming_goes_on_with_the_run(trainer: Callable[..., Trainer], tmp_path
     assert len(other.training_runs) == 2
 
 
-def test_runs_that_cannot_be_known_are_unknown(
-    trainer: Callable[..., Trainer], tmp_path: Path
-) -> None:
+def test_runs_that_cannot_be_known_are_unknown(tmp_path: Path) -> None:
     ours = trainer()
     ours.fit(model(), digits())
     ours.save_checkpoint(tmp_path / "it.ckpt")
@@ -138,7 +120,7 @@ def test_runs_that_cannot_be_known_are_unknown(
         assert mine.training_runs == ({}, DIGITS | {"epochs": 1, "steps": 5})
 
 
-def test_subclasses_and_data_of_the_user(trainer: Callable[..., Trainer]) -> None:
+def test_subclasses_and_data_of_the_user() -> None:
     class Quiet(MLPClassifier):
         def on_train_start(self) -> None:
             """Without ours."""
@@ -158,7 +140,7 @@ def test_subclasses_and_data_of_the_user(trainer: Callable[..., Trainer]) -> Non
     assert loaders.training_runs == ({"epochs": 2, "steps": 4},)
 
 
-def test_updates_of_several_batches(trainer: Callable[..., Trainer]) -> None:
+def test_updates_of_several_batches() -> None:
     mine = model()
     trainer(accumulate_grad_batches=5).fit(mine, digits())
     assert mine.training_runs == (DIGITS | {"batch_size": 100, "epochs": 2, "steps": 2},)

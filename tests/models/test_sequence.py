@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.nn import functional as F
+from training import quiet_trainer
 
 from ln_zoo.data import BatchLoader, Tensors
 from ln_zoo.models import SequenceClassifier
@@ -77,15 +77,6 @@ def test_weights_are_drawn_anew_in_half_precision() -> None:
     assert readout.dtype == torch.bfloat16
     product = readout.double() @ readout.double().T
     assert torch.allclose(product, torch.eye(10).double(), atol=0.02)
-
-
-def test_weight_norm_starts_as_the_drawn_weights() -> None:
-    torch.manual_seed(0)
-    plain = small(norm=Identity())
-    torch.manual_seed(0)
-    weight_norm = small(norm=WeightNorm())
-    x = torch.rand(3, 12)
-    assert torch.allclose(plain(x), weight_norm(x), atol=1e-6)
 
 
 def test_pixels_in_order_rows_and_permuted() -> None:
@@ -166,7 +157,7 @@ def test_noise_has_the_deviation_asked_for() -> None:
     assert abs(float(h.detach().std()) / 0.01 - 1) < 0.02
 
 
-@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
 def test_blank_first_pixels_have_finite_gradients(norm: Norm, cell: Any) -> None:
     """As in MNIST in order of the rows, where a hundred steps pass before the first stroke."""
@@ -190,18 +181,7 @@ def test_a_warning_where_steps_share_statistics() -> None:
         small(norm=BatchNorm(max_steps=4), step_features=3)
 
 
-def test_without_the_input_site_layer_norm_keeps_the_brightness_of_a_pixel() -> None:
-    """With one number a step the variance of W x is var(W) x^2, by which layer norm divides."""
-    x = torch.tensor([[[0.2]], [[0.8]]])  # two steps of one pixel, of one image
-
-    def first_terms(**arguments: Any) -> Tensor:
-        layer = SequenceClassifier(12, 3, hidden_size=8, **arguments).recurrent
-        return layer.sites["l0"]["input"](x @ layer.weight_ih_l0.T).detach()
-
-    dark, bright = first_terms()
-    assert bright.norm() < 1.01 * dark.norm()  # eps alone tells them apart
-    dark, bright = first_terms(normalize=["recurrent", "cell"])
-    torch.testing.assert_close(bright, 4 * dark)
+def test_the_norm_may_act_at_some_places() -> None:
     model = small(normalize=["recurrent"])
     assert model.hparams["normalize"] == ["recurrent"]
     assert [name for name, _ in model.named_parameters() if "gain" in name] == [
@@ -224,15 +204,8 @@ def test_rmsprop_is_the_sources() -> None:
     assert (settings["alpha"], settings["momentum"], settings["lr"]) == (0.9, 0, 1e-3)
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [
-        pytest.param(norm, marks=[] if type(norm) in (LayerNorm, BatchNorm) else pytest.mark.slow)
-        for norm in NORMS
-    ],
-    ids=lambda norm: type(norm).__name__,
-)
-def test_it_learns(norm: Norm, tmp_path: Any) -> None:
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])
+def test_it_learns(norm: Norm) -> None:
     """Which of four rows is bright, read row by row; all but one in a hundred after training."""
     torch.manual_seed(0)
 
@@ -246,11 +219,7 @@ def test_it_learns(norm: Norm, tmp_path: Any) -> None:
         24, 4, hidden_size=16, step_features=6, norm=norm, lr=3e-3, permuted=True
     )
     loader = BatchLoader(Tensors(*examples(640)), 32, training=True, shuffle=True)
-    trainer = Trainer(
-        max_epochs=8, accelerator="cpu", logger=False, gradient_clip_val=1.0,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )  # fmt: skip
+    trainer = quiet_trainer(max_epochs=8, gradient_clip_val=1.0)
     trainer.fit(model, loader)
     (scores,) = trainer.test(model, BatchLoader(Tensors(*examples(300)), 100), verbose=False)
     assert scores["test_accuracy"] > 0.99

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from accuracy import DOUBLE, assert_as_accurate, error, generic_loop, moved
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from reference import read
 from torch import Tensor
 from torch.utils.data import DataLoader
+from training import quiet_trainer
 
 from ln_zoo.callbacks.evaluation_loop import score
 from ln_zoo.data import SyntheticBooks
@@ -64,47 +66,33 @@ class Equations:
     """
 
     def __init__(self, model: SkipThought) -> None:
-        self.p = {name: a.detach().double() for name, a in model.state_dict().items()}
-        self.every_step = model.conditioning == "every_step"
-        self.prenorm_bias = model.prenorm_bias
-
-    def normalised(self, a: Tensor, gain: str) -> Tensor:
-        if gain not in self.p:
-            return a
-        size = len(a) // 3
-        parts = [a[: 2 * size], a[2 * size :]]
-        rows = [(b - b.mean()) / (((b - b.mean()) ** 2).mean() + 1e-5).sqrt() for b in parts]
-        return torch.cat(rows) * self.p[gain]
+        self.model = copy.deepcopy(model).double().requires_grad_(False)
+        self.embedding = self.model.embedding.weight
 
     def step(self, x: Tensor, h: Tensor, layer: str, end: str = "l0") -> Tensor:
-        p, sites = self.p, f"{layer}.sites.{end}"
-        weight = p[f"{layer}.weight_ih_{end}"]
-        a = weight[:, :-1] @ x + weight[:, -1] if self.prenorm_bias else weight @ x
-        a = self.normalised(a, f"{sites}.input.gain")
-        b = self.normalised(p[f"{layer}.weight_hh_{end}"] @ h, f"{sites}.recurrent.gain")
-        a, b = a + p[f"{layer}.bias_ih_{end}"], b + p[f"{layer}.bias_hh_{end}"]
-        (ar, az, an), (br, bz, bn) = a.chunk(3), b.chunk(3)
-        r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
-        return (1 - z) * (an + r * bn).tanh() + z * h
+        if self.model.prenorm_bias:
+            x = torch.cat([x, x.new_ones(1)])
+        d = read("GRU", getattr(self.model, layer), end)
+        return d.step(x[None], h[None], None, 0)[0][0]
 
     def vector(self, words: list[int]) -> Tensor:
         found = []
-        reverse = "encoder.weight_hh_l0_reverse" in self.p
-        for end in ("l0", "l0_reverse") if reverse else ("l0",):
-            h = torch.zeros_like(self.p[f"encoder.weight_hh_{end}"][0])
+        for end in self.model.encoder.sites:
+            h = self.embedding.new_zeros(self.model.encoder.hidden_size)
             for word in words if end == "l0" else words[::-1]:
-                h = self.step(self.p["embedding.weight"][word], h, "encoder", end)
+                h = self.step(self.embedding[word], h, "encoder", end)
             found.append(h)
         return torch.cat(found)
 
     def nats(self, words: list[int], vector: Tensor, layer: str) -> float:
-        p, h, total = self.p, vector, 0.0
-        x = torch.zeros_like(p["embedding.weight"][0])
+        h, total, softmax = vector, 0.0, self.model.softmax
+        x = torch.zeros_like(self.embedding[0])
+        every_step = self.model.conditioning == "every_step"
         for word in words:
-            h = self.step(torch.cat([x, vector]) if self.every_step else x, h, layer)
-            logits = p["softmax.weight"] @ h + p["softmax.bias"]
+            h = self.step(torch.cat([x, vector]) if every_step else x, h, layer)
+            logits = softmax.weight @ h + softmax.bias
             total -= float(logits[word] - logits.exp().sum().log())
-            x = p["embedding.weight"][word]
+            x = self.embedding[word]
         return total
 
     def of(self, batch: Batch) -> tuple[list[float], list[float]]:
@@ -247,9 +235,6 @@ def test_weights_start_as_in_the_released_code(prenorm_bias: bool) -> None:
         assert abs(weight.std() - 0.2 / math.sqrt(12)) < 0.006
 
 
-# Encoding
-
-
 @pytest.mark.parametrize("eos", [True, False])
 @pytest.mark.parametrize("encoder", ["uni", "bi"])
 def test_vectors_are_those_of_step_by_step(encoder: str, eos: bool) -> None:
@@ -309,9 +294,6 @@ def test_predictions_of_triples_are_their_scores() -> None:
     assert found["previous_tokens"].tolist() == [5, 2, 4]
 
 
-# Softmax
-
-
 def test_loss_in_blocks_is_that_of_all_tokens_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_softmax, "_BLOCK", (60, 60))  # two tokens of 30 words, and one left
     torch.manual_seed(0)
@@ -361,9 +343,6 @@ def test_other_softmaxes_train(softmax: Any) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-# Training
-
-
 class Triples(LightningDataModule):
     """Three batches, of which the last has other lengths."""
 
@@ -382,8 +361,7 @@ def test_a_resumed_run_is_one_that_was_never_interrupted(tmp_path: Path) -> None
         data = SyntheticBooks(books=5, paragraphs=3, batch_size=4)
         model = small(vocabulary=data.vocabulary, softmax="sampled", adam_bias_correction="legacy")
         kept = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
-        quiet = QUIET | {"enable_checkpointing": True, "callbacks": [kept]}
-        trainer = Trainer(max_steps=8, gradient_clip_val=5.0, **quiet)  # type: ignore[arg-type]
+        trainer = quiet_trainer(kept, max_steps=8, gradient_clip_val=5.0)
         trainer.fit(model, data, weights_only=True, **arguments)
         return model.state_dict()
 
@@ -395,19 +373,13 @@ def test_a_resumed_run_is_one_that_was_never_interrupted(tmp_path: Path) -> None
 def test_data_with_other_words_are_refused() -> None:
     data = SyntheticBooks(books=5, paragraphs=3, batch_size=4)
     with pytest.raises(ValueError, match="vocabulary="):
-        Trainer(max_steps=1, **QUIET).fit(small(), data)  # type: ignore[arg-type]
-
-
-QUIET = {
-    "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
-    "enable_model_summary": False, "accelerator": "cpu",
-}  # fmt: skip
+        quiet_trainer(max_steps=1).fit(small(), data)
 
 
 def test_training_lowers_what_validation_and_test_measure() -> None:
     torch.manual_seed(0)
     model = SkipThought(WORDS, hidden_size=16, embedding_features=8, lr=0.02)
-    trainer = Trainer(max_epochs=20, gradient_clip_val=5.0, **QUIET)  # type: ignore[arg-type]
+    trainer = quiet_trainer(max_epochs=20, gradient_clip_val=5.0)
     data = Triples()
     before = trainer.validate(model, data, verbose=False)[0]
     with torch.no_grad():

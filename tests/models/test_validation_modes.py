@@ -6,21 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from torchmetrics import Metric
+from training import quiet_trainer
 
 from ln_zoo.data import BatchLoader, Digits, Tensors
 from ln_zoo.models import MLPClassifier, SequenceClassifier
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
-
-
-def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
-    return Trainer(
-        max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accelerator="cpu", callbacks=list(callbacks),
-        default_root_dir=folder, **options,
-    )  # fmt: skip
 
 
 def digits() -> Digits:
@@ -56,7 +49,7 @@ def mean(model: Classifier, batches: BatchLoader, train: bool) -> dict[str, floa
 def test_both_modes_are_logged(tmp_path: Path, model: Classifier) -> None:
     data = digits()
     keys = list(model.state_dict())
-    run = trainer(tmp_path)
+    run = quiet_trainer(max_epochs=2)
     run.fit(model, datamodule=data)
     assert list(model.state_dict()) == keys
     logged = {k: float(v) for k, v in run.callback_metrics.items() if k.startswith("val")}
@@ -77,7 +70,7 @@ def test_batches_of_one_example_are_told(
     tmp_path: Path, size: int, measured: bool, norm: Norm, recwarn: pytest.WarningsRecorder
 ) -> None:
     data = Digits(batch_size=20, train_size=100, val_size=11, eval_batch_size=size)
-    run = trainer(tmp_path)
+    run = quiet_trainer(max_epochs=2)
     run.fit(MLPClassifier(64, [8], norm=norm), datamodule=data)
     told = [str(w.message) for w in recwarn if "raise eval_batch_size" in str(w.message)]
     assert bool(told) is (norm == BatchNorm() and not measured)
@@ -87,8 +80,6 @@ def test_batches_of_one_example_are_told(
 
 
 class Witness(Callback):
-    """Running averages before and after validation."""
-
     def on_validation_start(self, trainer, pl_module) -> None:
         self.before = {k: v.clone() for k, v in pl_module.state_dict().items()}
 
@@ -101,10 +92,10 @@ class Witness(Callback):
 @pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
 def test_running_averages_and_training_are_untouched(tmp_path: Path, model: Classifier) -> None:
     start = {k: v.clone() for k, v in model.state_dict().items()}
-    trainer(tmp_path, Witness()).fit(model, datamodule=digits())
+    quiet_trainer(Witness(), max_epochs=2).fit(model, datamodule=digits())
     trained = {k: v.clone() for k, v in model.state_dict().items()}
     model.load_state_dict(start)
-    trainer(tmp_path, limit_val_batches=0).fit(model, datamodule=digits())
+    quiet_trainer(max_epochs=2, limit_val_batches=0).fit(model, datamodule=digits())
     for name, value in model.state_dict().items():
         assert torch.equal(value, trained[name]), name
 
@@ -119,7 +110,7 @@ def test_other_norms_have_one_mode(
     monkeypatch.setattr(
         model, "per_example", lambda batch: batches.append(batch) or per_example(batch)
     )
-    run = trainer(tmp_path)
+    run = quiet_trainer(max_epochs=2)
     run.validate(model, datamodule=digits(), verbose=False)
     assert not [name for name in run.callback_metrics if "batch" in name]
     assert len(batches) == 5
@@ -127,7 +118,7 @@ def test_other_norms_have_one_mode(
 
 
 def test_tests_have_one_mode(tmp_path: Path) -> None:
-    run = trainer(tmp_path)
+    run = quiet_trainer(max_epochs=2)
     run.test(MLPClassifier(64, [8], norm=BatchNorm()), datamodule=digits(), verbose=False)
     assert set(run.callback_metrics) == {"test_nll", "test_error"}
 
@@ -135,7 +126,7 @@ def test_tests_have_one_mode(tmp_path: Path) -> None:
 def test_one_trainer_after_another(tmp_path: Path) -> None:
     model = MLPClassifier(64, [8], norm=BatchNorm())
     for _ in range(2):
-        (logged,) = trainer(tmp_path).validate(model, datamodule=digits(), verbose=False)
+        (logged,) = quiet_trainer().validate(model, datamodule=digits(), verbose=False)
         assert set(logged) == {"val_nll", "val_error", "val_batch_nll", "val_batch_error"}
     assert [name for name, m in model.named_modules() if isinstance(m, Metric)] == [
         "val_nll", "val_error", "test_nll", "test_error", "val_batch_nll", "val_batch_error",
@@ -144,7 +135,7 @@ def test_one_trainer_after_another(tmp_path: Path) -> None:
 
 def test_checkpoints_without_the_second_mode_are_read(tmp_path: Path) -> None:
     model = MLPClassifier(64, [8], norm=BatchNorm())
-    run = trainer(tmp_path)
+    run = quiet_trainer(max_epochs=2)
     run.validate(model, BatchLoader(Tensors(torch.rand(20, 64), torch.zeros(20).long()), 10))
     fresh = MLPClassifier(64, [8], norm=BatchNorm())
     assert model.state_dict().keys() == fresh.state_dict().keys()

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
+from training import quiet_trainer
 
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier, OrderEmbedding, SequenceClassifier, ZooModule
@@ -43,14 +44,6 @@ class Stop(ModelCheckpoint):
     def on_train_batch_end(self, trainer, *args, **kwargs) -> None:
         super().on_train_batch_end(trainer, *args, **kwargs)
         trainer.should_stop = trainer.global_step >= self.step
-
-
-def trainer(epochs: int, *callbacks: ModelCheckpoint, folder: Path) -> Trainer:
-    return Trainer(
-        max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=list(callbacks), enable_checkpointing=bool(callbacks), accelerator="cpu",
-        default_root_dir=folder,
-    )  # fmt: skip
 
 
 def data() -> Digits:
@@ -91,26 +84,26 @@ def test_noise_goes_on_where_it_stopped(tmp_path: Path, step: int) -> None:
         return Noisy(0.5, norm=RMSNorm())
 
     whole = model()
-    trainer(3, folder=tmp_path).fit(whole, datamodule=data())
+    quiet_trainer(max_epochs=3).fit(whole, datamodule=data())
 
-    trainer(3, Stop(tmp_path, step), folder=tmp_path).fit(model(), datamodule=data())
+    quiet_trainer(Stop(tmp_path, step), max_epochs=3).fit(model(), datamodule=data())
     (stopped,) = tmp_path.glob("stopped*.ckpt")
     assert load(stopped)["global_step"] == step
     resumed = model()
     torch.manual_seed(99)  # what another process would draw
-    trainer(3, folder=tmp_path).fit(resumed, datamodule=data(), ckpt_path=stopped)
+    quiet_trainer(max_epochs=3).fit(resumed, datamodule=data(), ckpt_path=stopped)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
 def test_a_model_that_was_merely_loaded_has_no_past_noise(tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, "kept")
-    trainer(1, keep, folder=tmp_path).fit(Noisy(0.5), datamodule=data())
+    quiet_trainer(keep, max_epochs=1).fit(Noisy(0.5), datamodule=data())
 
     def continued(seed: int) -> Tensor:
         model = Noisy.load_from_checkpoint(tmp_path / "kept.ckpt")
         torch.manual_seed(seed)
-        trainer(1, folder=tmp_path).fit(model, datamodule=data())
+        quiet_trainer(max_epochs=1).fit(model, datamodule=data())
         return model.network[1].weight
 
     assert not torch.equal(continued(1), continued(2))
@@ -118,16 +111,13 @@ def test_a_model_that_was_merely_loaded_has_no_past_noise(tmp_path: Path) -> Non
 
 def test_a_subclass_keeps_its_own_arguments(tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, "kept")
-    trainer(1, keep, folder=tmp_path).fit(Noisy(0.25, norm=RMSNorm(eps=1e-3)), datamodule=data())
+    quiet_trainer(keep, max_epochs=1).fit(Noisy(0.25, norm=RMSNorm(eps=1e-3)), datamodule=data())
     hparams = load(tmp_path / "kept.ckpt")["hyper_parameters"]
     assert hparams["noise"] == 0.25
     assert hparams["_class_path"] == f"{__name__}.Noisy"
     model = ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt")
     assert type(model) is Noisy
     assert (model.noise, model.network[1].site.norm) == (0.25, RMSNorm(eps=1e-3))
-
-
-# Optimizers
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -138,11 +128,9 @@ def test_every_optimizer_in_every_precision_with_clipping(
     """On a CPU; and from a checkpoint of the other precision, which says "fused" or not."""
 
     def run(model: SequenceClassifier, epochs: int, precision: str, **resumed) -> Trainer:
-        runner = Trainer(
-            max_epochs=epochs, logger=False, enable_progress_bar=False, accelerator="cpu",
-            enable_model_summary=False, default_root_dir=tmp_path, limit_val_batches=0,
+        runner = quiet_trainer(
+            ModelCheckpoint(tmp_path, precision), max_epochs=epochs, limit_val_batches=0,
             precision=precision, gradient_clip_val=1e-3,
-            callbacks=[ModelCheckpoint(tmp_path, precision)],
         )  # fmt: skip
         runner.fit(model, datamodule=data(), **resumed)
         return runner
@@ -169,8 +157,6 @@ def test_without_a_trainer_the_fused_form_is_for_the_cpu() -> None:
 
 @dataclass(frozen=True)
 class OwnNorm(Norm):
-    """A user's norm."""
-
     scale: float = 2.0
 
     def normalize(self, site, a, step=None):
@@ -180,7 +166,7 @@ class OwnNorm(Norm):
 def test_a_users_norm_comes_back(tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, "kept")
     model = MLPClassifier(64, [8], norm=OwnNorm(3.0))
-    trainer(1, keep, folder=tmp_path).fit(model, datamodule=data())
+    quiet_trainer(keep, max_epochs=1).fit(model, datamodule=data())
     again = ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt")
     assert again.network[1].site.norm == OwnNorm(3.0)
 

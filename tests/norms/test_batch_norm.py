@@ -33,9 +33,6 @@ def averages(values, momentum):
     return running
 
 
-# Feed-forward sites
-
-
 @pytest.mark.parametrize(
     ("shape", "twin"), [((6, 5), nn.BatchNorm1d), ((2, 5, 3, 4), nn.BatchNorm2d)]
 )
@@ -111,9 +108,6 @@ def test_positions_of_one_image_are_examples_enough():
         site(torch.randn(1, 3, 1, 1))
 
 
-# Recurrent sites
-
-
 def recurrent_site(**options):
     return Site(BatchNorm(**options), "recurrent", 3, recurrent=True, **DOUBLE)
 
@@ -165,9 +159,6 @@ def test_an_example_left_alone_uses_the_running_averages():
     site(second, 1)
     expected = 0.1 * (alone - second.mean(0)) / (second.var(0) + 1e-5).sqrt()
     torch.testing.assert_close(site(alone, 1), expected, **TIGHT)
-
-
-# Precision
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -103,9 +103,6 @@ def by_total(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, np
 REFERENCES = {"average": by_average, "total_variance": by_total}
 
 
-# Batch statistics
-
-
 @pytest.mark.parametrize("cls", LAYERS.values())
 def test_outputs_are_those_of_training_and_nothing_moves(loop: str, cls: type) -> None:
     layer = cls(3, 4, num_layers=2, dropout=0.5, norm=BatchNorm(max_steps=6), dtype=F64)
@@ -209,9 +206,6 @@ def test_which_models_mix_examples_and_keep_statistics() -> None:
     assert not keeps_statistics(RNN(3, 4, norm=BatchNorm(), normalize=("input", "recurrent")))
 
 
-# Population statistics: feed-forward
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("norm", [BatchNorm(), BatchNorm(unbiased=True)])
 def test_linear_layers_on_batches_of_several_sizes(method: str, norm: Norm) -> None:
@@ -240,27 +234,6 @@ def test_linear_layers_on_batches_of_several_sizes(method: str, norm: Norm) -> N
     mean, var = REFERENCES[method](seen(model[2].site, run), 1)
     close(model[2].site.running_mean, mean[0])
     close(model[2].site.running_var, var[0])
-
-
-@pytest.mark.parametrize("sizes", [[500, 500, 2], [334, 334, 334]])
-def test_a_last_batch_of_two_weighs_two_examples(sizes: list[int]) -> None:
-    """Its variance is half that of the set, or anything; equal batches are averaged plainly."""
-    layer = Linear(5, 4, norm=BatchNorm(), dtype=F64).eval()
-    batches = torch.randn(1002, 5, dtype=F64).split(sizes)
-    with population_statistics(layer):
-        for batch in batches:
-            layer(batch)
-    sums = [(batch @ layer.weight.T).detach() for batch in batches]
-    whole = torch.cat(sums)
-    torch.testing.assert_close(
-        layer.site.running_var, whole.var(0, correction=0), rtol=0.01, atol=0.0
-    )
-    # Of any sizes, means of batches average to the mean of the set.
-    torch.testing.assert_close(layer.site.running_mean, whole.mean(0), rtol=0, atol=1e-13)
-    plain = torch.stack([a.var(0, correction=0) for a in sums]).mean(0)
-    away = (layer.site.running_var / plain - 1).abs().max()
-    assert away < 1e-13 if len(set(sizes)) == 1 else away > 0.1
-    assert layer.site.num_batches_tracked == 3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -308,11 +281,7 @@ def test_float32_buffers_hold_sums_of_float64() -> None:
         assert layer.site.running_mean.dtype == torch.float32
 
 
-# Population statistics: recurrent layers
-
-
 def sequences(kind: str) -> list[Tensor | PackedSequence]:
-    """Three batches."""
     shapes = {
         "equal": [[6] * 5, [6] * 4, [6] * 5],
         "lengths": [[4] * 5, [6] * 4, [2] * 3],
@@ -374,19 +343,6 @@ def test_each_step_of_each_site(
         assert (site.num_batches_tracked[reached:] == 0).all()
 
 
-def test_one_batch_gives_back_its_own_outputs(loop: str) -> None:
-    """Evaluation with the statistics of one batch is that batch in training."""
-    layer = LSTM(3, 4, num_layers=2, norm=BatchNorm(max_steps=9), dtype=F64).eval()
-    x = torch.randn(7, 6, 3, dtype=F64)
-    for method in METHODS:
-        with population_statistics(layer, method):
-            layer(x)
-        with batch_statistics(layer):
-            expected, _ = layer(x)
-        output, _ = layer(x)
-        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_cells_in_a_users_loop(method: str) -> None:
     cell = LSTMCell(3, 4, norm=BatchNorm(max_steps=5), dtype=F64).eval()
@@ -427,9 +383,6 @@ def test_averages_want_steps_in_order_and_totals_do_not() -> None:
         close(site.running_var[row], products.var(0))
     assert site.num_batches_tracked.tolist() == [1, 0, 0, 1, 0]
     assert torch.equal(site.running_var[1:3], torch.ones(2, 16, dtype=F64))
-
-
-# What stays as it is
 
 
 class Model(nn.Module):

@@ -100,11 +100,7 @@ def train(model: nn.Module, name: str, share: slice, steps: int = 3) -> dict[str
     return {"output": output.detach(), "grads": grads, "buffers": before}
 
 
-# What runs in each of the two processes
-
-
 def equals_one(rank: int) -> Any:
-    """Both train on shares of the same batches."""
     found = {}
     for unbiased in (False, True):
         for name, model in models(replace(JOINT, unbiased=unbiased)).items():

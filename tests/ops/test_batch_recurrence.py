@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from accuracy import assert_as_accurate, moved
-from engines import cpu_engines
+from engines import cpu_engines, poisoned
+from equations import random_operands
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -118,20 +119,11 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
 
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts time into chunks of few rows."""
     cut = functools.partial(min, 2)
     monkeypatch.setattr(
         operator, "time_chunks", lambda sizes, rows, n=1: time_chunks(sizes, cut(rows), n)
     )
     monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 2)
-
-
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    """Forgets what was compiled before and after."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def build(cell: str, norm: Norm, seed: int = 0, **options: Any) -> nn.Module:
@@ -160,7 +152,6 @@ def data_of(x: Any) -> Tensor:
 
 
 def call(layer: nn.Module, x: Any, *hx: Any) -> list[Tensor]:
-    """Outputs and final states."""
     output, states = layer(x, *hx)
     return [data_of(output), *(states if isinstance(states, tuple) else (states,))]
 
@@ -229,8 +220,6 @@ def assert_equals_loop(under: Under, function: Callable[[torch.dtype, int], list
 def assert_kernel_equals_loop(under: Under, layer: nn.Module, cell: str, xs: list[Any]) -> None:
     assert_equals_loop(under, lambda dtype, run: batches(layer, cell, dtype, xs, run))
 
-
-# Layers against the generic loop
 
 LENGTHS = {
     "equal": (6, 6, 6, 6),
@@ -373,25 +362,16 @@ def test_another_forward_before_the_backward(under: Under) -> None:
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH"])
 def test_memory_that_was_never_written_is_never_read(under: Under, cuts: None, cell: str) -> None:
-    """torch then fills new memory with NaN, and what is kept for the next call is filled here."""
+    """torch fills new memory with NaN, and `poisoned` what is kept for the next call."""
     layer = build(cell, BatchNorm(eps=0.1, max_steps=3), bidirectional=True)
     xs = [pack((6, 6, 6)), pack((6, 2, 3, 3))]
-
-    def poisoned(give: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *arguments, **options: give(*arguments, **options).fill_(float("nan"))
-
-    for owner, name in ((memory, "scratch"), (under.kernel.engine, "empty")):
-        under.monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
     torch.use_deterministic_algorithms(True)
     try:
-        assert torch.utils.deterministic.fill_uninitialized_memory
-        assert_kernel_equals_loop(under, layer, cell, xs)
-        assert_kernel_equals_loop(under, layer.eval(), cell, xs)
+        with poisoned((memory, "scratch"), (under.kernel.engine, "empty")):
+            assert_kernel_equals_loop(under, layer, cell, xs)
+            assert_kernel_equals_loop(under, layer.eval(), cell, xs)
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-# Where statistics degenerate
 
 
 @every_cell
@@ -431,9 +411,6 @@ def test_a_batch_without_examples(under: Under, cell: str) -> None:
     assert under.run(under.name, lambda: layer.eval()(x)[0].shape) == (5, 0, 4)
 
 
-# Half precision
-
-
 @every_cell
 def test_autocast(under: Under, cell: str) -> None:
     """Products in bfloat16, statistics in float32: as far from float32 as the generic loop is."""
@@ -471,36 +448,6 @@ def test_autocast(under: Under, cell: str) -> None:
     assert distances(ours).max() > 1e-4  # products are rounded
 
 
-# The operator
-
-
-def operands(
-    cell: str, dtype: torch.dtype, *, rows: int | None = None, requires_grad: bool = True
-) -> Operands:
-    """Random ones for 3 examples, 4 steps or so many rows, 2 inputs, 3 units; with every vector."""
-    torch.manual_seed(0)
-    gates = CELLS[cell].gates * 3
-    lead = (4, 3) if rows is None else (rows,)
-
-    def tensor(*size: int) -> Tensor:
-        return (torch.rand(size, dtype=F64) * 2 - 1).to(dtype).requires_grad_(requires_grad)
-
-    rnn, lstm = cell.startswith("RNN"), cell == "LSTM"
-    return Operands(
-        x=tensor(*lead, 2),
-        w_ih=tensor(gates, 2),
-        w_hh=tensor(gates, 3),
-        h0=tensor(3, 3),
-        c0=tensor(3, 3) if lstm else None,
-        bias=tensor(gates),
-        bias_hn=tensor(3) if cell == "GRU" else None,
-        gain_input=None if rnn else tensor(gates),
-        gain_recurrent=None if rnn else tensor(gates),
-        gain_out=tensor(3) if rnn or lstm else None,
-        shift_out=tensor(3) if lstm else None,
-    )
-
-
 def arguments(
     under: Under, cell: str, batch: bool, *, packed: bool = False, dtype: torch.dtype | None = None
 ) -> tuple[Any, ...]:
@@ -519,7 +466,8 @@ def arguments(
         for p, width in zip(places, (gates, gates, 3), strict=True)
     ]
     batch_sizes = torch.tensor([3, 3, 2, 2]) if packed else None
-    tensors = operands(cell, dtype, rows=10 if packed else None)
+    drawn = random_operands(spec, (10,) if packed else (4, 3), 3, 2, 3)
+    tensors = [None if a is None else a.to(dtype).requires_grad_() for a in drawn]
     return (*tensors, *given, *NO_MASKS, batch_sizes, spec.encode(), under.name, True)
 
 
@@ -636,7 +584,7 @@ def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) 
 
 @pytest.mark.parametrize(
     ("cell", "training", "under"),
-    [("LSTM", True, NATIVE), ("GRU", False, ATEN)],
+    [("LSTM", True, NATIVE), pytest.param("GRU", False, ATEN, marks=pytest.mark.slow)],
     indirect=["under"],
     ids=name_of,
 )
@@ -662,9 +610,6 @@ def test_compiles_whole(under: Under, cell: str, training: bool) -> None:
         actual = under.run(under.name, lambda: run(compiled, layer))
         expected = under.run(under.name, lambda: run(twin, twin))
         assert_same(actual, expected, lambda k, before=before: loop(k, before))
-
-
-# The choice
 
 
 def test_one_name_stands_for_all_that_an_engine_runs() -> None:
@@ -720,9 +665,6 @@ def test_a_subclass_that_computes_otherwise_is_not_described(base: type[Norm]) -
     assert LSTM(3, 4, norm=Renamed()).sites["l0"]["input"].to_spec() is not None
     x = torch.randn(5, 3, 3)
     assert (layer(x)[0] - plain(x)[0]).abs().max() > 1e-3
-
-
-# Parts
 
 
 def test_means_come_off_step_by_step() -> None:

@@ -22,7 +22,6 @@ MACROS = {"PIECES": 1, "KIND": 0}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("LN_ZOO_CACHE", str(folder))
     return folder
@@ -30,7 +29,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files compiled so far."""
     found: list[str] = []
     original = driver._Nvrtc.compile
 
@@ -43,7 +41,10 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("cell", "kind"), [(0, 0), (0, 1), (1, 0), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [(0, 0), (1, 2), *(pytest.param(*a, marks=pytest.mark.slow) for a in ((0, 1), (1, 0), (2, 1)))],
+)
 def test_row_kernels_need_no_local_memory(cell: int, kind: int) -> None:
     problem = Problem(cell, 64, kind, 1, input=cell < 2, recurrent=True)
     found = resource_usage("rows.cu", problem.rows_macros())
@@ -162,7 +163,6 @@ def test_errors_of_the_compiler_are_shown(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_nvrtc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine without NVRTC."""
     monkeypatch.setattr(driver, "_nvrtc_candidates", lambda: iter(["libnvrtc.so.no"]))
     driver._nvrtc.cache_clear()
     yield

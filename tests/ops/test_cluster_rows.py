@@ -6,7 +6,6 @@ float32.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,14 +37,8 @@ OTHERS = {"lstm, each gate": (1, 1, 1, 1), "lstm, halves": (1, 3), "gru, all gat
 GROUPS |= OTHERS
 GATES |= {name: sum(groups) for name, groups in OTHERS.items()}
 every_cell = pytest.mark.parametrize("cell", GATES)
-slow = pytest.mark.slow
 EPS = 1e-3
 GUARD = 16
-
-
-def repeats(cell: str, kind: torch.dtype) -> Any:
-    """The mark of a case that others cover but for its precision."""
-    return slow if cell in OTHERS and kind != torch.float32 else ()
 
 
 class Buffer:
@@ -207,7 +200,6 @@ def check_after_loop(
     assert all(map(torch.equal, first, again))
 
 
-@functools.cache
 def cases() -> list[tuple[str, tuple[int, int]]]:
     both = [(1, 1), (1, 0), (0, 1), (0, 0)]
     some = {"rnn": both[2:]} | dict.fromkeys(OTHERS, both[:1])
@@ -217,9 +209,10 @@ def cases() -> list[tuple[str, tuple[int, int]]]:
 @pytest.mark.parametrize(
     ("cell", "norms", "kind"),
     [
-        pytest.param(*case, kind, marks=slow if kind == KINDS[2] else repeats(case[0], kind))
-        for case in cases()
-        for kind in KINDS
+        (cell, norms, kind)
+        for cell, norms in cases()
+        # In bfloat16 numbers are read and written alike, whatever is normalised.
+        for kind in KINDS[: 1 if cell in OTHERS or norms != (cell != "rnn", 1) else 2]
     ],
 )
 def test_gradients_after_the_loop(cell: str, norms: tuple[int, int], kind: torch.dtype) -> None:
@@ -249,7 +242,11 @@ def test_gradients_may_take_the_place_of_the_terms(cell: str, kind: torch.dtype)
 
 @pytest.mark.parametrize(
     ("cell", "kind"),
-    [pytest.param(cell, kind, marks=repeats(cell, kind)) for cell in GATES for kind in KINDS],
+    [
+        (cell, kind)
+        for cell in GATES
+        for kind in KINDS[: {"gru": 3, "lstm": 2, "rnn": 2}.get(cell, 1)]
+    ],
 )
 def test_statistics(cell: str, kind: torch.dtype) -> None:
     kernel = rows_kernel("input_statistics", cell, kind, (int(cell != "rnn"), 1), threads=256)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
+from engines import names_of, note_kernels
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, registry
@@ -45,18 +44,8 @@ def call(cell: str, **changed: RowNorm | None) -> RecurrentCall:
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The names of what was picked, call by call."""
-    names: list[str | None] = []
-    pick = ops.select_kernel
-
-    def noted(*arguments: Any) -> Any:
-        kernel = pick(*arguments)
-        names.append(None if kernel is None else kernel.name)
-        return kernel
-
-    monkeypatch.setattr(ops, "select_kernel", noted)
-    return names
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    return note_kernels(monkeypatch)
 
 
 FUSED = TorchRNN.name
@@ -64,8 +53,6 @@ FUSED = TorchRNN.name
 
 @dataclass(frozen=True)
 class Opaque(Norm):
-    """Describes itself to nobody."""
-
     def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         return a.tanh()
 
@@ -88,36 +75,36 @@ def test_which_norms_run_where(
     norm: Norm,
     normalize: Any,
     wanted: str | None,
-    chosen: list[str | None],
+    chosen: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Torch's own loop where no sums are normalised, else a kernel, or the generic loop."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
     cls(3, 4, norm=norm, normalize=normalize)(torch.randn(5, 2, 3))
-    assert chosen == [wanted]
+    assert names_of(chosen) == [wanted]
 
 
 def test_the_switch_is_read_at_each_call(
-    chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+    chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = LSTM(3, 4, dtype=torch.float64)
     x = torch.randn(200, 2, 3, dtype=torch.float64)
     for value, wanted in (("0", None), ("1", FUSED), ("0", None)):
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         layer(x)
-        assert chosen[-1] == wanted
+        assert names_of(chosen)[-1] == wanted
     monkeypatch.delenv("LN_ZOO_KERNELS")
     layer(x)
-    assert chosen[-1] == FUSED
+    assert names_of(chosen)[-1] == FUSED
 
 
-def test_names_choose_kernels(chosen: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_choose_kernels(chosen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     layer = GRU(3, 4, norm=LayerNorm())
     x = torch.randn(5, 2, 3)
     for value, wanted in (("aten", "aten"), (" torch , aten ", "aten"), ("torch", None)):
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         layer(x)
-        assert chosen[-1] == wanted
+        assert names_of(chosen)[-1] == wanted
     for value, name in (("atn", "atn"), ("aten,1", "1"), ("torch,,aten", "")):
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         with pytest.raises(ValueError, match=f"LN_ZOO_KERNELS={value}.*{name!r}.* torch, .*aten"):
@@ -204,7 +191,7 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
 def test_a_larger_layer_without_normalisation_is_ours_and_equals_torchs(
-    name: str, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+    name: str, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
     torch.manual_seed(0)
@@ -232,10 +219,10 @@ def test_a_larger_layer_without_normalisation_is_ours_and_equals_torchs(
             return results(moved_layer, moved(x, run))
 
     found = results(ours, x)
-    assert chosen == ["native"]
+    assert names_of(chosen) == ["native"]
     assert_as_accurate(found, results(theirs.double(), x.double()), loop)
     cls(20, 96, norm=WeightNorm())(x)
-    assert chosen[-1] == "native"
+    assert names_of(chosen)[-1] == "native"
 
 
 @pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
@@ -248,7 +235,7 @@ def test_packed_sequences_are_ours_where_there_are_many_rows(
     steps: int,
     examples: int,
     wanted: str,
-    chosen: list[str | None],
+    chosen: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
@@ -260,17 +247,17 @@ def test_packed_sequences_are_ours_where_there_are_many_rows(
     x = torch.randn(steps, examples, 3)
     packed = pack_padded_sequence(x, lengths, enforce_sorted=False)  # 275, 155 or 345 rows
     torch.testing.assert_close(layer(packed)[0].data, theirs(packed)[0].data)
-    assert chosen == [wanted]
+    assert names_of(chosen) == [wanted]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_stays_torchs_without_normalisation(
-    dtype: torch.dtype, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results have the precision that torch gives them, which differs from cell to cell."""
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
     GRU(3, 96, dtype=dtype)(torch.randn(40, 6, 3, dtype=dtype))
-    assert chosen == [FUSED]
+    assert names_of(chosen) == [FUSED]
 
 
 @pytest.mark.parametrize("cell", GATES)
@@ -333,11 +320,3 @@ def test_checks_of_the_machine_are_not_traced(monkeypatch: pytest.MonkeyPatch) -
     compiled = torch.compile(takes, fullgraph=True, backend="eager")
     assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
     steps._has_triton.__wrapped__.cache_clear()
-
-
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    """Forgets what was compiled before and after."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()

@@ -18,7 +18,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, error
 from draw_reference import Network
-from engines import cpu_engines
+from engines import cpu_engines, poisoned
 from loop_case import Function, LoopCase, cast
 from reference import Direction, Site
 from torch import Tensor
@@ -75,9 +75,6 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(kernel, "steps", Counted)
     yield request.param
     assert made
-
-
-# The equations
 
 
 class Size(NamedTuple):
@@ -155,9 +152,6 @@ def equations(
     return drawn.canvases[-1], drawn.means, drawn.log_stds
 
 
-# Runs
-
-
 def settings_of(size: Size, **options: Any) -> DrawSettings:
     return DrawSettings(size.R, size.W, **options)
 
@@ -194,7 +188,6 @@ def by(
 
 
 def plain(settings: DrawSettings, norm: Norm | None) -> Function:
-    """The equations as a function of a problem."""
     return lambda p: equations(settings, norm, p)
 
 
@@ -218,7 +211,6 @@ run, in_float32 = CASE.run, CASE.in_float32
 
 
 def compare(under: str, settings: DrawSettings, norm: Norm | None, p: dict[str, Tensor]) -> None:
-    """The engine against the equations."""
     expected = run(plain(settings, norm), p, F64)
     actual = run(by(under, settings, norm), p, F32)
     assert_as_accurate(actual, expected, in_float32(plain(settings, norm), p), DOUBLE)
@@ -282,9 +274,6 @@ def test_the_lstms_may_differ(under: str) -> None:
     assert not torch.allclose(mixed.logits, both.logits)
 
 
-# Filters
-
-
 def moved(p: dict[str, Tensor], **numbers: tuple[float, ...]) -> dict[str, Tensor]:
     """With read and write filters where the numbers say, more or less."""
     p = dict(p)
@@ -323,9 +312,6 @@ def test_a_window_off_the_image_vanishes_under_eps(under: str) -> None:
     assert not found["dpatch_w"].any()
 
 
-# Clamps
-
-
 def test_clamped_numbers_have_no_gradient_and_are_counted(under: str) -> None:
     size = Size(T=3, N=4)
     settings = settings_of(size, log_clamp=0.3)
@@ -353,23 +339,6 @@ def test_counts_of_each_kind(under: str) -> None:
     both = dict.fromkeys(("read", "write"), (0.0, 0.0, -20.0, 30.0, 0.0))
     assert counts(size, **both) == [0, 24, 24]
     assert counts(size._replace(R=1), **both) == [0, 24, 24]
-
-
-def test_no_log_std_is_beyond_the_bound(under: str) -> None:
-    size = Size(T=3)
-    p = problem(size)
-    p["posterior_b"][size.Z :] = torch.tensor([30.0, -30.0, 50.0, 0.0, -10.5])
-    settings = settings_of(size)
-    done = call(under, settings, None, cast(p, F32))
-    assert done.log_stds.abs().max() == 10
-    assert done.clamped[0] == 4 * size.T * size.N
-    # What multiplies noise by e^10 multiplies rounding errors too.
-    found = run(by(under, settings, None), p, F32)
-    assert not found["dposterior_b"][size.Z + torch.tensor([0, 1, 2, 4])].any()
-    assert all(a.isfinite().all() for a in found.values())
-
-
-# Precision
 
 
 @every_norm
@@ -428,9 +397,6 @@ def test_half_precision_may_be_slower_than_float32(
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-# Parts, memory, threads, bits
-
-
 def test_what_is_kept_at_full_size_is_little(under: str) -> None:
     """Less than 0.3 GB, reckoned from a tenth of the glimpses and examples."""
     size = Size(T=6, N=13, B=28, A=28, H=256, Z=100, R=2, W=5)
@@ -486,29 +452,16 @@ def test_nan_is_not_hidden_and_stays_in_its_example(under: str) -> None:
 
 
 @every_norm
-def test_memory_is_not_read_before_it_is_written(
-    norm: Norm | None, under: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_not_read_before_it_is_written(norm: Norm | None, under: str) -> None:
     size = Size(T=4)
     settings, p = settings_of(size), problem(size, norm)
     expected = run(plain(settings, norm), p, F64)
-    poisoned = []
-    fresh = draw.memory.empty
-
-    def empty(*shape: int, **options: Any) -> Tensor:
-        poisoned.append(shape)
-        return fresh(*shape, **options).fill_(float("nan"))
-
-    monkeypatch.setattr(draw.memory, "empty", empty)
-    actual = run(by(under, settings, norm), p, F32)
+    with poisoned((draw.memory, "empty")):
+        actual = run(by(under, settings, norm), p, F32)
+        with torch.no_grad():
+            quiet = call(under, settings, norm, cast(p, F32))
     assert_as_accurate(actual, expected, in_float32(plain(settings, norm), p), DOUBLE)
-    with torch.no_grad():
-        quiet = call(under, settings, norm, cast(p, F32))
-    assert poisoned
     assert all(a.isfinite().all() for a in quiet)
-
-
-# The choice
 
 
 def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
@@ -520,15 +473,7 @@ def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | No
 @needs_native
 def test_the_fastest_engine_is_taken_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     p = cast(problem(Size()), F32)
-    for value, name in [
-        ("", "native"),
-        ("1", "native"),
-        ("0", None),
-        ("native", "native"),
-        ("aten, native", "native"),
-        ("aten", None),
-        ("torch", None),
-    ]:
+    for value, name in [("", "native"), ("0", None), ("aten, native", "native"), ("aten", None)]:
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         assert chosen(p) == name
     monkeypatch.setenv("LN_ZOO_KERNELS", "nativ")
@@ -621,9 +566,6 @@ def test_sizes_that_do_not_fit_are_named() -> None:
             draw_forward(kernel, settings, images, noise, weights)
 
 
-# The divergence
-
-
 def test_divergence_is_that_of_torch() -> None:
     means, log_stds = (torch.randn(4, 3, 5, dtype=F64).requires_grad_() for _ in range(2))
     found = divergence(means, log_stds)
@@ -640,24 +582,6 @@ def test_divergence_of_nearly_nothing_is_exact() -> None:
     log_stds = torch.full((1, 4), 1e-4)
     exact = 4 * (math.expm1(2e-4) - 2e-4) / 2
     assert divergence(torch.zeros(1, 4), log_stds).item() == pytest.approx(exact, rel=1e-3)
-
-
-# What is known
-
-
-@every_norm
-def test_zero_weights_give_the_start_values(norm: Norm | None, under: str) -> None:
-    """784 log 2 nats of pixels, no divergence, and filters over the whole image."""
-    size = Size(T=3, N=2, B=28, A=28, H=8, Z=4, R=2, W=5)
-    p = {
-        name: a if name in GIVEN else torch.zeros_like(a) for name, a in problem(size, norm).items()
-    }
-    done = call(under, settings_of(size), norm, cast(p, F32))
-    assert not any(a.any() for a in done)
-    nats = torch.nn.functional.binary_cross_entropy_with_logits(
-        done.logits.double(), p["x"], reduction="sum"
-    )
-    assert nats.item() / size.N == pytest.approx(784 * math.log(2))
 
 
 # Recorded graphs (`conftest.py`)

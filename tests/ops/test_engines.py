@@ -24,11 +24,12 @@ from accuracy import (
     moved,
     ratios,
 )
-from engines import cpu_engines, poisoned
+from engines import NEW_MEMORY, cpu_engines, poisoned
 from equations import (
     NOISE,
     equations,
     masks_for,
+    random_operands,
     resets_for,
     resetting,
     without_input_bias,
@@ -134,32 +135,8 @@ def double(under: Under) -> Under:
     return under
 
 
-def problem(
-    spec: Spec, T: int, N: int, F: int, H: int, *, gain: float = 0.5, seed: int = 0
-) -> Operands:
-    """Random operands in float64, such as float32 can hold."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def rand(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator) * 2 - 1
-
-    G, k = spec.gates * H, H**-0.5
-    lstm = spec.cell == "LSTM"
-    operands = Operands(
-        x=rand(T, N, F) * 2,
-        w_ih=rand(G, F) * k,
-        w_hh=rand(G, H) * k,
-        h0=rand(N, H),
-        c0=rand(N, H) if lstm else None,
-        bias=rand(G) / 2,
-        bias_hn=rand(H) / 2 if spec.cell == "GRU" else None,
-        gain_input=gain + rand(G) / 10 if spec.input.scale else None,
-        gain_recurrent=gain + rand(G) / 10 if spec.recurrent.scale else None,
-        gain_out=gain + rand(H) / 10 if spec.out.scale else None,
-        shift_out=rand(H) / 10 if lstm and spec.out.scale else None,
-        bias_inner=rand(G) / 2 if spec.joint else None,
-    )
-    return Operands(*(None if a is None else a.double() for a in operands))
+def problem(spec: Spec, T: int, N: int, F: int, H: int, **options: Any) -> Operands:
+    return random_operands(spec, (T, N), N, F, H, **options)
 
 
 def specification(cell: str, center: bool, places: tuple[str, ...] | None = None) -> Spec:
@@ -213,7 +190,6 @@ def by_loop(
 
 
 def compare(under: Under, spec: Spec, operands: Operands, masks: Masks = NO_MASKS) -> None:
-    """The engine against the equations."""
     expected = run(lambda o: equations(spec, o, masks), operands, F64)
     found = run(by(under, spec, masks=masks), operands, under.dtype)
     assert_as_accurate(found, expected, by_loop(spec, operands, masks))
@@ -366,9 +342,6 @@ def test_no_biases_and_other_eps(cell: str, under: Under) -> None:
     compare(under, spec, problem(spec, 7, 3, 4, 12)._replace(bias=None, bias_hn=None))
 
 
-# Zoneout and recurrent dropout
-
-
 @pytest.mark.parametrize(
     ("cell", "noise", "size", "places"),
     rotated([*GATES, *FORMS], NOISE, [(3, 1, 2, 5), (19, 5, 7, 37)], [None, None, (), ()]),
@@ -432,9 +405,6 @@ def test_layers_with_noise_in_many_chunks(
     for lengths in ((9, 9, 9), (9, 7, 7, 2, 1)):
         x = pack_sequence([randn(n, 4) for n in lengths])
         compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
-
-
-# Through layers: packed, stacked, both directions
 
 
 def layer_results(layer: nn.Module, x: Any, hx: tuple[Tensor, ...] | None) -> dict[str, Tensor]:
@@ -540,9 +510,6 @@ def test_layers_of_sequences_of_any_length(
     compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
 
 
-# Threads that share the units
-
-
 @pytest.fixture
 def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Under]]:
     """Lets native run with so many threads and shares of units, whatever the sizes."""
@@ -602,7 +569,7 @@ def test_any_places_where_threads_share_the_units(
             compare(sharing(2, 2), spec, problem(spec, 7, 3, 4, 12))
 
 
-@every_form
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH", "LSTM+joint+carried", "light GRU"])
 def test_sequences_of_any_length_where_threads_share_the_units(
     cell: str, sharing: Callable[[int, int], Under]
 ) -> None:
@@ -708,9 +675,6 @@ def test_dropout_draws_what_the_generic_loop_draws(
     assert_as_accurate(one, output("0"), lambda k: output("0", k))
 
 
-# Without gradients, and with some
-
-
 @every_form
 def test_without_gradients_nothing_is_kept(cell: str, under: Under) -> None:
     layer = make(cell).to(under.dtype)
@@ -814,9 +778,6 @@ def test_gradients_may_come_expanded_and_inputs_strided(cell: str, under: Under)
     )
 
 
-# Memory, threads, modes
-
-
 @pytest.mark.parametrize(
     ("cell", "lengths"),
     [*zip([*GATES, *FORMS], itertools.cycle([(6, 3, 1), (6, 6, 6)]), strict=False)],
@@ -826,7 +787,7 @@ def test_memory_is_not_read_before_it_is_written(
 ) -> None:
     layer = make(cell, bidirectional=True)
     x = pack_sequence([randn(n, 4) for n in lengths])
-    with poisoned(under.engine):
+    with poisoned(*NEW_MEMORY, (under.engine, "empty")):
         compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
         with torch.no_grad():
             assert layer.to(under.dtype)(x.to(under.dtype))[0].data.isfinite().all()
@@ -845,9 +806,6 @@ def test_no_memory_is_lost(under: Under) -> None:
         gc.collect()
         counts.append(sum(isinstance(o, Tensor) for o in gc.get_objects()))
     assert counts[1] == counts[3]
-
-
-# Half precision
 
 
 HALF_MODES = ["autocast", "bfloat16", "bfloat16, resets"]
@@ -901,9 +859,6 @@ def test_half_precision_is_no_worse_than_the_generic_loop(
         both = gaps[under.engine.name], gaps["0"]
         ours, theirs = (sorted(found[name])[seeds // 2] for found in both)
         assert ours <= 1.5 * theirs, name
-
-
-# Torch's own checks
 
 
 def arguments_of(spec: Spec, under: Under, *, packed: bool, noise: str | None) -> list[Any]:
@@ -992,14 +947,6 @@ def test_gradients_of_gradients_are_the_generic_loops(
     assert_as_accurate(found, exact, lambda k: seconds("0", F32, k), double=1e-11)
 
 
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    """Forgets what was compiled before and after."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 # Compiled, an operator is one node, whatever the cell: those of two states and of one.
 @pytest.mark.parametrize(
     ("cell", "under"), [("LSTM", "native"), ("GRU", "aten")], indirect=["under"]
@@ -1030,9 +977,6 @@ def layer_results_of(function: Any, layer: nn.Module, x: Tensor) -> dict[str, Te
             return layer.named_parameters(*arguments, **options)
 
     return layer_results(Stand(), x, None)
-
-
-# What is left to the generic loop
 
 
 def test_transforms_of_functions_are_left_to_the_generic_loop(under: Under) -> None:

@@ -75,12 +75,8 @@ def test_advice_is_taken_or_not_but_does_no_harm() -> None:
     assert large.fill_(7).float().mean() == 7
 
 
-# Memory that later calls use again
-
-
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> memory._Blocks:
-    """No other test's blocks."""
     found = memory._Blocks()
     monkeypatch.setattr(memory, "_blocks", found)
     return found

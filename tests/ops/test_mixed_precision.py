@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from engines import note_kernels
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
-from ln_zoo.ops import dispatch
 from ln_zoo.ops.engines.native import build, mixed_precision
 from ln_zoo.ops.engines.native.mixed_precision import MixedPrecision
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
@@ -37,16 +36,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def picked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The kernels of the calls to come."""
-    found: list[Any] = []
-    select = ops.select_kernel
-
-    def noted(call: Any) -> Any:
-        found.append(select(call))
-        return found[-1]
-
-    monkeypatch.setattr(ops, "select_kernel", noted)
-    return found
+    return note_kernels(monkeypatch)
 
 
 def inputs(packed: bool = False, dtype: torch.dtype = F32) -> Tensor | PackedSequence:
@@ -146,15 +136,10 @@ def test_small_calls_are_widened_on_every_processor(
 
 @pytest.mark.parametrize("name", CELLS)
 @every_half
-def test_cells_are_widened(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_are_widened(
+    name: str, dtype: torch.dtype, picked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
-    picked: list[Any] = []
-
-    def noted(call: Any) -> Any:
-        picked.append(dispatch.select_step_kernel(call))
-        return picked[-1]
-
-    monkeypatch.setattr("ln_zoo.layers.cells.select_step_kernel", noted)
     x, work = torch.randn(6, 5), 6 * CELLS[name](5, 7).weight_ih.shape[0] * (5 + 7)
     cell = CELLS[name](5, 7, norm=LayerNorm(gain=0.5))
     exact = cell(x)

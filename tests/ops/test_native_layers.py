@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import RUNS, Results, assert_as_accurate, generic_loop, moved
+from engines import names_of, note_kernels
 from equations import resets_for, resetting
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from ln_zoo.layers import (
     RNNCell,
 )
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import Cell, dispatch, registry, resets
+from ln_zoo.ops import Cell, registry, resets
 from ln_zoo.ops.engines.native import layers as native_layers
 from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
@@ -58,7 +59,6 @@ def randomised(module: nn.Module) -> Any:
 
 
 def zero_states(module: Any, examples: int) -> tuple[Tensor, ...]:
-    """States, random ones."""
     lead = (len(module.sites), examples) if isinstance(module, nn.RNNBase) else (examples,)
     return tuple(torch.randn(*lead, module.hidden_size) for _ in module.cell.states)
 
@@ -106,21 +106,6 @@ def assert_generic(
         # Of a few numbers, whose terms may cancel, some runs are exact by chance.
         runs = RUNS if min(a.numel() for a in exact.values()) > 32 else 64
         assert_as_accurate(found, exact, lambda k: generic(torch.float32, k), runs=runs)
-
-
-def ran(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """What was picked by calls to come; nothing is added by those that follow a plan."""
-    names: list[str | None] = []
-    for owner in ("ln_zoo.ops.select_kernel", "ln_zoo.layers.cells.select_step_kernel"):
-        pick = dispatch.select_step_kernel if "step" in owner else dispatch.select_kernel
-
-        def noted(*arguments: Any, pick: Any = pick) -> Any:
-            kernel = pick(*arguments)
-            names.append(None if kernel is None else kernel.name)
-            return kernel
-
-        monkeypatch.setattr(owner, noted)
-    return names
 
 
 # Two features are normalised to +-1, whatever they are: their gradients are rounding alone.
@@ -249,11 +234,11 @@ def test_steps_of_other_cells(
     if "normalize" in options:
         options = options | {"normalize": cell.roles[-1:]}
     module = randomised(RecurrentCell(7, hidden, cell=cell, **options))
-    names = ran(module, monkeypatch)
+    names = note_kernels(monkeypatch)
     states = zero_states(module, examples)
     assert_generic(module, torch.randn(examples, 7), states, training)
     # The second call has a plan, where weights are parameters.
-    assert [name for name in names if name] == ["native"] * (
+    assert [name for name in names_of(names) if name] == ["native"] * (
         2 if WeightNorm() in options.values() else 1
     )
 
@@ -288,12 +273,12 @@ def test_layers_of_other_cells(
     noise = "zoneout" in options
     if shares > 1 and noise:
         options = {"norm": options["norm"]}  # then threads share examples
-    names = ran(None, monkeypatch)
+    names = note_kernels(monkeypatch)
     monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
     monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
     layer = randomised(RecurrentLayer(inputs, hidden, cell=cell, **options)).train(training)
     assert_generic(layer, torch.randn(T, N, inputs), zero_states(layer, N), training)
-    assert "native" in names
+    assert "native" in names_of(names)
 
 
 CHUNKS = [
@@ -351,7 +336,7 @@ def test_batch_norm_does_not_depend_on_how_many_threads_there_are(
     name: str, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the generic loop: tests/ops/test_batch_recurrence.py."""
-    names = ran(None, monkeypatch)
+    names = note_kernels(monkeypatch)
     layer = randomised(LAYERS[name](5, 100, norm=BatchNorm(max_steps=7))).train(training)
     x, states = torch.randn(9, 6, 5), zero_states(layer, 6)
     before, found = torch.get_num_threads(), []
@@ -362,7 +347,7 @@ def test_batch_norm_does_not_depend_on_how_many_threads_there_are(
             found.append(results(twin, x, states, training) | dict(twin.named_buffers()))
     finally:
         torch.set_num_threads(before)
-    assert names == ["native"] * 3
+    assert names_of(names) == ["native"] * 3
     for other in found[1:]:
         assert all(torch.equal(a, other[key]) for key, a in found[0].items())
 
@@ -443,13 +428,12 @@ def test_a_backward_after_a_change_in_place_is_an_error() -> None:
 
 
 def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ran(None, monkeypatch)
+    names = note_kernels(monkeypatch)
 
     def runs(cell: Any, x: Tensor, states: tuple[Tensor, ...]) -> bool:
         names.clear()
         cell(x, states[0], step=0)
-        (name,) = names
-        return name == "native"
+        return names_of(names) == ["native"]
 
     cell = GRUCell(7, 20, norm=LayerNorm())
     x, states = torch.randn(1, 7), zero_states(cell, 1)
@@ -470,7 +454,7 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
         RecurrentLayer(3, 4, cell=other, norm=BatchNorm())(torch.randn(5, 2, 3))
     assert names == [None] * 7
     LSTM(3, 4, norm=LayerNorm())(torch.randn(100, 3, 3))  # of more rows than a chunk
-    assert names[7:] == ["native"]
+    assert names_of(names)[7:] == ["native"]
 
 
 def test_views_with_strides_are_taken_as_they_are() -> None:
@@ -494,9 +478,6 @@ def test_nan_and_infinity_pass() -> None:
         wanted = reference(torch.full((1, 7), float("inf")))
     torch.testing.assert_close(h, wanted[0], equal_nan=True)
     torch.testing.assert_close(c, wanted[1], equal_nan=True)
-
-
-# Zoneout and recurrent dropout
 
 
 NOISE = [
@@ -526,12 +507,9 @@ def test_noise_is_that_of_the_generic_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer = randomised(LAYERS[name](5, 21, 2, bidirectional=True, norm=norm, **noise))
-    picked = ran(layer, monkeypatch)
+    picked = note_kernels(monkeypatch)
     assert_generic(layer.train(training), torch.randn(*lead, 5), zero_states(layer, lead[1]), True)
-    assert "native" in picked
-
-
-# Resets
+    assert "native" in names_of(picked)
 
 
 RESETS = [
@@ -571,10 +549,10 @@ def test_resets_are_those_of_the_generic_loop(
     monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
     reset = torch.ones(T, N).bool() if where == "all" else resets_for(T, N).view(T, N)
     layer = resetting(randomised(LAYERS[name](inputs, hidden, **options)), reset).train(training)
-    names = ran(layer, monkeypatch)
+    names = note_kernels(monkeypatch)
     assert_generic(layer, torch.randn(T, N, inputs), zero_states(layer, N), training)
     # The second call follows a plan; all others are the generic loop's.
-    assert names.count("native") == 1
+    assert names_of(names).count("native") == 1
 
 
 def test_a_plan_takes_the_resets_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,25 +561,14 @@ def test_a_plan_takes_the_resets_of_its_call(monkeypatch: pytest.MonkeyPatch) ->
     flags = [None, *(resets_for(6, 4).view(6, 4) ^ (torch.arange(4) < n) for n in range(3))]
     with generic_loop():
         wanted = [layer(x, reset=reset)[0] for reset in flags]
-    names = ran(layer, monkeypatch)
+    names = note_kernels(monkeypatch)
     for _ in range(2):
         for reset, output in zip(flags, wanted, strict=True):
             torch.testing.assert_close(layer(x, reset=reset)[0], output, rtol=1e-4, atol=1e-5)
-    assert names == ["native"] * 2
+    assert names_of(names) == ["native"] * 2
     # Flags of other strides, as of a single example of a batch.
     alone = torch.stack([layer(x[:, n], reset=flags[1][:, n])[0] for n in range(4)], 1)
     torch.testing.assert_close(alone, wanted[1], rtol=1e-4, atol=1e-5)
-
-
-def test_gradients_of_gradients_pass_resets() -> None:
-    layer, found = randomised(LSTM(3, 4, norm=LayerNorm())), []
-    resetting(layer, resets_for(5, 3).view(5, 3))
-    for context in (torch.enable_grad, generic_loop):
-        x = torch.randn(5, 3, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        with context():
-            (first,) = torch.autograd.grad(layer(x, None)[0].sin().sum(), x, create_graph=True)
-            found.append(torch.autograd.grad(first.square().sum(), x))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
 def test_a_plan_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,7 +581,7 @@ def test_a_plan_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         return layer(x)[0]
 
     first, other = called(1), called(2)
-    names = ran(layer, monkeypatch)
+    names = note_kernels(monkeypatch)
     assert torch.equal(called(1), first)
     assert torch.equal(called(2), other)
     assert not torch.equal(first, other)

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 from accuracy import generic_loop
+from engines import names_of, note_kernels
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from ln_zoo.layers import GRU, LSTM, LSTMCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site
-from ln_zoo.ops import Record, RowNorm, dispatch, registry
+from ln_zoo.ops import Record, RowNorm, registry
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 
@@ -52,27 +53,14 @@ def assert_right(module: Any, x: Tensor) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """What was picked, call by call; nothing by calls that follow a plan."""
-    names: list[str | None] = []
-    for owner, pick in (
-        ("ln_zoo.ops.select_kernel", dispatch.select_kernel),
-        ("ln_zoo.layers.cells.select_step_kernel", dispatch.select_step_kernel),
-    ):
-
-        def noted(*arguments: Any, pick: Callable[..., Any] = pick) -> Any:
-            kernel = pick(*arguments)
-            names.append(None if kernel is None else kernel.name)
-            return kernel
-
-        monkeypatch.setattr(owner, noted)
-    return names
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    return note_kernels(monkeypatch)
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), Identity()])
 @every_module
 def test_the_second_call_asks_nothing(
-    kind: str, norm: Norm, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+    kind: str, norm: Norm, asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, x = MODULES[kind](norm=norm), torch.randn(INPUTS[kind])
     module(x)
@@ -99,7 +87,6 @@ def set_data(module: Any) -> None:
 
 
 def transpose_data(module: Any) -> None:
-    """The same numbers, in other places."""
     name = next(iter(dict(module.named_parameters())))
     parameter = getattr(module, name)
     parameter.data = parameter.detach().t().contiguous().t()
@@ -214,7 +201,7 @@ def test_what_is_wrong_is_said_as_at_the_first_call(kind: str) -> None:
 
 
 @every_module
-def test_other_modes_find_no_plan(kind: str, asked: list[str | None]) -> None:
+def test_other_modes_find_no_plan(kind: str, asked: list[Any]) -> None:
     module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
     module(x)
     asked.clear()
@@ -229,7 +216,7 @@ def test_other_modes_find_no_plan(kind: str, asked: list[str | None]) -> None:
     [("layer", False, LayerNorm()), ("layers", True, Identity()), ("cell", True, LayerNorm())],
 )
 def test_plans_under_autocast_are_of_their_own(
-    kind: str, half: bool, norm: Norm, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+    kind: str, half: bool, norm: Norm, asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(f"no native kernels: {reason}")
@@ -249,7 +236,7 @@ def test_plans_under_autocast_are_of_their_own(
 
     kinds = [None, torch.bfloat16, torch.float16]
     first = [results(dtype) for dtype in kinds]
-    assert asked == ["native"] * 3
+    assert names_of(asked) == ["native"] * 3
     again = [results(dtype) for dtype in kinds]
     assert len(asked) == 3
     for found, wanted, dtype in zip(again, first, kinds, strict=True):
@@ -259,7 +246,7 @@ def test_plans_under_autocast_are_of_their_own(
 
 
 def test_float32_plans_under_autocast_need_weights_in_float32(
-    asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(f"no native kernels: {reason}")
@@ -267,7 +254,7 @@ def test_float32_plans_under_autocast_need_weights_in_float32(
     module, x = LSTM(7, 20, norm=LayerNorm()).bfloat16(), torch.randn(2, 3, 7)
     with torch.autocast("cpu", torch.bfloat16):
         first, second = flat(module(x)), flat(module(x))
-    assert asked == ["native"] * 2
+    assert names_of(asked) == ["native"] * 2
     torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
 
 
@@ -358,8 +345,6 @@ class Computed(Norm):
 
 @dataclass(frozen=True)
 class Softened(RMSNorm):
-    """Acts on weights as well."""
-
     def weight(self, site: Site, weight: Tensor) -> Tensor:
         return weight.tanh()
 
@@ -379,7 +364,7 @@ def test_norms_that_are_asked_at_each_call(kind: str, norm: Norm) -> None:
     assert_right(module, x)
 
 
-def test_a_plan_needs_plain_tensors(asked: list[str | None]) -> None:
+def test_a_plan_needs_plain_tensors(asked: list[Any]) -> None:
     class Own(Tensor):
         pass
 

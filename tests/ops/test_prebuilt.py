@@ -67,7 +67,6 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
-    """The package's kernels, prebuilt only."""
     native = NativeLibrary(folder / "tiny.cpp", folder)
     monkeypatch.setattr(build, "_KERNELS", native)
     return native
@@ -85,9 +84,6 @@ def assert_layers_run() -> None:
     x = torch.randn(5, 2, 3)
     output, _ = LSTM(3, 4, norm=LayerNorm())(x)
     assert output.isfinite().all()
-
-
-# Which library
 
 
 @pytest.mark.parametrize("level", ALL, ids=lambda level: level.name)
@@ -149,9 +145,6 @@ def test_a_level_that_cannot_run_is_a_reason(
     assert caught.value.reason in line
     assert kernels.status().reason == caught.value.reason
     assert_layers_run()
-
-
-# Damage
 
 
 def damage(file: Path, how: str) -> None:

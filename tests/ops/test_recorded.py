@@ -170,7 +170,6 @@ def test_numbers_are_those_of_the_plain_loop_bit_for_bit(
 
 
 def twice(run: Callable[[], Any]) -> Any:
-    """A call that is recorded."""
     run()
     return run()
 
@@ -365,9 +364,6 @@ def test_layers_that_are_gone_leave_their_recordings_to_others(cache: Any) -> No
     assert len(cache._entries) == cache.size
     gc.collect()
     assert all(ref() is None for ref in gone)
-
-
-# What is not recorded
 
 
 def drawing_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:

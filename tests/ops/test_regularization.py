@@ -93,8 +93,6 @@ def test_nothing_that_stays_is_touched_by_what_does_not() -> None:
     assert zoneout_mix(a, b, torch.tensor([True, True])).equal(a)
 
 
-# Wrong masks, of which engines read what they are told
-
 T, N, H = 4, 3, 5
 PLAIN = Rows()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from accuracy import assert_as_accurate, moved
-from engines import cpu_engines, poisoned
+from engines import NEW_MEMORY, cpu_engines, poisoned
 from loop_case import LoopCase
 from reference import Direction, Site, run_window
 from torch import Tensor
@@ -70,9 +70,6 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(engine, "prepare", counted)
     yield found
     assert found.calls
-
-
-# The equations
 
 
 class Rule(NamedTuple):
@@ -155,9 +152,6 @@ def equations(rule: Rule | None, p: Problem) -> tuple[Tensor, ...]:
     return run_window(d, p.weight, p.bias, p.x, p.text, state)[:5]
 
 
-# Runs
-
-
 def records(rule: Rule | None, p: Problem) -> dict[str, RowNorm]:
     gates, states = (len(p.w_hh),), (p.w_hh.shape[1],)
     found = {"input": RowNorm(gates), "recurrent": RowNorm(gates), "cell": RowNorm(states)}
@@ -192,7 +186,6 @@ def cast(p: Problem, dtype: torch.dtype) -> Problem:
 
 
 def plain(rule: Rule | None) -> Function:
-    """The equations as a function of a problem."""
     return lambda p: equations(rule, p)
 
 
@@ -233,7 +226,6 @@ def in_float32(function: Function, p: Problem) -> Callable[[int], dict[str, Tens
 
 
 def compare(under: Under, rule: Rule | None, p: Problem) -> None:
-    """The engine against the equations."""
     expected, found = run(plain(rule), p, F64), run(by(under, rule), p, F32)
     assert_as_accurate(found, expected, in_float32(plain(rule), p))
 
@@ -312,9 +304,6 @@ def test_many_chunks_are_as_one(rows: int, under: Under, monkeypatch: pytest.Mon
     assert len(asked) == 2
 
 
-# Parts: results, leaves, sequences
-
-
 def test_terms_are_what_makes_the_windows(under: Under) -> None:
     p = cast(problem(30, 3, 12, 5, 2), F32)
     done = layer(under, None, p._replace(x=p.x.requires_grad_()))
@@ -330,15 +319,6 @@ def test_terms_are_what_makes_the_windows(under: Under) -> None:
     for u in range(5):
         by_hand = (alpha * (-beta * (kappa - (u + 1)) ** 2).exp()).sum(2)
         torch.testing.assert_close(phi[:, :, u].double(), by_hand)
-
-
-def test_places_never_go_back(under: Under) -> None:
-    p = cast(problem(60, 5, 20, 9, 3), F32)
-    done = layer(under, None, p)
-    assert (done.terms[1:, :, 3] >= done.terms[:-1, :, 3]).all()
-    assert (done.terms[0, :, 3] >= p.kappa).all()
-    assert torch.equal(done.terms[-1, :, 3], done.kappa)
-    assert torch.equal(done.output[-1], done.h)
 
 
 @pytest.mark.parametrize(("rule", "first"), [*zip(RULES.values(), (16, 29, 44, 30), strict=True)])
@@ -408,16 +388,6 @@ def test_no_examples(under: Under) -> None:
     assert not found["dweight"].any()
 
 
-# Extremes
-
-
-def test_a_window_far_behind_the_text_shows_nothing(under: Under) -> None:
-    p = problem(20, 2, 12, 5, 2)
-    p = p._replace(kappa=p.kappa + 1000)
-    compare(under, None, p)
-    assert layer(under, None, cast(p, F32)).windows.max() < 1e-30
-
-
 def test_sums_of_any_size(under: Under) -> None:
     """alpha near e^30 and nearly 0, beta from flat to a needle, steps from none to large."""
     p = problem(20, 2, 12, 5, 3)
@@ -442,9 +412,6 @@ def test_nan_is_not_hidden_and_stays_in_its_example(source: str, under: Under) -
         assert a[:, [0, 2]].isfinite().all()
 
 
-# Strides, memory, threads, bits
-
-
 def test_states_may_be_one_for_all_examples(under: Under) -> None:
     """Expanded start states: their gradients are the sum over examples."""
     p = problem(18, 3, 12, 5, 2)
@@ -464,7 +431,7 @@ def test_memory_is_not_read_before_it_is_written(rule: Rule | None, under: Under
     # More rows than one chunk has, where that does not take minutes.
     p = problem(*((18, 3, 12, 5, 2) if INTERPRETED else (66, 8, 20, 9, 3)), rule)
     expected = run(plain(rule), p, F64)
-    with poisoned(under.engine):
+    with poisoned(*NEW_MEMORY, (under.engine, "empty")):
         actual = run(by(under, rule), p, F32)
         with torch.no_grad():
             quiet = layer(under, rule, cast(p, F32))
@@ -531,9 +498,6 @@ def test_graphs_give_the_same_numbers(
         assert torch.equal(found, numbers["dw_hh"])
 
 
-# The choice
-
-
 def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | None:
     kernel = select_window_kernel(
         records(rule, p),
@@ -548,21 +512,10 @@ def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | Non
 def test_float32_is_taken_where_the_engine_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     p = cast(problem(16, 2, 3, 4, 2), F32)
     wide = cast(p, F64)
-    for value, single in [
-        ("", "native"),
-        ("1", "native"),
-        ("0", None),
-        ("native", "native"),
-        ("aten", None),
-        ("aten, native", "native"),
-        ("torch", None),
-    ]:
+    for value, single in [("", "native"), ("0", None), ("aten, native", "native"), ("aten", None)]:
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         assert chosen(p) == single
         assert chosen(wide) is None
-    monkeypatch.setenv("LN_ZOO_KERNELS", "nativ")
-    with pytest.raises(ValueError, match="no kernel called 'nativ'"):
-        chosen(p)
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")

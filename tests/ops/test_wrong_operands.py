@@ -138,13 +138,6 @@ def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[
     yield "batch_recurrence_backward", (backward, all_of_it)
 
 
-RECORDS = {
-    "input": RowNorm((4 * H,), True, True, 1e-5),
-    "recurrent": RowNorm((4 * H,), True, True, 1e-5),
-    "cell": RowNorm((H,), True, True, 1e-5),
-}
-
-
 def with_gains(given: dict[str, Any]) -> dict[str, RowNorm]:
     def record(role: str, **shift: Tensor) -> RowNorm:
         size = H if role == "cell" else 4 * H
