@@ -1,15 +1,12 @@
 """Layer normalisation for PyTorch Lightning: normalised layers and a zoo of pretrained models.
 
-Nothing heavy is imported before it is asked for:
+Subpackages are imported on first use:
 
     >>> import ln_zoo
     >>> import torch
     >>> output, (h, c) = ln_zoo.LSTM(3, 4, norm=ln_zoo.LayerNorm())(torch.randn(5, 2, 3))
     >>> output.shape
     torch.Size([5, 2, 4])
-
-The subpackages need no import of their own:
-
     >>> ln_zoo.norms.RMSNorm(eps=1e-6)
     RMSNorm(gain=1.0, eps=1e-06)
 """

@@ -34,12 +34,11 @@ class DamagedCheckpointError(ValueError):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write checkpoints atomically and validate them on reading.
 
-    A checkpoint is written to ``NAME.partial``, synced and renamed; the replaced file stays as
-    ``last-previous.ckpt`` beside ``last.ckpt``. Lightning's writer copies from the temporary folder
-    instead, so a kill may leave a truncated file in place of the previous checkpoint.
-
-    Reading verifies checksums, which torch ignores, and raises `DamagedCheckpointError`. Paths such
-    as ``s3://...`` use Lightning's writer.
+    A checkpoint is written to ``NAME.partial``, synced and renamed; the replaced ``last.ckpt`` is
+    kept as ``last-previous.ckpt``. (Lightning's writer copies from the temporary folder, so a kill
+    may leave a truncated file in place of the previous checkpoint.) Reading verifies checksums,
+    which torch ignores, and raises `DamagedCheckpointError`. Paths such as ``s3://...`` use
+    Lightning's writer.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -79,13 +78,6 @@ def use_atomic_checkpoints(strategy: Strategy) -> None:
 
     A plugin of the user is kept; a wrapping plugin without an inner one wraps `AtomicCheckpointIO`.
     A strategy with its own writer is kept too.
-
-    Example:
-        >>> from lightning.pytorch.strategies import SingleDeviceStrategy
-        >>> strategy = SingleDeviceStrategy("cpu")
-        >>> use_atomic_checkpoints(strategy)
-        >>> type(strategy.checkpoint_io).__name__
-        'AtomicCheckpointIO'
     """
     chosen = strategy._checkpoint_io  # the public property would set the default
     if isinstance(chosen, _WrappingCheckpointIO):
@@ -100,9 +92,6 @@ def check_whole(path: str | Path) -> None:
     Files without checksums (``torch.serialization.set_crc32_options(False)``, or the format before
     torch 1.6) pass. torch stores its members uncompressed, so an archive that unpacks to more than
     its size is rejected unread.
-
-    Args:
-        path: an existing file.
 
     Raises:
         DamagedCheckpointError: if the file is damaged.
@@ -150,16 +139,9 @@ def previous(path: str | Path) -> Path:
 
 
 def sweep(folder: str | Path) -> list[Path]:
-    """Remove partial checkpoints of killed processes from a folder.
+    """Remove partial checkpoints of killed processes from a folder, and return their paths.
 
     Files ``*.ckpt.partial`` that are being written are kept.
-
-    Returns:
-        The removed files.
-
-    Example:
-        >>> sweep("no such folder")
-        []
     """
     removed = []
     for partial in Path(folder).glob(f"*.ckpt{_PARTIAL}"):
@@ -180,9 +162,6 @@ def newest_whole(folder: Path) -> tuple[Path, list[str]]:
     """The newest intact checkpoint of the runs in a folder, and the damage of newer ones.
 
     Partial files are removed.
-
-    Args:
-        folder: folder of runs, each with a folder ``checkpoints``.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.

@@ -13,14 +13,7 @@ from typing import IO
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file for reading. Pipes and devices, which may never end, are rejected.
-
-    Args:
-        path: the file; links are followed.
-
-    Raises:
-        OSError: if it cannot be opened or is not a regular file.
-    """
+    """Open a regular file for reading; OSError for pipes and devices, which may never end."""
     flags = os.O_RDONLY
     if sys.platform == "win32":
         flags |= os.O_BINARY
@@ -36,19 +29,7 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a regular file of at most ``most`` bytes.
-
-    Raises:
-        OSError: as `open_regular`, or if the file is longer.
-
-    Example:
-        >>> read_bounded(__file__, 9)
-        Traceback (most recent call last):
-            ...
-        OSError: it is longer than 9 bytes
-        >>> read_bounded(__file__, 100_000)[:3]
-        b'\"\"\"'
-    """
+    """The content of a regular file of at most ``most`` bytes; OSError if it is longer."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -60,21 +41,7 @@ def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Atomically replace a file: yields a temporary file that is synced and renamed at the end.
 
-    After an error or a power failure the old file is intact.
-
-    Args:
-        path: the file, in an existing folder.
-
-    Raises:
-        OSError: if it cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with atomic_write(f"{folder}/a.txt") as file:
-        ...         _ = file.write(b"all of it")
-        ...     Path(folder, "a.txt").read_text()
-        'all of it'
+    After an error or a power failure the old file is intact. The folder must exist.
     """
     path = Path(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -90,7 +57,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Atomically write text in UTF-8, as `atomic_write`. Line ends are not converted."""
+    """Atomically write text in UTF-8, without converting line ends."""
     with atomic_write(path) as file:
         file.write(text.encode())
 

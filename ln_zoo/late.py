@@ -1,6 +1,6 @@
-"""Late binding: a subpackage calls functions of one above it without importing it.
+"""Late binding: lets a subpackage call functions of a higher one without importing it.
 
-``ln_zoo/__init__.py``, which stands above all of them, binds the names.
+``ln_zoo/__init__.py`` binds the names.
 """
 
 from __future__ import annotations

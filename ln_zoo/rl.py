@@ -1,6 +1,6 @@
 """A recurrent policy with normalised LSTMs for `RecurrentPPO` of Stable-Baselines3.
 
-It needs the package ``sb3-contrib``; no other module imports this one.
+Requires the package ``sb3-contrib``; no other module imports this one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
         episode_starts: Tensor,
         lstm: LSTM,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Outputs (N * T, H) and last states of features (N * T, F), sequence after sequence."""
+        """Outputs (N * T, H) and final states for features (N * T, F), sequence by sequence."""
         lead = lstm_states[0].shape[1], -1
         steps = features.reshape(*lead, lstm.input_size).transpose(0, 1)
         starts = episode_starts.reshape(lead).transpose(0, 1)

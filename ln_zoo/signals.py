@@ -16,19 +16,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 def signal_handler(
     handler: Callable[[int, FrameType | None], object], numbers: Sequence[int] = STOPPING
 ) -> Iterator[None]:
-    """Install a signal handler within a context; no-op outside the main thread.
-
-    Args:
-        handler: as for `signal.signal`.
-        numbers: the signals.
-
-    Example:
-        >>> had = []
-        >>> with signal_handler(lambda number, frame: had.append(number), [signal.SIGTERM]):
-        ...     signal.raise_signal(signal.SIGTERM)
-        >>> had == [signal.SIGTERM]
-        True
-    """
+    """Install a signal handler within a context; no-op outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

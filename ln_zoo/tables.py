@@ -13,19 +13,14 @@ if TYPE_CHECKING:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: int = 0) -> str:
-    """A Markdown table.
-
-    Args:
-        head: titles of the columns.
-        rows: cells of each row.
-        numeric: number of columns, counted from the right, that are aligned to the right.
+    r"""A Markdown table; the last ``numeric`` columns are right-aligned.
 
     Example:
         >>> print(markdown_table(["name", "size"], [["a", "1"], ["b|c", "2"]], numeric=1))
         | name | size |
         |---|---:|
         | a | 1 |
-        | b\\|c | 2 |
+        | b\|c | 2 |
     """
     rule = "|" + "---|" * (len(head) - numeric) + "---:|" * numeric
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
@@ -33,13 +28,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: 
 
 
 def csv_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Comma-separated values with a header line.
-
-    Example:
-        >>> print(csv_table(["name", "size"], [["a, b", 1]]))
-        name,size
-        "a, b",1
-    """
+    """Comma-separated values with a header line."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([head, *rows])
     return text.getvalue().rstrip("\n")

@@ -80,20 +80,20 @@ try:
 except ImportError as error:
     raise ImportError("ln_zoo.testing needs pytest: pip install 'ln-zoo[test]'") from error
 
-#: Largest difference allowed, as a part of the largest number compared.
+#: Maximum difference relative to the largest element.
 TOLERANCES: dict[str, float] = {
-    "float64": 1e-11,  # the same numbers, summed in another order
+    "float64": 1e-11,  # the same terms, summed in another order
     "float16": 1e-2,  # against float32, after a few time steps
     "bfloat16": 6e-2,
     "autocast": 6e-2,  # matrix products in bfloat16, against float32
-    "invariant": INVARIANT,  # what Table 1 calls invariant moves no more (float64, eps = 0)
-    "variant": VARIANT,  # what it does not call so moves more than this
+    "invariant": INVARIANT,  # maximum change if Table 1 says invariant (float64, eps = 0)
+    "variant": VARIANT,  # minimum change otherwise
 }
 
 _KINDS: dict[str, type[nn.Module]] = {
     cls.__name__: cls for cls in (Linear, Conv2d, LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell)
 }
-#: Every layer that has normalised sums, by the name of its class.
+#: Layers with normalised sums by class name.
 LAYERS: tuple[str, ...] = tuple(_KINDS)
 _STEPS = 3
 _POSITIONS = (4, 3)
@@ -132,16 +132,15 @@ def __getattr__(name: str) -> Any:
 
 
 class _LayerCase:
-    """Checks of one norm in several layers, which both test cases share."""
+    """Checks of one norm in several layers, shared by both test cases."""
 
     norm: Norm
 
     def _kinds(self) -> dict[str, type[nn.Module]]:
-        """The layers to run the checks in, by the names of their classes."""
         raise NotImplementedError
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Runs a check in each layer that it is meant for."""
+        """Parametrise each check by the layers that it applies to."""
         if metafunc.function.__module__ != __name__:
             return  # a subclass's own test
         kinds = self._kinds()
@@ -186,7 +185,7 @@ class _LayerCase:
         module = self._trained(layer, sizes=(2, 3)).train(mode == "training")
         x = _input(layer, examples=3, sizes=(2, 3)).requires_grad_()
 
-        # gradcheck moves each tensor in place, so the module sees it too.
+        # gradcheck perturbs tensors in place, so the module sees the changes.
         def function(*_: Tensor) -> tuple[Tensor, ...]:
             return _run(module, x)
 
@@ -393,7 +392,7 @@ class _LayerCase:
     # Helpers of the checks
 
     def _make(self, layer: str, sizes: tuple[int, int] = (5, 4), **options: Any) -> nn.Module:
-        """A layer by its name; sequences are batch first, images keep their size."""
+        """A layer by name; sequences are batch first, images keep their size."""
         cls: Any = self._kinds()[layer]
         if issubclass(cls, Conv2d):
             options |= {"kernel_size": 3, "padding": 1, "positions": _POSITIONS}
@@ -402,7 +401,7 @@ class _LayerCase:
         return cls(*sizes, norm=self.norm, **options)
 
     def _step_of(self, recurrent: str) -> str:
-        """The name of the class that takes one step of a layer; skips where none is under test."""
+        """Class name of a layer's cell; skips if no cell is under test."""
         kinds = self._kinds()
         whole: Any = kinds[recurrent]
         for name, cls in kinds.items():
@@ -440,20 +439,18 @@ class _LayerCase:
 
 
 class NormCase(_LayerCase):
-    """What every norm has to satisfy; a subclass names its norm and pytest does the rest.
+    """Contract of a norm; pytest runs every check.
 
     The checks run the norm in `Linear`, `Conv2d`, `LSTM`, `GRU`, `RNN` and the cells: shapes,
-    gradients, saving and copying, precisions, packed sequences, the fast path against the generic
-    scan, and each fact that the norm declares (`Norm.batch_dependent`, `Norm.per_timestep`,
-    `Norm.invariances`, `Norm.to_spec`) against what it computes.
-
-    A check that does not apply to a norm skips with its reason. To leave one out, set it to
-    ``None`` in the subclass.
+    gradients, saving and copying, precisions, packed sequences, kernels against the generic loop,
+    and the declarations `Norm.batch_dependent`, `Norm.per_timestep`, `Norm.invariances` and
+    `Norm.to_spec` against the computation. A check that does not apply is skipped with a reason. To
+    omit a check, set it to ``None``.
 
     Attributes:
         norm: the normalisation under test.
-        layers: names of the layers to run it in, out of `LAYERS`. Default: all. Name fewer for a
-            norm that differs from another, already tested norm in these layers only.
+        layers: names of the layers, a subset of `LAYERS`. Default: all. Name fewer for a norm that
+            differs from another, tested norm in these layers only.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -470,7 +467,6 @@ class NormCase(_LayerCase):
 
     @pytest.fixture(autouse=True)
     def _seed(self) -> Iterator[None]:
-        """Draws the same numbers in every run, and leaves the generator as it was."""
         if not isinstance(getattr(self, "norm", None), Norm):
             pytest.fail(
                 f"{type(self).__name__}: set the class attribute norm to the norm under test, "
@@ -652,16 +648,16 @@ class NormCase(_LayerCase):
 
 
 class CellCase(_LayerCase):
-    """What every recurrent cell has to satisfy; a subclass names its layer and its single step.
+    """Contract of a recurrent cell; pytest runs every check under every norm of `norms`.
 
-    Each check runs under every norm of `norms`: shapes, gradients, saving and copying,
-    precisions, packed sequences, layers and directions, the layer against its single steps,
-    projections, initialisers and analyses. To leave one out, set it to ``None`` in the subclass.
+    Shapes, gradients, saving and copying, precisions, packed sequences, layers and directions, the
+    layer against its single steps, projections, initialisers and analyses. To omit a check, set it
+    to ``None``.
 
     Attributes:
         layer: the class of layers under test.
         step: the class of its single steps, with the same `ln_zoo.ops.Cell`.
-        norms: the norms to run them with.
+        norms: the norms.
 
     Example:
         >>> class TestGRU(CellCase):
@@ -686,7 +682,7 @@ class CellCase(_LayerCase):
         return {cls.__name__: cls for cls in found}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Runs a check under each norm, in each of the two classes that it is meant for."""
+        """Parametrise each check by norm, and by the classes that it applies to."""
         for name, base in (("layer", RecurrentLayer), ("step", RecurrentCell)):
             cls = getattr(self, name, None)
             if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -700,7 +696,7 @@ class CellCase(_LayerCase):
 
     @pytest.fixture(autouse=True)
     def _seed(self, under: Norm) -> Iterator[None]:
-        """Sets the norm, and draws the same numbers in every run."""
+        """Set the norm, and fix the seed."""
         self.norm = under
         with cpu_seed(0):
             yield
@@ -718,7 +714,7 @@ class CellCase(_LayerCase):
     def test_projects_or_says_why_not(self) -> None:
         name = self.layer.__name__
         if not self.layer.cell.projects:
-            # A layer that names its own arguments, as GRU does, takes no such one at all.
+            # Layers with explicit arguments, such as GRU, lack this one.
             with pytest.raises((ValueError, TypeError), match=r"cannot project|proj_size"):
                 self._make(name, proj_size=2)
             return
@@ -864,17 +860,16 @@ def _outputs(module: nn.Module, x: Any) -> tuple[Tensor, ...]:
 
 
 def _run(module: nn.Module, x: Any) -> tuple[Tensor, ...]:
-    """`_outputs`, with the module's buffers left as they were."""
     return _outputs(_twin(module), x)
 
 
 def _twin(module: Any) -> Any:
-    """The module with its very parameters, and buffers of its own."""
+    """A copy of the module that shares parameters but not buffers."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters()})
 
 
 def _randomised(module: Any) -> Any:
-    """Moves every parameter a little from its start, so that gains and shifts count."""
+    """Perturb every parameter, so that gains and shifts have an effect."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -882,7 +877,7 @@ def _randomised(module: Any) -> Any:
 
 
 def _by_record(record: RowNorm | StepNorm, a: Tensor) -> Tensor:
-    """What a record says, in plain torch, as for time step 0; buffers move as it says."""
+    """Evaluate a record in plain torch, as for time step 0; updates buffers."""
     if isinstance(record, StepNorm):
         return _over_examples(record, a)
     if record.identity:
@@ -900,7 +895,7 @@ def _by_record(record: RowNorm | StepNorm, a: Tensor) -> Tensor:
 
 
 def _over_examples(record: StepNorm, a: Tensor) -> Tensor:
-    """What a record says of the rows (n, F) of time step 0."""
+    """Evaluate a record over the rows (n, F) of time step 0."""
     if record.batch:
         n = len(a)
         record.check(n)
@@ -917,7 +912,7 @@ def _over_examples(record: StepNorm, a: Tensor) -> Tensor:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """Largest difference as a part of the largest number of ``other``; NaN where either has one."""
+    """Largest difference relative to the largest element of ``other``; NaN if either has one."""
     scale = max(other.abs().max().item(), torch.finfo(other.dtype).tiny)
     return ((one - other).abs().max() / scale).item()
 

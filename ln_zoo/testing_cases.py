@@ -22,8 +22,6 @@ _SETS = ("train", "val", "test")
 
 
 class _ArgumentCase:
-    """Checks of a constructor's arguments."""
-
     #: Invalid values by argument. Errors must name the argument and the value.
     invalid: ClassVar[dict[str, tuple[Any, ...]]] = {}
     _always_invalid: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -233,30 +231,18 @@ class CallbackCase(_ArgumentCase):
     Attributes:
         stage: the stage in which it works: ``"fit"``, ``"test"`` or ``"predict"``.
         needs: whether it needs methods of the model or the data module.
-
-    Example:
-        >>> from ln_zoo.callbacks import FiniteLoss
-        >>> class TestFiniteLoss(CallbackCase):
-        ...     invalid = {"every_n_steps": (0, -1)}
-        ...
-        ...     def callback(self, **arguments):
-        ...         return FiniteLoss(**arguments)
-        >>> TestFiniteLoss().test_invalid_arguments_are_named()
     """
 
     stage: ClassVar[str] = "fit"
     needs: ClassVar[bool] = False
 
     def callback(self, **arguments: Any) -> Any:
-        """The callback; arguments override its own."""
         raise NotImplementedError
 
     def model(self) -> LightningModule:
-        """A small model that the callback supports."""
         raise NotImplementedError
 
     def data(self) -> LightningDataModule:
-        """Data of a few batches."""
         raise NotImplementedError
 
     def _made(self, **arguments: Any) -> Any:
@@ -331,7 +317,7 @@ class CallbackCase(_ArgumentCase):
 
 
 class _Witness(Callback):
-    """State of the model and of the random generator, by update."""
+    """Record the state of the model and of the random generator by update."""
 
     def __init__(self) -> None:
         self.states: dict[int, dict[str, Tensor]] = {}
@@ -349,8 +335,6 @@ class _Witness(Callback):
 
 
 class _Bare(LightningModule):
-    """A model without further methods."""
-
     def __init__(self) -> None:
         super().__init__()
         self.line = torch.nn.Linear(1, 1)
@@ -368,8 +352,6 @@ class _Bare(LightningModule):
 
 
 class _BareData(LightningDataModule):
-    """Batches without further methods."""
-
     def train_dataloader(self) -> list[Tensor]:
         return [torch.ones(1, 1)]
 
@@ -398,7 +380,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two nested tuples of tensors and plain values are equal, bit by bit."""
+    """Bitwise equality of nested tuples of tensors and plain values."""
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, list | tuple):
@@ -407,7 +389,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _saved(state: Any) -> Any:
-    """A state after it was saved and loaded as in a checkpoint."""
+    """A state after a round trip through a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -2,9 +2,8 @@
 
 A run is a mapping: ``dataset`` (name), ``train_size`` (examples), ``batch_size`` (examples per
 update over all processes), ``epochs`` (complete passes), ``steps`` (updates), and ``weights`` (name
-of the result, if another run started from it). Unknown values are omitted.
-
-Random weights have no runs; weights of unknown origin have one run without values.
+of the result, if another run started from it). Unknown values are omitted. Random weights have no
+runs; weights of unknown origin have one run without values.
 """
 
 from __future__ import annotations
@@ -26,15 +25,8 @@ _LARGEST_COUNT = 2**53
 
 
 def dataset_metadata(data: Any) -> dict[str, Any]:
-    """The ``metadata`` of a data module; ``dataset`` is the class name by default.
-
-    Args:
-        data: any data module; its ``metadata``, if present, must be a mapping.
-
-    Example:
-        >>> from lightning.pytorch import LightningDataModule
-        >>> dataset_metadata(LightningDataModule())
-        {'dataset': 'LightningDataModule'}
+    """The ``metadata`` mapping of any data module, if present; ``dataset`` defaults to the class
+    name.
     """
     given = getattr(data, "metadata", None)
     metadata = dict(given) if isinstance(given, Mapping) else {}
@@ -44,14 +36,7 @@ def dataset_metadata(data: Any) -> dict[str, Any]:
 
 
 def read_run(stored: Any) -> Run:
-    """Validate a stored run; `UNKNOWN` if it is invalid.
-
-    Example:
-        >>> read_run({"dataset": "mnist", "epochs": 15, "steps": None, "lr": 0.001})
-        {'dataset': 'mnist', 'epochs': 15}
-        >>> read_run({"dataset": "mnist", "epochs": -1})
-        {}
-    """
+    """Validate a stored run; `UNKNOWN` if it is invalid."""
     if not isinstance(stored, Mapping):
         return UNKNOWN
     known = {k: stored[k] for k in (*_TEXTS, *_COUNTS) if stored.get(k) is not None}
@@ -62,24 +47,14 @@ def read_run(stored: Any) -> Run:
 
 
 def read_runs(stored: Any) -> tuple[Run, ...]:
-    """Validate stored runs; one `UNKNOWN` run if they are no list of runs.
-
-    Example:
-        >>> read_runs([]), read_runs(None)
-        ((), ({},))
-    """
+    """Validate stored runs; one `UNKNOWN` run if they are not a list of runs."""
     if not isinstance(stored, Sequence) or isinstance(stored, str) or len(stored) > _MOST_RUNS:
         return (UNKNOWN,)
     return tuple(read_run(run) for run in stored)
 
 
 def named(runs: Sequence[Run], weights: str) -> tuple[Run, ...]:
-    """The runs, with the name of the resulting weights in the last one.
-
-    Example:
-        >>> named([{"epochs": 3}], "last.ckpt")
-        ({'epochs': 3, 'weights': 'last.ckpt'},)
-    """
+    """The runs, with the name of the resulting weights in the last one."""
     return (*runs[:-1], {**runs[-1], "weights": weights}) if runs else ()
 
 
@@ -89,24 +64,17 @@ def same_data(first: Run, second: Run) -> bool:
 
 
 def totals(runs: Sequence[Run]) -> dict[str, Any]:
-    """Total training over all runs, to decide whether numbers are comparable.
-
-    Args:
-        runs: the runs, oldest first.
+    """Total training over all runs, oldest first, to decide whether numbers are comparable.
 
     Returns:
         ``training_data``: the datasets, or ``nothing``; if known for all runs, ``batch_size`` (a
-        number, or different numbers as text) and ``updates``; and ``epochs``, if there is one
-        training set.
+            number, or different numbers as text) and ``updates``; and ``epochs``, if there is one
+            training set.
 
     Example:
         >>> first = {"dataset": "mnist", "epochs": 15, "steps": 6450, "batch_size": 128}
-        >>> totals([first, {"dataset": "mnist", "epochs": 5, "steps": 2150, "batch_size": 128}])
-        {'training_data': 'mnist', 'batch_size': 128, 'updates': 8600, 'epochs': 20}
         >>> totals([first, {"dataset": "digits", "epochs": 5, "steps": 35, "batch_size": 50}])
         {'training_data': 'mnist, digits', 'batch_size': '128, 50', 'updates': 6485}
-        >>> totals([{}, first])
-        {'training_data': 'unknown, mnist'}
     """
     datasets = _each(runs, "dataset", "unknown")
     found: dict[str, Any] = {"training_data": ", ".join(datasets) or "nothing"}
@@ -128,8 +96,6 @@ def format_run(run: Run) -> str:
     Example:
         >>> format_run({"weights": "mlp.none", "dataset": "mnist", "epochs": 15, "steps": 6450})
         'mlp.none: 15 epochs, 6,450 updates, on mnist'
-        >>> format_run({})
-        'unknown weights: a training of which nothing is known'
     """
     parts = []
     for key, name in (("epochs", "epoch"), ("steps", "update")):
@@ -142,7 +108,6 @@ def format_run(run: Run) -> str:
 
 
 def _each(runs: Sequence[Run], key: str, missing: Any) -> list[Any]:
-    """The different values of a key, in their order."""
     return list(dict.fromkeys(run.get(key, missing) for run in runs))
 
 

@@ -132,11 +132,7 @@ class Vocabulary(Sequence[str]):
         return [get(word, UNK) for word in words]
 
     def words(self, numbers: Iterable[int]) -> list[str]:
-        """The word of each index, ``"<eos>"`` and ``"<unk>"`` for special tokens.
-
-        Raises:
-            IndexError: if an index is out of range.
-        """
+        """The word of each index, ``"<eos>"`` and ``"<unk>"`` for special tokens; or IndexError."""
         names = (*_NAMES, *self._words)
         found = []
         for number in numbers:

@@ -1,4 +1,7 @@
-"""What normalisation does to a network, measured."""
+"""Measurements of the effects of normalisation on a network.
+
+Invalid types raise TypeError; invalid sizes, names and values, and empty measurements, ValueError.
+"""
 
 from ln_zoo.analysis.dynamics import (
     Dynamics,

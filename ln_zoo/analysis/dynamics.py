@@ -1,8 +1,8 @@
 """Stability of hidden-to-hidden dynamics: growth of perturbations and gradients per step.
 
-The paper (section 3.1) says that layer norm makes the dynamics of a recurrent network much more
-stable. This module measures Lyapunov exponents, by tangent vectors and QR (Benettin et al. 1980),
-gradients, by `ln_zoo.analysis.gradient_norms`, and the effect of each site.
+The paper (section 3.1) claims that layer norm makes these dynamics much more stable. Lyapunov
+exponents are measured by tangent vectors and QR (Benettin et al. 1980), gradients by
+`ln_zoo.analysis.gradient_norms`.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def perturbation_growth(
     their growth. The mean of its logarithm over steps tends to the Lyapunov exponents, the largest
     first. Derivatives are exact (forward mode): perturbations are infinitesimal.
 
-    If the norm mixes the examples of a batch, the batch is one system, since a perturbation of one
-    example changes the statistics of all. Otherwise, and with ``statistics="kept"``, each example
-    is a system.
+    Under a batch-dependent norm the batch is one system, since a perturbation of one example
+    changes the statistics of all. Otherwise, and with ``statistics="kept"``, each example is a
+    system.
 
     Args:
         layer: a recurrent layer with one layer and one direction; ideally in float64.
@@ -84,14 +84,7 @@ def perturbation_growth(
         TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
         ValueError: for several layers or two directions, inputs that are not (T, N, I), unknown
             statistics, or a ``count`` above the size of the states.
-        RuntimeError: if sizes do not fit.
-
-    Example:
-        >>> from ln_zoo.layers import GRU
-        >>> layer = GRU(3, 5, norm=LayerNorm(), dtype=torch.float64)
-        >>> x = torch.randn(30, 4, 3, dtype=torch.float64)
-        >>> perturbation_growth(layer, x, count=2).shape
-        torch.Size([30, 4, 2])
+        RuntimeError: for mismatched sizes.
     """
     return _carry(layer, inputs, states, count, statistics, seed)[0]
 
@@ -108,11 +101,8 @@ def lyapunov_exponents(
 ) -> Tensor:
     """The largest Lyapunov exponents of a layer driven by a sequence, per step.
 
-    Means over steps of `perturbation_growth`; all arguments but ``skip`` are explained there.
-
-    Args:
-        skip: initial steps to ignore, in which perturbations turn towards the directions of
-            largest growth.
+    Means over steps of `perturbation_growth`, with its arguments. ``skip``: initial steps to
+    ignore, in which perturbations turn towards the directions of largest growth.
 
     Returns:
         Natural logarithms per step, (C, k), for C systems; perturbations grow if above 0.
@@ -161,14 +151,7 @@ def site_gains(
     statistics: Statistics = "batch",
     seed: int = 0,
 ) -> SiteGains:
-    """Growth of the perturbation of `lyapunov_exponents` at each site; arguments as there.
-
-    Example:
-        >>> from ln_zoo.layers import LSTM
-        >>> layer = LSTM(3, 5, dtype=torch.float64)
-        >>> site_gains(layer, torch.randn(9, 4, 3, dtype=torch.float64)).gains
-        {'recurrent': 1.0, 'cell': 1.0}
-    """
+    """Growth of the perturbation of `lyapunov_exponents` at each site; arguments as there."""
     check_arguments("site_gains", layer, inputs)
     _check_skip(skip, len(inputs))
     passages = _carry(layer, inputs, states, 1, statistics, seed)[1]
@@ -177,13 +160,7 @@ def site_gains(
 
 @dataclasses.dataclass(frozen=True)
 class _Passage:
-    """Mean squares in one step.
-
-    Args:
-        squares: of the perturbation before and after each site, by role.
-        recurrent: of the recurrent term of the sums.
-        input: of the input term.
-    """
+    """Mean squares in one step: of the perturbation around each site, and of both terms."""
 
     squares: dict[str, tuple[float, float]]
     recurrent: float
@@ -390,7 +367,7 @@ def initial_dynamics(
     All have the same initial weights and states, and use batch statistics.
 
     Args:
-        inputs: (T, N, I), in the precision to compute in, ideally float64.
+        inputs: (T, N, I), in the dtype of the computation, ideally float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
         norms: classes of norms: a layer for each gain if the class has a gain or, like
@@ -408,12 +385,6 @@ def initial_dynamics(
     Raises:
         TypeError: if a norm is not a class of norms.
         ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
-
-    Example:
-        >>> inputs = torch.randn(20, 4, 6, dtype=torch.float64)
-        >>> options = {"hidden_size": 6, "norms": [LayerNorm, Identity], "gains": (0.1, 1.0)}
-        >>> [found.name for found in initial_dynamics(inputs, "GRU", **options)]
-        ['LayerNorm 0.1', 'LayerNorm 1', 'Identity']
     """
     cls_of_layer = recurrent_layer(cell)
     if start not in ("torch", "orthogonal", "identity"):
@@ -478,10 +449,9 @@ def network_dynamics(
 
     Each layer is a system driven by the layers below and its initial states. Gradients are those of
     the network's loss, through the layers above. The layers of one module (``num_layers``) are
-    measured separately.
-
-    Measured are layers of `ln_zoo.layers` that the network calls once with whole sequences, not
-    cells in a loop of the network (such as `WindowLSTM`'s), whose inputs depend on their states.
+    measured separately. Measured are layers of `ln_zoo.layers` that the network calls once with
+    whole sequences, not cells in a loop of the network (such as `WindowLSTM`'s), whose inputs
+    depend on their states.
 
     Args:
         network: any module, ideally in float64; runs in evaluation mode, and is restored.
@@ -582,7 +552,6 @@ def _calls(
 
 
 def _own_states(states: Tensor | States | None, number: int) -> Tensor | States | None:
-    """Initial states of one of several layers."""
     if states is None or isinstance(states, Tensor):
         return None if states is None else states[number : number + 1]
     return tuple(state[number : number + 1] for state in states)
@@ -629,11 +598,7 @@ def _outputs_replaced(layer: RecurrentLayer, outputs: Tensor) -> Iterator[None]:
 
 
 def dynamics_table(found: Sequence[Dynamics]) -> str:
-    """A Markdown table of growth per step of perturbations and gradients, and gains of sites.
-
-    Raises:
-        ValueError: without measurements.
-    """
+    """A Markdown table of growth per step of perturbations and gradients, and gains of sites."""
     _check_some("dynamics_table", found)
     most = max(each.growth.shape[-1] for each in found)
     further = [f"exponent {number}" for number in range(2, most + 1)]
@@ -675,10 +640,7 @@ def _percent(factor: float) -> str:
 
 
 def write_dynamics(found: Sequence[Dynamics], path: Path) -> None:
-    """Write a CSV file: group, layer, step t from 1, log size of a perturbation, gradient norm.
-
-    The logarithm is the mean over examples (`Dynamics.sizes`).
-    """
+    """Write a CSV file: group, layer, step t from 1, `Dynamics.sizes`, gradient norm."""
     rows = (
         [each.group, each.name, t, f"{size:.5g}", f"{norm:.4g}"]
         for each in found

@@ -1,11 +1,9 @@
 """Fisher information of normalised generalised linear models (Ba et al. 2016, section 5.2).
 
-For a layer of H units with outputs y from an exponential family: exact, by Jacobians; in the closed
-forms of the paper, corrected and as printed; from sampled outputs; and from the KL divergence.
-Expectations over the data are means over examples; batch norm's statistics are those of all
-examples, and are differentiated through.
-
-Equation numbers are those of Ba et al. 2016 (arXiv 1607.06450); from 13 on, of its supplement.
+For a layer of H units with outputs y from an exponential family: exact, in the paper's closed forms
+(corrected and as printed), from sampled outputs, and from the KL divergence. Expectations over the
+data are means over examples. Equation numbers as in arXiv 1607.06450; from 13 on, of its
+supplement.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ _CHUNK = 1_000_000
 class GLM:
     """A generalised linear model of H units, normalised or not, with its data.
 
-    Summed inputs a = W x are normalised to z = (a - mu) / sigma and give the natural parameters
-    s = g * z + b of the outputs, log P(y | x) = (s y - eta(s)) / phi + c(y, phi) (eq. 10), with
+    Summed inputs a = W x are normalised to z = (a - mu) / sigma and give the natural parameters s =
+    g * z + b of the outputs, log P(y | x) = (s y - eta(s)) / phi + c(y, phi) (eq. 10), with
 
     * ``"none"``: z = a, and no gain;
     * ``"bn"``: mu and sigma mean and standard deviation of each a_i over all examples;
@@ -52,7 +50,7 @@ class GLM:
 
     Raises:
         TypeError: unless tensors have one floating-point dtype.
-        ValueError: if sizes, names or values do not fit; for a sigma of 0.
+        ValueError: for mismatched sizes, unknown names, invalid values, or a sigma of 0.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]])
@@ -120,7 +118,6 @@ class GLM:
         self._check_sigma()
 
     def _check_sigma(self) -> None:
-        """Raise ValueError if a sigma is 0, up to rounding."""
         if self.norm == "none" or self.eps:
             return
         with torch.no_grad():
@@ -145,12 +142,10 @@ class GLM:
 
     @property
     def units(self) -> int:
-        """H."""
         return self.weight.shape[0]
 
     @property
     def features(self) -> int:
-        """D."""
         return self.weight.shape[1]
 
     # Parameters
@@ -166,12 +161,7 @@ class GLM:
         return torch.cat(parts, dim=1).flatten()
 
     def with_parameters(self, theta: Tensor) -> GLM:
-        """The model with other parameters (P,), in the order of `parameters`.
-
-        Raises:
-            TypeError: for another dtype.
-            ValueError: for another size.
-        """
+        """The model with other parameters (P,), in the order of `parameters`."""
         expected = self.units * (self.features + (1 if self.gain is None else 2))
         if theta.shape != (expected,):
             raise ValueError(f"parameters must be ({expected},), got {_sizes(theta)}")
@@ -220,7 +210,7 @@ class GLM:
         return _distribution(self, self.natural_parameters())
 
     def sample(self, draws: int = 1, seed: int = 0) -> Tensor:
-        """Outputs drawn from P(y | x), (draws, N, H)."""
+        """Samples of P(y | x), (draws, N, H)."""
         return _sample(self, self.natural_parameters(), draws, _generator(self, seed))
 
     def covariance(self) -> Tensor:
@@ -236,10 +226,8 @@ class GLM:
 
 
 def check_dispersion(family: Family, dispersion: float) -> None:
-    """Check phi.
-
-    Raises:
-        ValueError: unless it is positive and finite, and 1 for families other than ``"gaussian"``.
+    """Raise ValueError unless phi is positive and finite, and 1 for families other than
+    ``"gaussian"``.
     """
     if not 0 < dispersion < math.inf or (family != "gaussian" and dispersion != 1):
         wanted = "positive, and finite" if family == "gaussian" else f"1 for {family}"
@@ -291,20 +279,8 @@ def random_glm(
 
     Inputs are normal with variance 1 and a random mean (normal, variance 1/4), weights normal with
     variance 1 / D, biases with variance 1/4, gains uniform in [1/2, 3/2]. Models with the same seed
-    and sizes have equal inputs, weights and biases.
-
-    Args:
-        family: family of the outputs.
-        norm: the normalisation.
-        units: H.
-        features: D.
-        examples: N.
-        seed: seed of parameters and data.
-        dispersion: phi.
-
-    Example:
-        >>> random_glm("bernoulli", "ln").parameters().shape
-        torch.Size([28])
+    and sizes have equal inputs, weights and biases. Sizes are H ``units``, D ``features`` and N
+    ``examples``.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -323,7 +299,7 @@ def random_glm(
 def exact_fisher(model: GLM) -> Tensor:
     """F = E_x[J^T C J] / phi^2, (P, P), with the Jacobian J of s by all parameters (eq. 9).
 
-    Automatic differentiation, batch norm's statistics included; the Jacobian has N H P numbers.
+    Automatic differentiation, batch norm's statistics included; the Jacobian has N H P elements.
 
     Example:
         >>> exact_fisher(random_glm("categorical", "bn")).shape
@@ -333,23 +309,9 @@ def exact_fisher(model: GLM) -> Tensor:
 
 
 def monte_carlo_fisher(model: GLM, draws: int, seed: int = 0) -> Tensor:
-    """Mean of score score^T over outputs drawn from the model (eq. 9), (P, P).
+    """Mean of score score^T over ``draws`` outputs of the model for each example (eq. 9), (P, P).
 
     It tends to F with an error of order 1 / sqrt(N draws).
-
-    Args:
-        model: the model.
-        draws: outputs for each of the N examples.
-        seed: of the draws.
-
-    Returns:
-        (P, P).
-
-    Example:
-        >>> model = random_glm("bernoulli", "ln")
-        >>> exact, sampled = exact_fisher(model), monte_carlo_fisher(model, 1000)
-        >>> float((sampled - exact).norm() / exact.norm()) < 0.02
-        True
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
@@ -377,11 +339,6 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
     Raises:
         TypeError: for class indices that are not integers.
         ValueError: if sizes or values do not fit the family.
-
-    Example:
-        >>> model = random_glm("categorical", "ln", examples=50)
-        >>> empirical_fisher(model, torch.zeros(50, dtype=torch.long)).shape
-        torch.Size([28, 28])
     """
     s = model.natural_parameters()
     if model.family == "categorical" and targets.shape == s.shape[:1]:
@@ -445,20 +402,14 @@ def closed_form_fisher(model: GLM, paper_form: bool = False) -> Tensor:
     * weight norm: chi_i = x - (u_i x) u_i, u_i = w_i / |w_i|;
     * batch norm: chi_i = x - m - z_i S w_i / sigma_i, with mean m and covariance S of the inputs;
     * layer norm, as printed: chi_i = (1 - 1/H - z_i^2 / H) x. This is only the term of the unit
-      itself: mu and sigma are shared, so s_k depends on every w_i, ds_k / dw_i =
-      g_k / sigma Q_ki x with Q = I - (1 1^T + z z^T) / H. Correct is, with G = diag(g),
-      F_wiwj = E[(Q G C G Q)_ij / (phi sigma)^2 x x^T], F_wibj = E[(Q G C)_ij / (phi^2 sigma) x]
-      and F_wigj = E[(Q G C)_ij z_j / (phi^2 sigma) x].
+      itself: mu and sigma are shared, so s_k depends on every w_i, ds_k / dw_i = g_k / sigma Q_ki x
+      with Q = I - (1 1^T + z z^T) / H. Correct is, with G = diag(g), F_wiwj = E[(Q G C G Q)_ij /
+      (phi sigma)^2 x x^T], F_wibj = E[(Q G C)_ij / (phi^2 sigma) x] and F_wigj = E[(Q G C)_ij z_j /
+      (phi^2 sigma) x].
 
     Args:
         model: the model.
         paper_form: layer norm by eq. 13 and 14 as printed; no effect on other norms.
-
-    Example:
-        >>> model = random_glm("bernoulli", "ln")
-        >>> exact = exact_fisher(model)
-        >>> float((closed_form_fisher(model) - exact).norm() / exact.norm()) < 1e-12
-        True
     """
     covariance = model.covariance() / model.dispersion**2
     examples, size = len(model.inputs), model.parameters().numel()
@@ -522,20 +473,14 @@ def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
     """The metric of a step of the gains, (H, H): ds^2 = 1/2 dg^T (gain block) dg (eq. 32 to 35).
 
     The block of the gains in F, E_x[C * z z^T] / phi^2, elementwise. Without normalisation, the
-    step changes the norms of the weight vectors, dw_i = dg_i w_i / |w_i| (see `gain_step`), and
-    z_i = a_i / |w_i| as with weight norm.
+    step changes the norms of the weight vectors, dw_i = dg_i w_i / |w_i| (see `gain_step`), and z_i
+    = a_i / |w_i| as with weight norm.
 
     Args:
         model: the model.
         paper_form: as printed: for batch norm (eq. 32) E_x[C] / phi^2, without z z^T; no effect on
             other norms. Eq. 33 (layer norm) and 34 (weight norm) are correct as printed, and so is
             each term (i, j) of eq. 35, which lacks the sum over i and j.
-
-    Example:
-        >>> model = random_glm("bernoulli", "wn")
-        >>> gains = slice(6, None, 7)  # D = 5: w, w, w, w, w, b, g
-        >>> torch.allclose(gain_block(model), exact_fisher(model)[gains, gains])
-        True
     """
     covariance = model.covariance() / model.dispersion**2
     z = model.normalized()
@@ -550,13 +495,6 @@ def gain_step(model: GLM, step: Tensor) -> Tensor:
     """Embed a step of the gains (H,) in a step of all parameters (P,).
 
     Without normalisation: dw_i = dg_i w_i / |w_i| (eq. 35).
-
-    Example:
-        >>> model = random_glm("gaussian", "none")
-        >>> step = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-        >>> ds2 = squared_distance(model, gain_step(model, step))
-        >>> torch.allclose(ds2, gain_block(model)[0, 0] / 2)
-        True
     """
     _check_step(model, step, model.units, "the gains")
     rows = torch.zeros_like(model.parameters()).view(model.units, -1)
@@ -577,12 +515,6 @@ def invariant_directions(model: GLM) -> Tensor:
     Batch and weight norm: each w_i along itself, K = H. Layer norm: W along itself, and a vector
     added to all rows, K = D + 1. Without normalisation K = 0. With eps = 0, outputs are constant
     along them, so the gradient of any loss is orthogonal to them.
-
-    Example:
-        >>> model = random_glm("gaussian", "ln")
-        >>> directions = invariant_directions(model)
-        >>> tuple(directions.shape), bool((exact_fisher(model) @ directions).abs().max() < 1e-14)
-        ((28, 6), True)
     """
     weight, units, features = model.weight, model.units, model.features
     steps: list[Tensor] = []
@@ -610,10 +542,6 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
 
     Raises:
         ValueError: for a matrix that is not square, or not finite.
-
-    Example:
-        >>> null_space_basis(exact_fisher(random_glm("bernoulli", "bn"))).shape
-        torch.Size([28, 4])
     """
     if fisher.dim() != 2 or fisher.shape[0] != fisher.shape[1] or not len(fisher):
         raise ValueError(f"a Fisher information matrix must be (P, P), got {_sizes(fisher)}")
@@ -639,21 +567,7 @@ def _check_step(model: GLM, step: Tensor, size: int, what: str) -> None:
 def kl_divergence(model: GLM, step: Tensor) -> Tensor:
     """KL[P_theta || P_theta+step], mean over examples (eq. 8), in nats; a scalar.
 
-    Args:
-        model: the model at theta.
-        step: step of all parameters, (P,).
-
-    Raises:
-        TypeError: for a step of another dtype.
-        ValueError: for a step of another size.
-
-    Example:
-        >>> model = random_glm("gaussian", "ln", dispersion=2.0)
-        >>> step = torch.full((28,), 0.1, dtype=torch.float64)
-        >>> moved = model.with_parameters(model.parameters() + step).natural_parameters()
-        >>> change = moved - model.natural_parameters()
-        >>> torch.allclose(kl_divergence(model, step), change.square().sum(1).mean() / 4)
-        True
+    ``step`` is a step of all parameters, (P,), from theta.
     """
     theta = model.parameters()
     _check_step(model, step, len(theta), "all parameters")
@@ -664,14 +578,7 @@ def kl_divergence(model: GLM, step: Tensor) -> Tensor:
 def squared_distance(model: GLM, step: Tensor) -> Tensor:
     """ds^2 = 1/2 step^T F step, second order of `kl_divergence` (eq. 8), in nats; a scalar.
 
-    Uses the derivative of s along the step, not F, so it suits large models. Arguments and errors
-    are those of `kl_divergence`.
-
-    Example:
-        >>> model = random_glm("categorical", "bn")
-        >>> step = torch.full((28,), 0.1, dtype=torch.float64)
-        >>> torch.allclose(squared_distance(model, step), step @ exact_fisher(model) @ step / 2)
-        True
+    Uses the derivative of s along the step, not F, so it suits large models.
     """
 
     def natural(theta: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Tests of the claims of Ba et al. 2016, section 5.2, about the geometry of learning.
 
-Claims are measured on models of `ln_zoo.analysis.random_glm` in float64, with eps = 0: formulas, as
-printed and corrected, against automatic differentiation, and the effect of the scale of weights and
-data. `docs/results/fisher.md` has the derivations.
+Measured on models of `ln_zoo.analysis.random_glm` in float64, with eps = 0. Derivations:
+`docs/results/fisher.md`.
 """
 
 from __future__ import annotations
@@ -76,16 +75,7 @@ class FisherCheck:
 
 @dataclasses.dataclass(frozen=True)
 class FisherPanel:
-    """One panel of the picture.
-
-    Args:
-        title: title of the panel.
-        x_label: label of the x axis.
-        y_label: label of the y axis.
-        x: positions on the x axis.
-        lines: values at these positions, by name.
-        power: expected exponent of the lines as a power of x.
-    """
+    """One panel of the picture: lines by name over x; ``power``: their expected exponent in x."""
 
     title: str
     x_label: str
@@ -191,11 +181,6 @@ def study_fisher(
 
     Raises:
         ValueError: for smaller numbers.
-
-    Example:
-        >>> study = study_fisher(units=3, features=2, examples=50, draws=5_000)
-        >>> study.checks[0].claim, study.checks[0].agrees
-        ('closed forms against autograd, 3 families x 4 norms', True)
     """
     for name, value, least in (
         ("units", units, 3),
@@ -279,7 +264,6 @@ def _printed_error(model: GLM) -> float:
 
 
 def _random_directions(model: GLM, seed: int) -> Tensor:
-    """Steps of length 1, as rows."""
     generator = torch.Generator().manual_seed(seed + 1)
     theta = model.parameters()
     steps = torch.randn(_DIRECTIONS, len(theta), generator=generator, dtype=theta.dtype)
@@ -415,7 +399,6 @@ def _printed_checks(
 
 
 def _as_weight_norm(model: GLM) -> GLM:
-    """The equivalent weight-normalised model."""
     norms = torch.linalg.vector_norm(model.weight, dim=1)
     return dataclasses.replace(model, norm="wn", gain=norms)
 
@@ -561,7 +544,6 @@ def _sampling_checks(
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Exponent of y as a power of x."""
     logs = [torch.tensor(values, dtype=torch.float64).log() for values in (x, y)]
     x_log, y_log = (values - values.mean() for values in logs)
     return float((x_log @ y_log) / (x_log @ x_log))

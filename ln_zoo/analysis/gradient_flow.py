@@ -1,8 +1,7 @@
 """How far gradients reach back in time (Cooijmans et al. 2017, arXiv 1603.09025, section 4).
 
-The source explains why recurrent batch norm needs a gain of 0.1: with a gain of 1 the mean
-derivative of tanh is far below 1, and gradients vanish over hundreds of steps. This module measures
-the derivative and the gradients, for any recurrent layer and norm.
+In the source, recurrent batch norm needs a gain of 0.1: with 1 the mean derivative of tanh is far
+below 1, and gradients vanish over hundreds of steps. Measured for any recurrent layer and norm.
 """
 
 from __future__ import annotations
@@ -42,10 +41,6 @@ def expected_tanh_derivative(gain: float) -> float:
 
     The mean derivative of tanh at normalised summed inputs with this gain. Accurate to 9 digits for
     gains up to 2, to 3 digits up to 5.
-
-    Example:
-        >>> [round(expected_tanh_derivative(gain), 3) for gain in (0.1, 0.3, 0.5, 0.7, 1.0)]
-        [0.99, 0.923, 0.826, 0.73, 0.606]
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
     return float(weights @ (1 - np.tanh(gain * nodes) ** 2) / weights.sum())
@@ -72,8 +67,7 @@ def gradient_norms(
         loss: ``loss(outputs)``, outputs (T, N, H), a scalar. Default: mean cross-entropy of a
             softmax over 10 classes on the last state, with fixed random weights of variance 1 / H
             and fixed random labels.
-        statistics: statistics of batch-dependent norms: ``"batch"``, as in training, or ``"kept"``,
-            the running ones, as in evaluation.
+        statistics: see `perturbation_growth`.
 
     Returns:
         The norms, (T,), float64; index t - 1 for h_t.
@@ -82,7 +76,7 @@ def gradient_norms(
         TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
         ValueError: for several layers or two directions, inputs that are not (T, N, I), or unknown
             statistics.
-        RuntimeError: if sizes do not fit.
+        RuntimeError: for mismatched sizes.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -160,7 +154,7 @@ def gradient_flow(
     default of `gradient_norms`. The RNN uses tanh.
 
     Args:
-        inputs: (T, N, I), in the precision to compute in, ideally float64.
+        inputs: (T, N, I), in the dtype of the computation, ideally float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
         norms: classes of norms: a layer for each gain if the class has a field ``recurrent_gain``
@@ -169,8 +163,8 @@ def gradient_flow(
         candidate: recurrent weights of the candidate state: ``"identity"``, as in the source, or
             ``"orthogonal"``.
         noise: standard deviation of the initial h of each example; other states start at 0. Without
-            noise, equal first inputs have no batch variance, and gradients grow by
-            gain / sqrt(eps) at each such step.
+            noise, equal first inputs have no batch variance, and gradients grow by gain / sqrt(eps)
+            at each such step.
         seed: seed of weights and initial states.
 
     Raises:
@@ -205,11 +199,7 @@ def gradient_flow(
 def norms_with_gains(
     cls: type[Norm], gains: Sequence[float], steps: int
 ) -> Iterator[tuple[float | None, Norm]]:
-    """Instances of a class of norms for T steps: one for each gain, or one without gain.
-
-    Raises:
-        TypeError: if it is not a class of norms.
-    """
+    """Instances of a class of norms for T steps: one for each gain, or one without gain."""
     if not (isinstance(cls, type) and issubclass(cls, Norm)):
         raise TypeError(f"norms must be classes such as LayerNorm, without (); got {cls!r}")
     fields: set[str] = set()
@@ -225,12 +215,7 @@ def norms_with_gains(
 
 
 def random_sequences(steps: int, examples: int, features: int = 1, seed: int = 0) -> Tensor:
-    """Inputs uniform in [0, 1), like pixels, (T, N, I), float64.
-
-    Example:
-        >>> random_sequences(784, 100).shape
-        torch.Size([784, 100, 1])
-    """
+    """Inputs uniform in [0, 1), like pixels, (T, N, I), float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(steps, examples, features, generator=generator, dtype=torch.float64)
 
@@ -239,14 +224,7 @@ def random_sequences(steps: int, examples: int, features: int = 1, seed: int = 0
 
 
 def gradient_flow_table(flows: Sequence[GradientFlow]) -> str:
-    """A Markdown table of decimal logarithms of the gradient norms at five time steps.
-
-    Args:
-        flows: measurements of the same length T.
-
-    Raises:
-        ValueError: without measurements.
-    """
+    """A Markdown table of decimal logarithms of the gradient norms at five time steps."""
     if not flows:
         raise ValueError("gradient_flow_table needs at least one measurement, got none")
     steps = len(flows[0].norms)
@@ -263,13 +241,7 @@ def gradient_flow_table(flows: Sequence[GradientFlow]) -> str:
 
 
 def write_gradient_flow(flows: Sequence[GradientFlow], path: Path, inputs: str) -> None:
-    """Write a CSV file: the inputs, the time step t = 1, ..., T, and a column for each layer.
-
-    Args:
-        flows: measurements of the same length T.
-        path: the file.
-        inputs: description of the inputs.
-    """
+    """Write a CSV file: the inputs, the time step t = 1, ..., T, and a column for each layer."""
     steps = enumerate(torch.stack([flow.norms for flow in flows]).T.tolist(), 1)
     rows = ([inputs, t, *(f"{value:.4g}" for value in values)] for t, values in steps)
     write_csv(path, ["inputs", "t", *(flow.label for flow in flows)], rows)

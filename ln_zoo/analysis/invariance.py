@@ -73,12 +73,7 @@ _HEADINGS = {
 
 
 def random_inputs(examples: int = 16, features: int = 8, seed: int = 0) -> Tensor:
-    """Standard normal inputs, (N, I), float64.
-
-    Example:
-        >>> random_inputs().shape
-        torch.Size([16, 8])
-    """
+    """Standard normal inputs, (N, I), float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(examples, features, generator=generator, dtype=torch.float64)
 
@@ -117,8 +112,8 @@ def measure_invariance(
 
     Raises:
         TypeError: if inputs and weights differ in dtype.
-        ValueError: for sizes or factors that do not fit; if an output is not finite, or equal for
-            all examples; if running statistics do not converge to those of the inputs.
+        ValueError: for invalid sizes or factors; if an output is not finite, or equal for all
+            examples; if running statistics do not converge to those of the inputs.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -155,9 +150,9 @@ def measure_invariance(
 
 
 class _Map(NamedTuple):
-    """One map: weights (F, I), inputs (N, I), and the factor of the sums.
+    """One map: weights (F, I), inputs (N, I), and the factor of the sums, 1 for shifts.
 
-    The factor broadcasts against (N, F); it is 1 for shifts.
+    The factor broadcasts against (N, F).
     """
 
     name: str
@@ -207,7 +202,7 @@ def _run(layer: nn.Module, inputs: Tensor, replaced: dict[str, Tensor] | None = 
 
 
 def _freeze(layer: nn.Module, inputs: Tensor) -> None:
-    """Set all running statistics to those of the inputs, and switch to evaluation mode."""
+    """Set all running statistics to the inputs', and switch to evaluation mode."""
     keepers = [m for m in layer.modules() if isinstance(m, Site) or [*m.buffers(recurse=False)]]
     _set_training(keepers, True)
     if keeps_statistics(layer):
@@ -290,17 +285,14 @@ def _spread(output: Tensor) -> float:
 def eps_deviation(variance: Tensor, eps: float, factor: float | Tensor) -> Tensor:
     """Relative change of a normalised sum that eps causes when sums are rescaled.
 
-    If sums a are multiplied by δ, (a - μ) / sqrt(σ² + eps) changes by the factor
-    sqrt((σ² + eps) / (σ² + eps / δ²)). The result is this factor minus 1: about
-    eps (1 - δ⁻²) / 2σ² if σ² is much larger than eps, δ - 1 if much smaller.
+    If sums a are multiplied by δ, (a - μ) / sqrt(σ² + eps) changes by the factor sqrt((σ² + eps) /
+    (σ² + eps / δ²)). The result is this factor minus 1: about eps (1 - δ⁻²) / 2σ² if σ² is much
+    larger than eps, δ - 1 if much smaller.
 
     Args:
         variance: σ² (or the mean square that eps is added to) before the map, any shape.
         eps: added to the variance, inside the root.
-        factor: δ > 0.
-
-    Returns:
-        Broadcast shape of variance and factor; negative for δ < 1.
+        factor: δ > 0, broadcast against variance.
 
     Example:
         >>> eps_deviation(torch.tensor([1.0, 1e-5, 1e-15], dtype=torch.float64), 1e-5, 2.0)
@@ -361,14 +353,9 @@ def eps_effect(
 
     Raises:
         TypeError: if ``norm`` is not a norm.
-        ValueError: for a norm without a dataclass field eps or with an eps of 0; for sizes, factors
-            or ratios that do not fit; if the norm does not divide by a root to which it adds eps,
-            or refuses the values of eps that this check needs.
-
-    Example:
-        >>> (effect,) = eps_effect(LayerNorm(), factors=[0.5], ratios=[1.0, 1e6])
-        >>> effect.measured
-        tensor([3.6754e-01, 1.5000e-06], dtype=torch.float64)
+        ValueError: for a norm without a dataclass field eps or with an eps of 0; for invalid sizes,
+            factors or ratios; if the norm does not divide by a root to which it adds eps, or
+            refuses the values of eps that this check needs.
     """
     inputs = _in_float64(inputs, factors, features)
     ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else [*ratios]
@@ -409,14 +396,8 @@ def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None
     """σ² of each sum, (N, F), computed from outputs with and without eps.
 
     Sums normalised without eps are sqrt(1 + eps / σ²) times those with eps. Infinite where eps has
-    no effect; ``None`` if two values of eps give different σ².
-
-    Args:
-        make: the layer for a value of eps.
-        inputs: (N, I).
-
-    Raises:
-        ValueError: if the norm refuses these values of eps.
+    no effect; ``None`` if two values of eps give different σ². ``make`` returns the layer for an
+    eps. ValueError if the norm refuses these values of eps.
     """
     plain = make(0.0)
     weight = plain.weight.detach()
@@ -426,7 +407,7 @@ def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None
         eps / ((sums / _sums(make(eps), weight, inputs)).square() - 1)
         for eps in (typical, 4 * typical)
     )
-    # Sums near 0 have too few digits, and hardly contribute to a deviation.
+    # Sums near 0 have too few digits, and contribute little to a deviation.
     counted = sums.abs() > 1e-6 * _size(sums)
     one, other = (torch.where(counted, each, math.inf) for each in (one, other))
     return one if torch.allclose(one, other, rtol=1e-6, atol=0) else None
@@ -515,7 +496,6 @@ def _fields(norm: Norm) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _label(norm: Norm, eps: float | None) -> str:
-    """The class and its fields that differ from the default; eps unless it was replaced."""
     shown = []
     for field in _fields(norm):
         value, default = getattr(norm, field.name), field.default
@@ -599,7 +579,6 @@ class InvarianceTable:
 
     @property
     def caption(self) -> str:
-        """Explanation of a cell."""
         eps = "as shipped" if self.eps is None else f"{self.eps:g}"
         formula = "" if self.eps == 0 else "; ≈ the deviation that eps explains"
         return (
@@ -671,7 +650,6 @@ class InvarianceTable:
         return csv_table(head, rows)
 
     def _numbers(self, cell: InvarianceCell) -> list[str]:
-        """The deviation, and the part that eps explains."""
         return [
             _number(cell.deviation),
             *([f"≈ {_number(cell.predicted)}"] if cell.predicted else []),
@@ -715,13 +693,11 @@ def invariance_table(
 
     `measure_invariance` runs on a `Linear` layer with random weights, gains and biases in float64.
     Verdicts are without eps, since no invariance is exact with it; the deviation with eps is given
-    too.
-
-    Statistics over the data set (batch norm) are those of all inputs, recomputed after the map; in
-    a second row, for batch-dependent norms, they are frozen before it.
+    too. Statistics over the data set (batch norm) are recomputed after the map; in a second row,
+    for batch-dependent norms, they are frozen before it.
 
     Args:
-        norms: the norms. A norm without a field ``eps`` is used as it is.
+        norms: the norms. A norm without a field ``eps`` is used unchanged.
         eps: eps of all norms; ``None``: each uses its own.
         inputs: (N, I), on the device to compute on; default: `random_inputs`.
         features: number F of units; most norms need at least 2.
@@ -733,8 +709,8 @@ def invariance_table(
 
     Raises:
         TypeError: if a norm is not a norm.
-        ValueError: if a norm declares an unknown invariance or refuses an eps of 0; for sizes or
-            factors that do not fit; if an output is not finite.
+        ValueError: if a norm declares an unknown invariance or refuses an eps of 0; for invalid
+            sizes or factors; if an output is not finite.
 
     Example:
         >>> table = invariance_table([LayerNorm(), WeightNorm()])
@@ -742,8 +718,6 @@ def invariance_table(
         ...     print(row.norm, *(cell.verdict for cell in row.cells.values()))
         LayerNorm yes yes no yes no yes
         WeightNorm yes no yes no no no
-        >>> table.agrees
-        True
     """
     inputs = _in_float64(inputs, factors, features)
     if isinstance(norms, Norm | type):

@@ -1,10 +1,8 @@
 """Fisher information of whole networks, a block for each layer (paper, section 5.2; eq. 8-9).
 
-For outputs from the exponential family with natural parameters s = f(x, theta), the Fisher
-information of a batch is F = (1 / N) sum_n J_n^T C_n J_n / phi^2, with J_n the Jacobian of s by the
-parameters for example n and C_n the covariance of the output that the model predicts. Its diagonal
-blocks, one for each layer, are exact: the expectation over outputs is in closed form. For other
-densities, `network_empirical_fisher` averages over given outputs.
+F = (1 / N) sum_n J_n^T C_n J_n / phi^2, with J_n the Jacobian of the natural parameters s = f(x,
+theta) and C_n the covariance of the predicted output. Diagonal blocks, one for each layer, are
+exact. For other densities, `network_empirical_fisher` averages over given outputs.
 """
 
 from __future__ import annotations
@@ -64,15 +62,7 @@ class FisherBlock:
         return float(self.diagonal.sum())
 
     def part(self, row: str, column: str | None = None) -> Tensor:
-        """Submatrix of two of the layer's parameters.
-
-        Args:
-            row: name of a parameter.
-            column: name of a parameter; default: ``row``.
-
-        Raises:
-            ValueError: if there is no matrix, or no such parameter.
-        """
+        """Submatrix of two of the layer's parameters; ``column`` defaults to ``row``."""
         if self.matrix is None:
             raise ValueError(
                 f"the matrix of this block of {self.size} parameters was not kept: call "
@@ -99,12 +89,10 @@ def layer_blocks(network: nn.Module) -> dict[str, list[str]]:
     recurrent layer is one block, with all its layers and directions.
 
     Example:
-        >>> from ln_zoo.layers import LSTM, Linear
+        >>> from ln_zoo.layers import Linear
         >>> from ln_zoo.norms import LayerNorm
         >>> layer_blocks(nn.Sequential(Linear(2, 3, norm=LayerNorm()), nn.ReLU(), Linear(3, 1)))
         {'0': ['0.weight', '0.bias', '0.site.gain'], '2': ['2.weight', '2.bias']}
-        >>> [len(names) for names in layer_blocks(LSTM(2, 3, norm=LayerNorm())).values()]
-        [8]
     """
     modules = dict(network.named_modules())
     blocks: dict[str, list[str]] = {}
@@ -142,10 +130,10 @@ def network_fisher(
     Args:
         network: the network, ideally in float64 (``copy.deepcopy(network).double()``).
         batch: a tensor, or a tuple of tensors, with examples along the first axis.
-        natural: ``natural(batch)``, natural parameters computed with this network: (N, K), or
-            (N, \*, K) for several outputs of an example (T time steps, say) that are independent
-            given the inputs; F is the sum over them. Multiply padding by 0. Default: the network
-            itself, as for the logits of classifiers.
+        natural: ``natural(batch)``, natural parameters computed with this network: (N, K), or (N,
+            \*, K) for several outputs of an example (T time steps, say) that are independent given
+            the inputs; F is the sum over them. Multiply padding by 0. Default: the network itself,
+            as for the logits of classifiers.
         family: distribution of the output: ``"categorical"``: K classes by their logits;
             ``"bernoulli"``: K independent outputs by their logits; ``"gaussian"``: K independent
             outputs of variance phi by their means. For others, use `network_empirical_fisher`.
@@ -165,9 +153,9 @@ def network_fisher(
     Raises:
         TypeError: if natural parameters are not a floating-point tensor, or blocks are not lists of
             names.
-        ValueError: for an unknown family or parameter, a dispersion that does not fit, numbers out
-            of range, batch statistics of one example, a network without trainable parameters,
-            natural parameters that are not (N, \*, K) or do not depend on the network.
+        ValueError: for an unknown family or parameter, an invalid dispersion, numbers out of range,
+            batch statistics of one example, a network without trainable parameters, natural
+            parameters that are not (N, \*, K) or do not depend on the network.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -228,7 +216,7 @@ def network_empirical_fisher(
     For any density, such as the mixtures of `ln_zoo.models.Handwriting`. Over outputs of a data set
     this is not the Fisher information (see `ln_zoo.analysis.empirical_fisher`); over outputs drawn
     from the model it is a Monte-Carlo estimate with an error of order 1 / sqrt(N). Repeat inputs
-    for several draws. Further arguments, results and errors are those of `network_fisher`.
+    for several draws. Further arguments, results and errors as in `network_fisher`.
 
     Args:
         batch: a tensor, or a tuple of tensors, inputs and outputs, with examples along the first
@@ -238,15 +226,6 @@ def network_empirical_fisher(
 
     Raises:
         ValueError: as `network_fisher`, and for log-likelihoods that are not (N,).
-
-    Example:
-        >>> from ln_zoo.layers import Linear
-        >>> network, x, y = Linear(4, 3).double(), torch.randn(5, 4).double(), torch.arange(5) % 3
-        >>> def log_likelihood(batch):
-        ...     return -nn.functional.cross_entropy(network(batch[0]), batch[1], reduction="none")
-        >>> blocks = network_empirical_fisher(network, (x, y), log_likelihood)
-        >>> {name: tuple(block.matrix.shape) for name, block in blocks.items()}
-        {'': (15, 15)}
     """
 
     def natural(part: Batch) -> Tensor:
@@ -315,7 +294,6 @@ class _Sum:
         self.diagonal = torch.zeros(())
 
     def add(self, rows: Tensor) -> None:
-        """Rows (r, P)."""
         self.diagonal = self.diagonal.to(rows) + rows.square().sum(0)
         if self.keep:
             product = rows.T @ rows
@@ -339,8 +317,6 @@ class _Call(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A network whose outputs have a distribution."""
-
     network: nn.Module
     natural: Natural | None
     family: Family

@@ -13,10 +13,7 @@ from ln_zoo.analysis.stepping import cpu_seed
 
 @contextmanager
 def same_random_numbers(module: nn.Module) -> Iterator[None]:
-    """Seed the generators of the CPU and of the module's GPUs within the block, then restore them.
-
-    Unlike `torch.manual_seed`, generators of other devices are not touched.
-    """
+    """Seed the generators of the CPU and the module's GPUs within the block, then restore them."""
     tensors = (*module.parameters(), *module.buffers())
     cards = sorted({tensor.get_device() for tensor in tensors if tensor.is_cuda})
     with torch.random.fork_rng(devices=cards), cpu_seed(0):

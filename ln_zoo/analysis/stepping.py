@@ -22,16 +22,10 @@ Statistics = Literal["batch", "kept"]
 
 
 def check_arguments(caller: str, layer: RecurrentLayer, inputs: Tensor) -> None:
-    """Check a recurrent layer and its inputs.
+    """Check a recurrent layer and its inputs; ``caller`` names the analysis in messages.
 
-    Args:
-        caller: name of the analysis, for messages.
-        layer: the layer.
-        inputs: (T, N, I).
-
-    Raises:
-        TypeError: for other layers, such as torch's own.
-        ValueError: unless inputs are (T, N, I) with at least one step and example.
+    TypeError for other layers, such as torch's own; ValueError unless inputs are (T, N, I), not
+    empty.
     """
     if not isinstance(layer, RecurrentLayer):
         cls = type(layer)
@@ -48,11 +42,7 @@ def exact_cell(layer: RecurrentLayer) -> Cell:
 
 
 def check_sequences(caller: str, inputs: Tensor) -> None:
-    """Check that inputs are (T, N, I) with at least one step and example.
-
-    Raises:
-        ValueError: otherwise.
-    """
+    """Raise ValueError unless inputs are (T, N, I), not empty."""
     if inputs.dim() != 3 or 0 in inputs.shape[:2]:
         raise ValueError(
             f"{caller} takes inputs (T, N, I), T time steps of N examples, both at least 1; got "
@@ -63,19 +53,10 @@ def check_sequences(caller: str, inputs: Tensor) -> None:
 def initial_states(
     caller: str, layer: RecurrentLayer, inputs: Tensor, states: Tensor | States | None
 ) -> States:
-    """Initial states of a layer with one layer and one direction, (1, N, H) each.
+    """Initial states of a layer with one layer and one direction, (1, N, H) each; default zeros.
 
-    Args:
-        caller: name of the analysis, for messages.
-        layer: the layer.
-        inputs: (T, N, I).
-        states: states, in the layer's format; default zeros.
-
-    Raises:
-        TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
-        ValueError: for several layers, two directions or zoneout; for inputs that are not
-            (T, N, I).
-        RuntimeError: if sizes do not fit.
+    As `check_arguments`; also ValueError for several layers, two directions or zoneout, and
+    RuntimeError for mismatched sizes.
     """
     check_arguments(caller, layer, inputs)
     name = type(layer).__name__
@@ -107,14 +88,7 @@ def _check_no_zoneout(caller: str, layer: RecurrentLayer) -> None:
 def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
     """Split a recurrent layer into modules of one layer, which share its parameters and sites.
 
-    Their derivatives are not clipped.
-
-    Args:
-        caller: name of the analysis, for messages.
-        layer: a recurrent layer with one direction.
-
-    Raises:
-        ValueError: for two directions, and for zoneout.
+    Their derivatives are not clipped. ValueError for two directions, and for zoneout.
     """
     if layer.bidirectional:
         raise ValueError(
@@ -145,13 +119,9 @@ def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
 
 
 def run_steps(layer: RecurrentLayer, inputs: Tensor, states: States, step: Step) -> Tensor:
-    """Outputs (T, N, H) of the generic loop with another step function.
+    """Outputs (T, N, H) of the generic loop with ``step`` in place of the cell's.
 
-    Args:
-        layer: a layer with one layer and one direction.
-        inputs: (T, N, I).
-        states: initial states, (N, H) each.
-        step: replaces the cell's step.
+    The layer has one layer and one direction; inputs are (T, N, I), states (N, H).
     """
     sites = sites_by_role(layer.sites["l0"])
     output, _ = scan(
@@ -176,11 +146,7 @@ def cpu_seed(seed: int) -> Iterator[None]:
 
 @contextmanager
 def measuring(module: nn.Module, statistics: Statistics) -> Iterator[None]:
-    """Evaluation mode with these statistics; restores modes and buffers.
-
-    Raises:
-        ValueError: for unknown statistics.
-    """
+    """Evaluation mode with ``"batch"`` or ``"kept"`` statistics; restores modes and buffers."""
     if statistics not in ("batch", "kept"):
         raise ValueError(f"statistics must be 'batch' or 'kept', got {statistics!r}")
     normalising = batch_statistics(module) if statistics == "batch" else nullcontext()

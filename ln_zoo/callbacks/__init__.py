@@ -1,4 +1,7 @@
-"""Lightning callbacks: evaluation curves, statistics, checkpoints, pictures, predictions."""
+"""Lightning callbacks: evaluation curves, statistics, checkpoints, pictures, predictions.
+
+Invalid arguments, and models or data modules without a required method, raise ValueError.
+"""
 
 import warnings
 

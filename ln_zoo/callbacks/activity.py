@@ -33,9 +33,6 @@ class ActivityByPosition(Callback):
 
     Args:
         folder: folder to write to; default: the log directory.
-
-    Raises:
-        ValueError: if the model has no such layer, or the size of an output changes.
     """
 
     #: Name of the files on the command line.
@@ -103,8 +100,6 @@ class ActivityByPosition(Callback):
 
 
 class _Sums:
-    """Sums over the examples of one layer."""
-
     def __init__(self, layer: str) -> None:
         self.layer = layer
         self.examples = 0
@@ -126,7 +121,6 @@ class _Sums:
         self.sums[2] += output.square().sum(0)
 
     def activity(self, reduce: Callable[[Tensor], Tensor]) -> Activity:
-        """The activity over all processes."""
         assert self.sums is not None
         examples = reduce(self.sums.new_tensor(self.examples))
         on, mean, squares = reduce(self.sums) / examples

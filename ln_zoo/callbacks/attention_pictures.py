@@ -23,14 +23,6 @@ class AttentionPictures(Callback):
     Args:
         folder: folder to write to; default: the log directory.
         questions: number of questions.
-
-    Raises:
-        ValueError: if ``questions`` is below 1, or model or data module lack a method.
-
-    Example:
-        On the command line::
-
-            ln-zoo predict --ckpt_path last --data ClozeQA --trainer.callbacks AttentionPictures
     """
 
     def __init__(self, folder: str | None = None, questions: int = 3) -> None:

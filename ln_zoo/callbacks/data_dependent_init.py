@@ -19,13 +19,10 @@ from ln_zoo.layers.initialization import has_fresh_scale, scaled_layers
 class DataDependentInit(Callback):
     """Initialise scales and biases from the first training examples, before training.
 
-    See `ln_zoo.layers.data_dependent_init` (Salimans and Kingma 2016, section 3). The examples are
-    in the order of the training set, so that all processes get the same values. No-op in a resumed
-    run.
-
-    The data module must have ``train_eval_dataloader()`` or ``train_dataloader()``, which returns a
-    ``DataLoader``. The model is called with the batch, or its first element if it is a tuple or
-    list.
+    See `ln_zoo.layers.data_dependent_init` (Salimans and Kingma 2016, section 3). Examples are in
+    the order of the training set, so all processes get the same values. No-op in a resumed run. The
+    data module must have ``train_eval_dataloader()`` or ``train_dataloader()``, which returns a
+    ``DataLoader``. The model is called with the batch, or the first element of a tuple or list.
 
     Args:
         batch_size: number of training examples; 500 in the paper.

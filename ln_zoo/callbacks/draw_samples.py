@@ -60,8 +60,6 @@ class _Drawn(NamedTuple):
 
 
 class _Pictures(Callback):
-    """Common part of the callbacks below."""
-
     def __init__(self, rows: int, seed: int, animate: bool, binary: bool) -> None:
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
@@ -72,7 +70,6 @@ class _Pictures(Callback):
         self.written: list[Path] = []
 
     def _check(self, trainer: Trainer, module: LightningModule) -> None:
-        """Raise ValueError if model or data module lack an attribute."""
         missing = [name for name in _NEEDED if not hasattr(module, name)]
         if missing:
             raise ValueError(
@@ -181,7 +178,7 @@ class DRAWSamples(EveryUpdate, _Pictures):
     - ``filmstrip``: the first samples after some glimpses, with red write windows;
     - ``reconstructions``: validation images and their reconstructions;
     - ``reading``: reconstructions after some glimpses, with red read windows;
-    - ``nearest``: samples beside their nearest training images in Euclidean distance;
+    - ``nearest``: samples with their nearest training images in Euclidean distance;
     - ``kl``: KL of the validation images at each glimpse, and its history;
     - with ``animate``, ``drawing.gif``: samples while they are drawn (not logged).
 
@@ -201,10 +198,6 @@ class DRAWSamples(EveryUpdate, _Pictures):
         seed: seed of samples and reconstructions.
         animate: write the animation, which takes some seconds.
         binary: sample the pixels of the grid of samples.
-
-    Raises:
-        ValueError: if a number is below 1, both numbers are None, or model or data module lack an
-            attribute.
     """
 
     def __init__(
@@ -284,15 +277,6 @@ class DRAWPictures(_Pictures):
         seed: seed of samples and reconstructions.
         animate: write the animation, which takes some seconds.
         binary: sample the pixels of the grid of samples.
-
-    Raises:
-        ValueError: if ``rows`` is below 1, or model or data module lack an attribute.
-
-    Example:
-        On the command line::
-
-            ln-zoo predict --weights draw.layernorm --data BinarizedMNIST \\
-                --trainer.callbacks DRAWPictures
     """
 
     def __init__(
@@ -330,7 +314,6 @@ def windows_of(places: Tensor | None, size: int | None, chosen: slice | Tensor) 
 
 
 def _nearest_of_all(found: Nearest) -> Nearest:
-    """Combine the nearest images of all processes."""
     shares: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(shares, found)
     return closest(shares)

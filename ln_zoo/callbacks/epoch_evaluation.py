@@ -17,10 +17,8 @@ class EpochEvaluation(Callback):
     Logs ``epoch_train_nll`` and ``epoch_train_error`` over the training set, ``epoch_test_*``, and
     ``epoch_seconds``, the wall time of the epoch without this evaluation. Test curves are for
     figures; nothing selects on them. Under batch-dependent norms, ``epoch_train_batch_*`` are the
-    same over the training set with the statistics of each batch; batches of one example are
-    omitted. Modes, running averages and random generators are restored.
-
-    Sums are reduced over processes, so the values are those of one process.
+    same over the training set with batch statistics; batches of one example are omitted. Modes,
+    running averages and random generators are restored. Sums are reduced over processes.
 
     The model must have ``per_example(batch) -> {name: (N,)}``; the data module
     ``train_eval_dataloader()`` and ``test_dataloader()``, which repeat no example.
@@ -28,9 +26,6 @@ class EpochEvaluation(Callback):
     Args:
         sets: sets to evaluate, ``"train"`` and ``"test"``; default: both.
         every_n_epochs: evaluate after epochs n, 2n, ...
-
-    Raises:
-        ValueError: if an argument is invalid, or the data module lacks a loader.
     """
 
     def __init__(self, sets: list[str] | None = None, every_n_epochs: int = 1) -> None:

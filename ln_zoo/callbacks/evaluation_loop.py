@@ -18,11 +18,7 @@ from ln_zoo.norms.modes import evaluation_mode
 
 
 def data_module(trainer: Trainer, callback: Callback, *loaders: str) -> Any:
-    """The data module of the run.
-
-    Raises:
-        ValueError: if there is none, or it lacks one of the named loaders.
-    """
+    """The data module of the run; ValueError if there is none, or it lacks a named loader."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     missing = [name for name in loaders if not hasattr(data, name)]
     if missing:
@@ -85,8 +81,7 @@ def score(
             (N,) is a ratio of sums, such as nats per token.
         loader: this process's share of the set, at least one batch.
         prefix: prefix of the names in the result, ``{prefix}_{name}``.
-        of_batches: use the statistics of each batch in batch-dependent norms; batches of one
-            example are omitted.
+        of_batches: use batch statistics; batches of one example are omitted.
     """
     module = trainer.lightning_module
     # Numerator and denominator of each metric.

@@ -76,7 +76,6 @@ class FiniteLoss(Callback):
 
 
 def _kept(trainer: Trainer) -> str:
-    """Text about the newest checkpoint of this run."""
     saved = [
         Path(path)
         for callback in trainer.callbacks  # type: ignore[attr-defined]

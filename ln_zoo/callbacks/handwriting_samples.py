@@ -32,10 +32,8 @@ class HandwritingSamples(EveryUpdate):
 
     Pictures are written to ``samples`` in the log directory: ``step-000500.png``, the lines, and
     ``step-000500-window.png``, the window weights of the first line. Loggers that accept images log
-    them as ``samples`` and ``window``.
-
-    Modes and random generators are restored. One point is written when training starts, so that
-    invalid texts and models fail early.
+    them as ``samples`` and ``window``. Modes and random generators are restored. One point is
+    written when training starts, so that invalid texts and models fail early.
 
     The model must have ``write(texts, bias=..., max_points=..., generator=...)``, as
     `ln_zoo.models.Handwriting` with ``text=True``.
@@ -47,10 +45,6 @@ class HandwritingSamples(EveryUpdate):
         bias: sampling bias, at least 0.
         seed: seed of the samples.
         max_points: maximum points of a line; default: 40 per character.
-
-    Raises:
-        ValueError: if there are no texts, a number is below 1, both numbers are None, ``bias`` is
-            negative, or the model cannot write the texts.
     """
 
     def __init__(

@@ -42,10 +42,8 @@ class LastCheckpoint(EveryUpdate, ModelCheckpoint):
     After a signal, training stops at the end of the update, accumulation, validation or epoch end
     in progress, which cannot be resumed halfway. A resumed run continues with the next batch. A
     second Ctrl-C exits at once and keeps the previous checkpoint. All processes stop at the same
-    step.
-
-    Independent of a user's `ModelCheckpoint`, which under ``save_last`` writes only when its score
-    improves. It keeps no state in checkpoints.
+    step. Independent of a user's `ModelCheckpoint`, which under ``save_last`` writes only when its
+    score improves; keeps no state in checkpoints.
 
     Raises:
         Interrupted: in training, after a signal; ends the process without a traceback.

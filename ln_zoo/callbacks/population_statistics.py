@@ -16,13 +16,13 @@ from ln_zoo.norms import keeps_statistics, population_statistics
 
 
 class PopulationStatistics(Callback):
-    """Estimate batch-norm statistics over the training set before a test.
+    r"""Estimate batch-norm statistics over the training set before a test.
 
     Running averages lag behind the weights. Before the test, one pass over the training set with
     frozen weights replaces them (`ln_zoo.norms.population_statistics`; Cooijmans et al. 2017,
-    section 3). Other buffers and random generators do not change. ``population.ckpt`` beside the
-    logs is the training checkpoint with the new statistics. All processes get the same statistics.
-    No-op for a model without running statistics.
+    section 3). Other buffers and random generators do not change. ``population.ckpt`` in the log
+    directory is the training checkpoint with the new statistics. All processes get the same
+    statistics. No-op for a model without running statistics.
 
     The model must have ``per_example(batch)``; the data module
     ``train_eval_dataloader(batch_size)``, which repeats no example.
@@ -35,13 +35,10 @@ class PopulationStatistics(Callback):
         save: write ``population.ckpt``. It needs weights trained in this run or loaded by
             ``--ckpt_path``.
 
-    Raises:
-        ValueError: if ``method`` or ``batch_size`` is invalid, or the data module lacks the loader.
-
     Example:
         .. code-block:: bash
 
-            ln-zoo test --ckpt_path last --data MNIST --trainer.callbacks PopulationStatistics \\
+            ln-zoo test --ckpt_path last --data MNIST --trainer.callbacks PopulationStatistics \
                 --trainer.callbacks.method total_variance
     """
 

@@ -19,26 +19,16 @@ class RetrievalPictures(Callback):
     """Draw ``retrieval.png`` when ``predict`` starts.
 
     It shows the nearest images of random test captions, and the nearest captions of random test
-    images; correct answers are green.
-
-    The model must return embeddings of captions and images of a batch and have ``penalties``, as
-    `ln_zoo.models.OrderEmbedding`; the data module ``captioned(name)`` and ``thumbnail(name)``, as
-    `ln_zoo.data.CaptionedImages`. The terms of the dataset apply to thumbnails.
+    images; correct answers are green. The model must return embeddings of captions and images of a
+    batch and have ``penalties``, as `ln_zoo.models.OrderEmbedding`; the data module
+    ``captioned(name)`` and ``thumbnail(name)``, as `ln_zoo.data.CaptionedImages`. The terms of the
+    dataset apply to thumbnails.
 
     Args:
         folder: folder to write to; default: the log directory.
         queries: number of captions, and of images.
         answers: answers per query.
         seed: seed of the queries.
-
-    Raises:
-        ValueError: if a number is below 1, or model or data module lack a method.
-
-    Example:
-        On the command line::
-
-            ln-zoo predict --weights order_embedding.layernorm --data CaptionedImages \\
-                --data.dataset flickr8k --trainer.callbacks RetrievalPictures
     """
 
     def __init__(

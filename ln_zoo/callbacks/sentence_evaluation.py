@@ -19,13 +19,8 @@ from ln_zoo.metrics.sentence_tasks import KnownVectors, ProtocolName, evaluate
 
 
 class _Begun(NamedTuple):
-    """Scores in progress in other processes.
-
-    Attributes:
-        step: updates when the sentences were encoded.
-        epoch: epoch at that time.
-        begin: clock at that time.
-        scores: futures of the tasks.
+    """Scores in progress in other processes: futures by task, and update, epoch and clock at
+    encoding.
     """
 
     step: int
@@ -40,18 +35,17 @@ class SentenceEvaluation(EveryUpdate):
     Logs ``step_mr``, ``step_cr``, ``step_subj`` and ``step_mpqa`` (accuracy, per cent),
     ``step_sick_pearson``, ``step_sick_spearman``, ``step_sick_mse`` and ``sentence_seconds``, the
     wall time of the evaluation, at the number of updates. Modes and random generators are restored.
-    The first process evaluates and others wait.
-
-    Evaluation takes seconds to minutes. With ``background``, ``n_jobs`` processes evaluate the
-    vectors, a task each, while training continues; scores are logged when ready, at the update of
-    encoding. The end of training waits for them; an interrupted run loses them.
+    The first process evaluates and others wait, for seconds to minutes. With ``background``,
+    ``n_jobs`` processes evaluate the vectors, a task each, while training continues; scores are
+    logged when ready, at the update of encoding. The end of training waits for them; an interrupted
+    run loses them.
 
     In a test, metrics are ``mr``, ``cr``, ... under the original protocol and ``mr_fast``,
-    ``cr_fast``, ... under the fast one; those of SICK are equal under both.
+    ``cr_fast``, ... under the fast one; SICK is equal under both.
 
-    The model must have ``encode(sentences) -> (n, d)``. Its argument ``eos``, if present, says
-    whether the released skip-thoughts code appends the end of a sentence in the task. Sentences are
-    lowercased if the model's vocabulary is.
+    The model must have ``encode(sentences) -> (n, d)``. Its argument ``eos``, if present, controls
+    whether the end of a sentence is appended, as the released skip-thoughts code does in some
+    tasks. Sentences are lowercased if the model's vocabulary is.
 
     Args:
         every_n_steps: updates between evaluations.
@@ -141,7 +135,6 @@ class SentenceEvaluation(EveryUpdate):
         self._log(trainer, *place, begin, self._scores(trainer))
 
     def _log_finished(self, trainer: Trainer, wait: bool = False) -> None:
-        """Log completed scores."""
         while self._begun and (wait or all(future.done() for future in self._begun[0].scores)):
             begun = self._begun.pop(0)
             scores: dict[str, float] = {}
@@ -158,7 +151,6 @@ class SentenceEvaluation(EveryUpdate):
             logger.log_metrics(logged, step)
 
     def _scores(self, trainer: Trainer) -> dict[str, float]:
-        """Scores on the first process; empty on others."""
         model = trainer.lightning_module
         scores: dict[str, float] = {}
         if self.background:
@@ -172,7 +164,6 @@ class SentenceEvaluation(EveryUpdate):
         return scores
 
     def _begin(self, trainer: Trainer) -> list[Any]:
-        """Encode the sentences of all tasks and submit their evaluation."""
         model = trainer.lightning_module
         with evaluating(model):
             known = [(known_vectors(model, task), in_case_of(model, task)) for task in self._read]
@@ -202,14 +193,7 @@ def _stand_back() -> None:
 def model_scores(
     model: Any, task: ClassificationTask | RelatednessTask, protocol: ProtocolName, n_jobs: int = 1
 ) -> dict[str, float]:
-    """Scores of a model on a task; see `ln_zoo.metrics.sentence_tasks.evaluate`.
-
-    Args:
-        model: a model with ``encode``; see `SentenceEvaluation`.
-        task: result of `ln_zoo.data.sentence_tasks.read_task`.
-        protocol: ``fast`` or ``original``.
-        n_jobs: processes for the folds.
-    """
+    """Scores of a model with ``encode``; see `ln_zoo.metrics.sentence_tasks.evaluate`."""
     return evaluate(known_vectors(model, task), in_case_of(model, task), protocol, n_jobs)
 
 
@@ -238,11 +222,7 @@ def unknown_share(model: Any, task: Any) -> float | None:
 
 
 def check_tasks(names: list[str]) -> list[str]:
-    """Names of tasks in upper case.
-
-    Raises:
-        ValueError: if a name is unknown, or there are none.
-    """
+    """Names of tasks in upper case; ValueError if a name is unknown, or there are none."""
     upper = [name.strip().upper() for name in names]
     unknown = [name for name in upper if name not in TASKS]
     if unknown or not upper:

@@ -16,10 +16,8 @@ class StepEvaluation(EveryUpdate):
 
     Logs the means of the model's metrics in evaluation mode, ``step_train_nll``,
     ``step_train_error``, and ``step_seconds``, the wall time of training without validation and
-    evaluation by callbacks. They are logged at the number of updates, independently of
-    ``log_every_n_steps``. Modes, running averages and random generators are restored.
-
-    Sums are reduced over processes, so the values are those of one process.
+    evaluation by callbacks, at the number of updates, independently of ``log_every_n_steps``.
+    Modes, running averages and random generators are restored. Sums are reduced over processes.
 
     The model must have ``per_example(batch) -> {name: (N,)}``; the data module
     ``train_eval_dataloader(examples=...)``, which repeats no example, and for ``validation``
@@ -30,9 +28,6 @@ class StepEvaluation(EveryUpdate):
         examples: maximum training examples, chosen by the data module.
         validation: evaluate as many validation examples too, as ``step_val_*``.
         early: evaluate after 1, 2, 5, 10, 20, 50, ... updates below n too, for a logarithmic axis.
-
-    Raises:
-        ValueError: if a number is below 1, or the data module lacks a loader.
     """
 
     def __init__(
@@ -101,7 +96,6 @@ class StepEvaluation(EveryUpdate):
         return self.early and early
 
     def _loaders(self, trainer: Trainer) -> dict[str, Callable[..., Iterable[Any]]]:
-        """Loaders of the sets, by name."""
         sets = ("train", "val") if self.validation else ("train",)
         names = {name: f"{name}_eval_dataloader" for name in sets}
         data = data_module(trainer, self, *names.values())

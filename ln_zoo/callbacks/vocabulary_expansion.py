@@ -16,9 +16,6 @@ class VocabularyExpansion(Callback):
 
     Args:
         path: word vectors in the text format of word2vec or GloVe.
-
-    Raises:
-        ValueError: if the model lacks that method, or the method raises it.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Implicit decay of the learning rate: norms of weight vectors, and how far updates turn them.
+"""Implicit decay of the learning rate: norms of weight vectors, and angles of their updates.
 
 Normalised units are invariant to the norm of their weight vectors, so gradients are orthogonal to
 them: updates increase the norm, and the larger it is, the less an update turns the vector (paper,
@@ -41,9 +41,6 @@ class WeightGeometry(EveryUpdate, PictureAfterTraining):
     Args:
         every_n_steps: updates between measurements; the first is after update n.
         power: exponent of the norm in ``effective_lr``; default: 2 for `torch.optim.SGD`, else 1.
-
-    Raises:
-        ValueError: if ``every_n_steps`` is below 1, or the model has no such weights.
     """
 
     file_name = "weight_geometry.png"
@@ -110,13 +107,7 @@ class WeightGeometry(EveryUpdate, PictureAfterTraining):
 
 
 def weight_vectors(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable weights of a module with a row per unit, by name.
-
-    Example:
-        >>> from ln_zoo.layers import GRU
-        >>> list(weight_vectors(GRU(3, 4)))
-        ['weight_ih_l0', 'weight_hh_l0']
-    """
+    """Trainable weights of a module with a row per unit, by name."""
     # Further weights of a recurrent cell, such as peepholes, have one number per unit.
     others = {
         f"{prefix}.{name}".removeprefix(".")
@@ -141,12 +132,7 @@ def lengths(weight: Tensor) -> Tensor:
 
 
 def turns(before: Tensor, after: Tensor) -> Tensor:
-    """Angles between the rows of two weights (F, \\*), radians, (F,) float64; exact if small.
-
-    Example:
-        >>> turns(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 3e-9]]))
-        tensor([1.0000e-09], dtype=torch.float64)
-    """
+    r"""Angles between the rows of two weights (F, \*), radians, (F,) float64; exact if small."""
     a, b = (nn.functional.normalize(_rows(weight), dim=1) for weight in (before, after))
     # The cosine of a small angle rounds to 1.
     return 2 * torch.atan2((a - b).norm(dim=1), (a + b).norm(dim=1))

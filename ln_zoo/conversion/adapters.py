@@ -1,6 +1,6 @@
 """Adapters: our layers with the call signatures and state formats of other libraries.
 
-`adopt_` gives a layer of another library a class derived from an adapter and the layer's class, so
+`adopt_` gives a layer of another library a class derived from an adapter and the layer's class:
 ``isinstance``, attributes and methods still work; ``forward`` is the adapter's.
 """
 
@@ -19,11 +19,8 @@ STEPS, BATCH = 20, 8
 
 
 class Adapter(nn.Module):
-    """A layer of another library that runs one of ours.
-
-    Attributes:
-        layer: our layer or cell.
-        dialect: the dialect of its weights.
+    """A layer of another library that runs ``layer``, one of ours; ``dialect``: that of its
+    weights.
     """
 
     #: Wraps a cell, which runs one step.
@@ -142,7 +139,6 @@ class CellOfPair(Adapter):
 
 
 def _flat_step(cell: nn.Module, x: Tensor, h: Tensor) -> Tensor:
-    """One step of inputs (*, I)."""
     found: Tensor = cell(x.reshape(-1, x.shape[-1]), h.reshape(-1, h.shape[-1]))
     return found.reshape(h.shape)
 
@@ -216,10 +212,9 @@ _classes: dict[tuple[type, type | None], type[nn.Module]] = {}
 def adopted_class(base: type[nn.Module], adopted: type[nn.Module] | None) -> type[nn.Module]:
     """The class of an adopted layer, cached.
 
-    Args:
-        base: an `Adapter`, whose methods override the adopted class's; or a value of `ADOPTED`,
-            whose methods override torch's only, so that a subclass keeps its own.
-        adopted: the class that was adopted; None for `torch.jit` modules without one.
+    ``base`` is an `Adapter`, whose methods override the adopted class's; or a value of `ADOPTED`,
+    whose methods override torch's only. ``adopted`` is None for `torch.jit` modules without a
+    class.
     """
     if (base, adopted) not in _classes:
         bases: tuple[type, ...] = (base,)

@@ -91,8 +91,8 @@ def adopt_(
         exclude: patterns of layers to skip.
         subclasses: adopt subclasses of `torch.nn.LSTM`, `GRU` and `RNN` too, if their ``forward``
             calls torch's by ``super()``. They keep their own code.
-        classes: dialects of your own copies of a library's classes, such as
-            ``{MyLSTM: "torchaudio"}``.
+        classes: dialects of your own copies of a library's classes, such as ``{MyLSTM:
+            "torchaudio"}``.
 
     Returns:
         The report; ``print`` shows a table.
@@ -104,13 +104,9 @@ def adopt_(
 
     Example:
         >>> model = nn.ModuleDict({"rnn": nn.LSTM(3, 5)})
-        >>> x = torch.randn(4, 2, 3)
-        >>> before = model["rnn"](x)[0]
         >>> report = adopt_(model)
         >>> print(report.layers[0].before, "->", report.layers[0].after)
         torch.nn.LSTM -> ln_zoo.LSTM, Identity()
-        >>> torch.allclose(model["rnn"](x)[0], before, atol=1e-6)
-        True
     """
     own = {_path_of(cls): name for cls, name in (classes or {}).items()}
     for path, name in own.items():
@@ -152,15 +148,12 @@ class _Refusal(Exception):
 
 @dataclass
 class _Replacement:
-    """A layer and its replacement."""
-
     layer: nn.Module
     new: nn.Module
     report: Adopted
     cls: type[nn.Module] | None = None
 
     def apply(self, model: nn.Module) -> None:
-        """Replace the layer in the model."""
         if isinstance(self.layer, torch.jit.ScriptModule):
             for parent in model.modules():
                 for name, child in list(parent._modules.items()):
@@ -205,7 +198,6 @@ def _find(model: nn.Module, own: Mapping[str, str]) -> dict[str, list[_Candidate
 
 
 def _inside(name: str, others: Sequence[str]) -> bool:
-    """Whether a module is, or is inside, one of the others."""
     return any(not other or name == other or name.startswith(f"{other}.") for other in others)
 
 
@@ -217,7 +209,6 @@ def _replacement(
     owners: Owners,
     subclasses: bool,
 ) -> _Replacement:
-    """The replacement of a layer; `_Refusal` if there is none."""
     cls = type(layer).__name__
     if candidates is None:
         near = [path for path in _BY_PATH if path.endswith(f".{cls}")]
@@ -379,7 +370,6 @@ def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass
 
 
 def _wrapped(layer: nn.Module, dialect: str, foreign: ForeignClass) -> Adapter:
-    """The adapter with our layer and the original's attributes."""
     options = {name: _attribute(layer, path) for name, path in foreign.options.items()}
     options = {name: value for name, value in options.items() if value is not None}
     eps = _attribute(layer, foreign.eps)
@@ -402,14 +392,12 @@ def _wrapped(layer: nn.Module, dialect: str, foreign: ForeignClass) -> Adapter:
 
 
 def _attribute(layer: Any, path: str | None) -> Any:
-    """A nested attribute, or None."""
     for part in path.split(".") if path else ():
         layer = getattr(layer, part, None)
     return layer if path else None
 
 
 def _python_class(layer: nn.Module) -> type[nn.Module] | None:
-    """The class of a scripted module, if it is imported."""
     module, _, name = class_path(layer).rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
@@ -432,7 +420,6 @@ def _copy(layer: nn.Module) -> nn.Module:
 
 
 def _plain_example(layer: Any) -> tuple[Tensor, ...]:
-    """Random input for torch's layers and cells."""
     cell = isinstance(layer, nn.RNNCellBase)
     sizes = (BATCH, layer.input_size) if cell else (STEPS, BATCH, layer.input_size)
     return (torch.randn(sizes, generator=torch.Generator().manual_seed(0), dtype=torch.float64),)
@@ -483,10 +470,7 @@ def _difference(original: nn.Module, new: nn.Module, args: tuple[Any, ...]) -> f
 
 
 def _speedup(original: nn.Module, new: nn.Module, args: tuple[Any, ...]) -> float:
-    """Forward time of the original divided by the new one's, in evaluation mode.
-
-    NaN on the meta device.
-    """
+    """Forward time of the original divided by the new one's, in evaluation mode; NaN on meta."""
     like = next(original.parameters())
     if like.is_meta:
         return float("nan")

@@ -1,11 +1,9 @@
 """Fit gains and biases of normalised layers to the outputs of plain layers on a batch.
 
-The plain layer computes ``a + b`` from summed inputs a, the normalised layer ``gain * z + shift``
-from the normalised sums z. Gain and shift of each feature minimise the squared error over the
-batch; for two normalised terms that are added (an LSTM's input and recurrent term), jointly.
-
-In a recurrent layer, this uses pre-activations at the plain layer's states. Since errors accumulate
-over its own states, gradient descent on the output follows.
+Gain and shift of each feature minimise the squared error of ``gain * z + shift``, with normalised
+sums z, from the plain layer's ``a + b``; jointly for two terms that are added (an LSTM's).
+In a recurrent layer, at the plain layer's states; since errors accumulate over its own states,
+gradient descent on the output follows.
 """
 
 from __future__ import annotations
@@ -35,13 +33,7 @@ _RIDGE = 1e-6
 
 
 class Call(NamedTuple):
-    """One call of a layer.
-
-    Attributes:
-        args: positional arguments.
-        kwargs: keyword arguments.
-        output: the result.
-    """
+    """One call of a layer: arguments and result."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -49,13 +41,7 @@ class Call(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """Terms that are added, to be fitted jointly.
-
-    Attributes:
-        roles: the sites of the terms.
-        features: the features.
-        bias: the bias that is added; ``None`` if the site has a shift.
-    """
+    """Terms that are added, to be fitted jointly; ``bias`` is None if the site has a shift."""
 
     roles: tuple[str, ...]
     features: slice
@@ -175,8 +161,6 @@ def _sizes(value: Any) -> list[tuple[int, ...]]:
 
 
 class _RecordingNorm(Norm):
-    """An identity that records its inputs."""
-
     def __init__(self, per_timestep: bool) -> None:
         self.per_timestep = per_timestep  # type: ignore[misc]
         self.seen: list[tuple[Tensor, int | None]] = []
@@ -232,7 +216,6 @@ def _fits(layer: Any, prefix: str) -> Iterator[_Terms]:
 
 
 def _fit(layer: nn.Module, targets: Sequence[_Seen], terms: Sequence[_Seen]) -> None:
-    """Set gains, shifts and biases so that normalised terms add up to the targets."""
     places = {name: site for name, site in sites(layer).items() if site.normalizes}
     plain = {name: _rows(site, [a[name] for a in targets]) for name, site in places.items()}
     found = {name: _rows(site, _normalized(site, terms, name)) for name, site in places.items()}
@@ -260,12 +243,6 @@ def _fit(layer: nn.Module, targets: Sequence[_Seen], terms: Sequence[_Seen]) -> 
 
 
 def _descend(layer: nn.Module, calls: Sequence[Call]) -> None:
-    """Fit gains, shifts and biases to the plain layer's outputs by gradient descent.
-
-    Args:
-        layer: the layer.
-        calls: its inputs, with the plain layer's outputs.
-    """
     weights = {id(p) for name, p in layer._parameters.items() if name.startswith("weight")}
     free = [p for p in layer.parameters() if id(p) not in weights]
     former = [(p, p.grad, p.requires_grad) for p in layer.parameters()]
@@ -301,7 +278,6 @@ def _descend(layer: nn.Module, calls: Sequence[Call]) -> None:
 
 
 def _normalized(site: Site, seen: Sequence[_Seen], name: str) -> list[Any]:
-    """Normalised sums, without gains and shifts."""
     affine = [(p, p.clone()) for p in (site.gain, site.shift) if p is not None]
     if site.gain is not None:
         site.gain.fill_(1.0)
@@ -328,16 +304,8 @@ def _rows(site: Site, calls: Sequence[Sequence[tuple[Tensor, int | None]]]) -> T
 def _least_squares(
     target: Tensor, terms: Sequence[Tensor], start: Sequence[Tensor], constant: bool
 ) -> list[Tensor]:
-    """Least-squares factors of terms, and a constant, for each feature.
-
-    Args:
-        target: (R, F).
-        terms: K terms, each (R, F).
-        start: factors (F,) of constant terms.
-        constant: fit a constant too.
-
-    Returns:
-        K factors (F,), and the constant (F,) if wanted.
+    """Factors (F,) of K terms (R, F) for a target (R, F), and a constant; ``start``: constant
+    terms'.
     """
     columns = list(terms) + ([torch.ones_like(target)] if constant else [])
     if not columns:

@@ -170,22 +170,11 @@ def denormalize_(
     """Turn our layers into torch's, in place, if torch's compute the same.
 
     This holds without normalisation, and for norms that act on weights only (`WeightNorm`): the
-    effective weights become the weights. Parameters stay the same objects.
+    effective weights become the weights. Parameters stay the same objects. `Conversion.refused` has
+    layers that cannot be converted, with reasons: norms of summed inputs, peepholes, clipped
+    derivatives; and as for `normalize_`.
 
-    `Conversion.refused` has layers that cannot be converted, with reasons: norms of summed inputs,
-    peepholes, clipped derivatives; and as for `normalize_`.
-
-    Args:
-        model: a module, or a single layer.
-        include: patterns of layers; see `normalize_`.
-        exclude: patterns of layers to skip.
-
-    Returns:
-        The report.
-
-    Raises:
-        TypeError: if ``model`` is not a module.
-        ValueError: if no layer can be converted, or a pattern matches no layer.
+    Arguments, result and errors as for `normalize_`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -194,10 +183,6 @@ def denormalize_(
         >>> print(denormalize_(model))
         layer  was                        is
         rnn    ln_zoo.LSTM, WeightNorm()  torch.nn.LSTM
-        >>> model
-        ModuleDict(
-          (rnn): LSTM(3, 5)
-        )
     """
     layers = selected(model, include, exclude, is_plain, ", ".join(NAMES))
     owners = Owners(model)
@@ -252,7 +237,6 @@ class _Snapshot:
 def _reasons(
     model: nn.Module, layers: dict[str, nn.Module], norm: Norm, owners: Owners
 ) -> dict[str, str | None]:
-    """Why layers cannot be normalised, or None, by name."""
     followers = _followers(model)
     reasons = {}
     for name, layer in layers.items():
@@ -318,7 +302,6 @@ def _not_plain(layer: nn.Module) -> str | None:
 
 
 def _effective(layer: Any) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of a weight and its effective value."""
     found = []
     for name, site in sites(layer).items():
         suffix = "_".join(name.split(".")[1:-1])

@@ -83,7 +83,6 @@ class Dialect:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All names of keys."""
         return tuple(key for form in self.forms for entry in form.entries for key in entry.keys)
 
 
@@ -497,11 +496,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def find_dialect(name: str) -> Dialect:
-    """Look up a dialect.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """Look up a dialect; ValueError for an unknown name."""
     if name not in DIALECTS:
         near = difflib.get_close_matches(str(name), DIALECTS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -534,8 +529,8 @@ def from_dialect(
         **options: further arguments of the layer, such as ``batch_first``.
 
     Raises:
-        ValueError: for an unknown dialect, missing or unexpected keys, quantised weights, sizes
-            that do not fit, and layers that ours cannot compute.
+        ValueError: for an unknown dialect, missing or unexpected keys, quantised weights,
+            mismatched sizes, and layers that ours cannot compute.
 
     Example:
         >>> lstm = torch.nn.LSTM(3, 5, num_layers=2)
@@ -543,8 +538,6 @@ def from_dialect(
         >>> x = torch.randn(4, 2, 3)
         >>> torch.allclose(layer(x)[0], lstm(x)[0], atol=1e-6)
         True
-        >>> list(to_dialect("keras", from_dialect("torch", torch.nn.GRU(3, 5).state_dict())))
-        ['kernel', 'recurrent_kernel', 'bias']
     """
     return read_dialect(name, state_dict, prefix, eps, options)[0]
 
@@ -573,15 +566,13 @@ def read_dialect(
 def to_dialect(name: str, module: nn.Module) -> dict[str, Tensor]:
     """Write the weights of a layer or an adopted model as another library's state dict.
 
-    It inverts `from_dialect` and `ln_zoo.adopt_`; a library with one bias gets the sum of our two.
+    The inverse of `from_dialect` and `ln_zoo.adopt_`; a library with one bias gets the sum of our
+    two. Tensors are contiguous copies.
 
     Args:
         name: the dialect; see `from_dialect`.
         module: a recurrent layer or cell of ln_zoo, or a model with adopted layers, whose other
             parameters and buffers keep their names.
-
-    Returns:
-        Contiguous copies by the library's names.
 
     Raises:
         TypeError: for another module.

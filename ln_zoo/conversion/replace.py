@@ -62,14 +62,7 @@ def selected(
     wanted: Callable[[str, nn.Module], bool],
     kinds: str,
 ) -> dict[str, nn.Module]:
-    """Layers of a model by name, filtered by patterns.
-
-    Args:
-        model: the model.
-        include: shell patterns of names.
-        exclude: shell patterns of names to skip.
-        wanted: ``wanted(name, module)``: whether a module is a layer.
-        kinds: names of layers, for messages.
+    """Layers of a model by name, filtered by shell patterns; ``kinds`` names them in messages.
 
     Raises:
         TypeError: if the model is not a module.
@@ -105,7 +98,6 @@ def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern matches a layer, or a module that contains it."""
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
 
 
@@ -129,12 +121,7 @@ def recurrent_around(name: str, owners: Owners) -> nn.Module | None:
 
 
 def class_path(module: nn.Module) -> str:
-    """Import path of a module's class; for a scripted module, of its original class.
-
-    Example:
-        >>> class_path(nn.Tanh()), class_path(torch.jit.script(nn.Tanh()))
-        ('torch.nn.modules.activation.Tanh', 'torch.nn.modules.activation.Tanh')
-    """
+    """Import path of a module's class; for a scripted module, of its original class."""
     if isinstance(module, torch.jit.ScriptModule):
         path: str = module._c._type().qualified_name()
         return re.sub(r"\.___torch_mangle_\d+", "", path.removeprefix("__torch__."))
@@ -142,7 +129,6 @@ def class_path(module: nn.Module) -> str:
 
 
 def _kind(module: nn.Module) -> str:
-    """Name of the torch layer that a module is derived from, or of its class."""
     for base in type(module).__mro__:
         if base in TORCHS:
             return TORCHS[base].__name__
@@ -179,7 +165,6 @@ class Owners:
         return None
 
     def around(self, name: str) -> Iterator[nn.Module]:
-        """The modules around a layer, outermost first."""
         parts = name.split(".") if name else []
         for k in range(len(parts)):
             yield self._model.get_submodule(".".join(parts[:k]))
@@ -253,15 +238,7 @@ def acts(layer: nn.Module) -> bool:
 
 
 def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:
-    """A layer of another class with the same parameters and newly initialised norms.
-
-    Random number generators are unchanged.
-
-    Args:
-        layer: the layer.
-        cls: the class: torch's or ours.
-        **more: further arguments of the class.
-    """
+    """A layer of another class with the same parameters and new norms; restores generators."""
     weight = next(p for p in layer._parameters.values() if p is not None)
     cards = [weight.get_device()] if weight.is_cuda else []
     with torch.random.fork_rng(devices=cards):
@@ -276,14 +253,9 @@ def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:
 
 
 def become(layer: nn.Module, new: nn.Module, cls: type[nn.Module] | None = None) -> None:
-    """Turn a layer into another in place, so that references to it stay valid.
+    """Turn a layer into another in place, so that references to it stay valid; they share state.
 
-    Hooks and users' attributes are kept.
-
-    Args:
-        layer: the layer.
-        new: the other layer; its state is shared.
-        cls: the new class; default: the class of ``new``.
+    Hooks and users' attributes are kept. ``cls`` is the new class; default: the class of ``new``.
     """
     for name in _OWN:
         layer.__dict__.pop(name, None)
@@ -306,7 +278,6 @@ def restore(layer: nn.Module, before: tuple[type[nn.Module], dict[str, Any]]) ->
 
 
 def _arguments(layer: Any) -> dict[str, Any]:
-    """Constructor arguments of a layer, read from its attributes."""
     if isinstance(layer, nn.Linear):
         names = ["in_features", "out_features"]
     elif isinstance(layer, nn.Conv2d):

@@ -39,13 +39,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Refused:
-    """A layer that was not converted.
-
-    Attributes:
-        name: its name in the model.
-        kind: its class.
-        reason: why it cannot be converted, and the remedy if there is one.
-    """
+    """A layer that was not converted: name, class, and the reason with a remedy if there is one."""
 
     name: str
     kind: str
@@ -130,12 +124,7 @@ class Conversion:
 
 
 def describe(layer: nn.Module) -> str:
-    """A layer's class and norms.
-
-    Example:
-        >>> describe(nn.LSTM(2, 3))
-        'torch.nn.LSTM'
-    """
+    """A layer's class and norms."""
     cls = type(layer).__name__
     if type(layer) in OURS:
         return f"torch.nn.{cls}"

@@ -1,8 +1,8 @@
 """Tables that map state dicts of other libraries to parameters of our recurrent layers.
 
-A `Form` describes one layer of a library: our cell, and an `Entry` for each key. The same entries
-read and write. An entry maps tensors of the library, split along the gates, to columns, rows or a
-sum of parameters, with an optional transpose and permutation of gates.
+A `Form` describes one layer of a library: our cell, and an `Entry` for each key, for reading and
+writing. An entry maps tensors of the library, split along the gates, to columns, rows or a sum of
+parameters, with an optional transpose and permutation of gates.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ Weights = dict[str, Tensor]
 class StateKeys:
     """Keys of a state dict under a prefix; tracks which of them were read.
 
-    Args:
-        dialect: name of the dialect, for messages.
-        state: tensors or arrays by name.
-        prefix: start of the layer's keys; other keys are ignored.
-
-    Raises:
-        ValueError: if no key starts with the prefix.
+    ``dialect`` is a name for messages. ValueError if no key starts with the prefix.
     """
 
     def __init__(self, dialect: str, state: Mapping[str, Any], prefix: str = "") -> None:
@@ -65,22 +59,14 @@ class StateKeys:
         return tuple(self._tensor(key).shape)
 
     def matrix_shape(self, key: str) -> tuple[int, int]:
-        """Shape of a key's matrix.
-
-        Raises:
-            ValueError: if it is not a matrix.
-        """
+        """Shape of a key's matrix; ValueError if it is not a matrix."""
         shape = self.shape(key)
         if len(shape) != 2:
             raise ValueError(f"{self.dialect}: {key!r} should be a matrix, got shape {shape}")
         return shape[0], shape[1]
 
     def read(self, key: str) -> Tensor:
-        """The tensor of a key.
-
-        Raises:
-            ValueError: if the key is missing, or its value empty or not a floating-point tensor.
-        """
+        """The tensor of a key; ValueError if missing, empty or not a floating-point tensor."""
         tensor = self._tensor(key)
         self._read.add(key)
         return tensor
@@ -102,7 +88,6 @@ class StateKeys:
         return tensor
 
     def finish(self) -> None:
-        """Raise ValueError unless every key was read."""
         left = sorted(set(self.values) - self._read)
         if left:
             raise ValueError(
@@ -112,13 +97,7 @@ class StateKeys:
 
 
 class Direction(NamedTuple):
-    """One direction of one layer.
-
-    Attributes:
-        layer: number of the layer.
-        suffix: end of parameter names, ``"l0"`` or ``"l0_reverse"``.
-        lead: start of the library's keys.
-    """
+    """One direction of one layer: the end of our parameter names, and the start of their keys."""
 
     layer: int
     suffix: str
@@ -135,11 +114,9 @@ class Direction(NamedTuple):
         return f"sites.{self.suffix}.{name}" if "." in name else f"{name}_{self.suffix}"
 
     def keys(self, entry: Entry) -> list[str]:
-        """The library's keys of an entry."""
         return [self.key(key) for key in entry.keys]
 
     def parameters(self, entry: Entry) -> list[str]:
-        """Our parameters of an entry."""
         return [self.parameter(name) for name in entry.names]
 
 
@@ -208,7 +185,7 @@ class Form:
         normalized: roles of the normalised sites; default: all of the cell.
         order: the library's gates and ours, such as ``("igfo", "ifgo")``, if they differ.
         leads: alternatives, the preferred first, each with the start of the keys of each direction.
-            ``{k}`` is the layer's number; without it there is one layer.
+            ``{k}`` is the layer's index; without it there is one layer.
         when: whether a state dict has this form; default: if it has the first key.
         fixed_eps: the library has no argument for eps.
         constants: buffers without information, as functions of the number of units.
@@ -230,7 +207,6 @@ class Form:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles of the normalised sites."""
         if self.norm is None:
             return ()
         return self.cell.roles if self.normalized is None else self.normalized
@@ -238,7 +214,6 @@ class Form:
     # Reading
 
     def matches(self, keys: StateKeys) -> bool:
-        """Whether a state dict has this form."""
         if self.when is not None:
             return self.when(keys)
         return self._directions_of(keys) is not None
@@ -248,7 +223,6 @@ class Form:
         return self.entries[0].keys[0]
 
     def _has_layers(self, leads: tuple[str, ...]) -> bool:
-        """Whether keys have the number of the layer."""
         return "{" in leads[0] + self._first_key
 
     def _directions_of(self, keys: StateKeys) -> list[Direction] | None:
@@ -267,11 +241,7 @@ class Form:
     def read(
         self, keys: StateKeys, eps: float | None, options: dict[str, Any]
     ) -> tuple[RecurrentLayer, list[str]]:
-        """The layer with these weights, and names of parameters that the library lacks.
-
-        Raises:
-            ValueError: for missing keys, and sizes that do not fit.
-        """
+        """The layer with these weights, and names of parameters that the library lacks."""
         directions = self._directions_of(keys) or _directions(0, self.leads[-1][:1])
         weights: Weights = {}
         surplus: list[str] = []
@@ -358,7 +328,7 @@ class Form:
     # Writing
 
     def unwritable(self, layer: RecurrentLayer | RecurrentCell) -> str | None:
-        """What of a layer or cell this form lacks, or None."""
+        """Part of a layer or cell that this form lacks, or None."""
         if layer.cell.name != self.cell.name:
             return layer.cell.name
         layers, directions, projection = _shape(layer)
@@ -385,11 +355,7 @@ class Form:
         return None
 
     def write(self, dialect: str, layer: RecurrentLayer | RecurrentCell) -> Weights:
-        """The state dict of a layer or cell.
-
-        Raises:
-            ValueError: if biases cannot be summed.
-        """
+        """The state dict of a layer or cell; ValueError if biases cannot be summed."""
         weights = {name: value.detach() for name, value in layer.state_dict().items()}
         if isinstance(layer, RecurrentCell):
             one = Direction(0, "l0", "")
@@ -465,11 +431,7 @@ def _permuted(tensor: Tensor, given: str, wanted: str, dim: int) -> Tensor:
 def build(
     dialect: str, kind: type[RecurrentLayer] | Cell, weights: Weights, **arguments: Any
 ) -> RecurrentLayer:
-    """The layer with these weights.
-
-    Raises:
-        ValueError: if their sizes do not fit.
-    """
+    """The layer with these weights; ValueError for mismatched sizes."""
     ih, hr = weights["weight_ih_l0"], weights.get("weight_hr_l0")
     for name in ("weight_ih_l0", "weight_hh_l0", "weight_hr_l0"):
         shape = tuple(weights[name].shape) if name in weights else (1, 1)

@@ -1,7 +1,6 @@
-"""Compressed files and archives, read to their end and checked.
+"""Read compressed files and archives completely, with bounds and checksums, without unpacking.
 
-One reader for all datasets: files are read with a bound, members in the archive's order without
-unpacking. OSError: a file cannot be opened. ValueError with its name: it is damaged or not regular.
+OSError: a file cannot be opened. ValueError with its name: it is damaged or not regular.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _DAMAGE = (
 )
 #: Bytes of the longest extended tar header (a path); tarfile itself reads any length.
 _MAX_HEADER = 1_000_000
-#: Characters of a library's message, which may quote what is damaged.
+#: Maximum characters of a library's message, which may quote damaged content.
 _MAX_CAUSE = 200
 _EXTENDED_HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -70,7 +69,7 @@ def open_file(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a regular file, decompressed if it begins as gzip, bzip2 or xz files do.
 
     Raises:
-        ValueError: for a damaged file; for one that is named as a compressed file and is none.
+        ValueError: if it is damaged, or uncompressed with the suffix of a compressed file.
     """
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))
@@ -84,18 +83,18 @@ def open_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def gunzip(stream: IO[bytes], where: str) -> IO[bytes]:
-    """A gzipped member of an archive, decompressed while it is read."""
+    """Decompress a gzipped member of an archive as a stream."""
     return _named(gzip.open(stream, "rb"), where)
 
 
 def read_file(path: str | Path, most: int) -> bytes:
-    """The content of a file of at most ``most`` bytes, decompressed as by `open_file`."""
+    """Content of a file of at most ``most`` bytes, decompressed as by `open_file`."""
     with open_file(path) as file:
         return read_rest(file, most, path)
 
 
 def read_rest(stream: IO[bytes], most: int, where: str | Path) -> bytes:
-    """The rest of a stream of at most ``most`` bytes; stated sizes are not trusted."""
+    """Rest of a stream of at most ``most`` bytes; stated sizes are not trusted."""
     content = stream.read(most + 1)
     if len(content) > most:
         raise ValueError(f"{where} is longer than {most:,} bytes, the most that such a file has")
@@ -103,13 +102,11 @@ def read_rest(stream: IO[bytes], most: int, where: str | Path) -> bytes:
 
 
 def read_archive(path: str | Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Iterate over the regular files of a tar (also compressed) or zip archive.
+    """Iterate over names and contents of the regular files of a tar (also compressed) or zip
+    archive.
 
-    The archive is read to its end: a tar must end with two zero blocks, and checksums must match. A
-    damaged header is an error; ``tarfile`` would end silently.
-
-    Yields:
-        Name and content of each member, valid until the next.
+    A content is valid until the next one. A tar must end with two zero blocks, and checksums must
+    match. Damaged headers raise; ``tarfile`` would end silently.
     """
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))

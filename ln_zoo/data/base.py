@@ -19,8 +19,8 @@ class ZooDataModule(LightningDataModule, ABC):
 
     Training resumes within an epoch. Evaluation scores each example once on any number of
     processes. A subclass fills ``_sets`` in `setup` and implements `training_set` and
-    `evaluation_set`. Its constructor states its own options and changed defaults, and passes
-    ``**options`` on; the command line and ``inspect.signature`` show all of them.
+    `evaluation_set`. Its constructor states its own options and passes ``**options`` on; the
+    command line and ``inspect.signature`` show all of them.
 
     Args:
         batch_size: training examples per step and process.
@@ -33,7 +33,7 @@ class ZooDataModule(LightningDataModule, ABC):
             training batch of one example is always dropped.
 
     Raises:
-        ValueError: if an option is invalid.
+        ValueError: for invalid options.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ZooDataModule(LightningDataModule, ABC):
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """The preprocessing of an example before the model, as plain data."""
+        """Preprocessing of an example as plain data, for model cards."""
         return {}
 
     @property
@@ -135,7 +135,7 @@ class ZooDataModule(LightningDataModule, ABC):
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set by a plain ``DataLoader``, whose indices Lightning passes to writers."""
+        """The test set in a plain ``DataLoader``, whose indices Lightning passes to writers."""
         return DataLoader(
             self.evaluation_set("test"),
             batch_size=self.eval_batch_size,
@@ -168,7 +168,6 @@ def _warn_renamed(old: str, new: str) -> None:
 
 
 def _signature(cls: type) -> inspect.Signature:
-    """The constructor's signature with ``**options`` resolved."""
     found: dict[str, inspect.Parameter] = {}
     for base in (base for base in cls.__mro__ if "__init__" in vars(base)):
         _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()

@@ -27,10 +27,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def caption_words(caption: str) -> list[str]:
-    """Split a raw caption into words in lower case, without punctuation.
-
-    As the captions of COCO, Flickr8k and Flickr30k in circulation (Karpathy and Fei-Fei 2015).
-    """
+    """Split a caption into lower-case words without punctuation (Karpathy and Fei-Fei 2015)."""
     return caption.lower().translate(_PUNCTUATION).split()
 
 
@@ -52,7 +49,7 @@ class CaptionBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class CaptionedSet:
-    """N images as read: features (N, I), words of C N captions, names; ``where`` is for errors."""
+    """N images: features (N, I), words of C N captions, names; ``where`` is for errors."""
 
     features: np.ndarray
     captions: Sequence[Sequence[str]]
@@ -63,14 +60,12 @@ class CaptionedSet:
         return len(self.features)
 
     def first(self, images: int) -> CaptionedSet:
-        """The first images with their captions."""
         each = len(self.captions) // max(1, len(self))
         return CaptionedSet(
             self.features[:images], self.captions[: each * images], self.names[:images], self.where
         )
 
     def check(self, each: int) -> None:
-        """Raise ValueError unless there are ``each`` captions and nonzero features per image."""
         if self.features.ndim != 2 or not np.issubdtype(self.features.dtype, np.floating):
             raise ValueError(
                 f"{self.where}: features must be a matrix (images, features) of floating point, "
@@ -106,8 +101,8 @@ class CaptionedSet:
 class CaptionSet(BatchSet):
     """Captioned images with ``each`` captions, indexed by a tensor of indices.
 
-    Captions of a batch by ``sampling``: None, all of each image; ``"one_per_image"``, one of each,
-    by a pair of indices, images and captions; ``"all"``, an example is a caption with its image.
+    ``sampling``: None, all captions of each image; ``"one_per_image"``, one of each, indexed by a
+    pair of images and captions; ``"all"``, an example is a caption with its image.
     """
 
     def __init__(
@@ -147,7 +142,7 @@ class CaptionSet(BatchSet):
 class OneCaptionBatches(DistributedBatches):
     """Batches of images with one caption of each, which depends only on (seed, epoch, image).
 
-    Yields (B,) images and (B,) numbers of their captions; the first caption without ``shuffle``.
+    Yields (B,) images and (B,) caption numbers; the first caption without ``shuffle``.
     """
 
     dataset: CaptionSet
@@ -164,14 +159,13 @@ class OneCaptionBatches(DistributedBatches):
 class CaptionedData(ZooDataModule, ABC):
     """Image features with captions, as `CaptionBatch`.
 
-    Features are normalised to unit length. A subclass states its name and implements `read`.
-    Evaluation uses all captions of each image.
+    Features are normalised to unit length. Evaluation uses all captions of each image. A subclass
+    states its name and implements `read`.
 
     Args:
-        caption_sampling: captions in training: ``one_per_image``, a random one of each image in
-            each epoch, or ``all``, each caption with its image as an example. The latter makes
-            epochs C times as long, and a batch may have false negatives: other captions of an
-            image.
+        caption_sampling: captions in training: ``one_per_image``, a random one of each image per
+            epoch, or ``all``, each caption with its image as an example. The latter makes epochs C
+            times as long, and batches may have false negatives: other captions of an image.
         vocabulary: the known words, or a text file with one per line; default: those of the
             captions.
         vocabulary_from: captions to count: ``train``, or ``train_val`` as in the released code of
@@ -272,7 +266,6 @@ class CaptionedData(ZooDataModule, ABC):
         )
 
     def evaluation_set(self, name: str, examples: int | None = None) -> CaptionSet:
-        """A set, or its first images, in its own order with all captions."""
         images: CaptionedSet = self._set(name)
         if examples is not None:
             images = images.first(examples)

@@ -53,8 +53,8 @@ ClozeBatch = tuple[ClozeInputs, Tensor]
 def sentences(tokens: Sequence[str]) -> list[list[str]]:
     """Split a passage into sentences.
 
-    A sentence ends with ``.``, ``!`` or ``?``, but not within quotation marks or after "a.m." or
-    "p.m.". Unpaired quotation marks are ignored.
+    A sentence ends with ``.``, ``!`` or ``?``, but not within paired quotation marks or after
+    "a.m." or "p.m.".
     """
     quotes = tokens.count('"') % 2 == 0
     found, start, inside = [], 0, False
@@ -101,7 +101,7 @@ class ClozeQuestions:
     ) -> ClozeQuestions:
         """Convert questions to indices of ``words``, to which new words are added.
 
-        With ``sentences``, only the `closest_sentences` of each passage are kept.
+        ``sentences`` keeps only the `closest_sentences` of each passage.
         """
         parts: tuple[list[array[int]], ...] = ([], [], [])
         names = []
@@ -131,19 +131,17 @@ class ClozeQuestions:
         )
 
     def counts(self, size: int) -> np.ndarray:
-        """Counts of each word in passages and queries, int64 (size,)."""
         passages, queries = (
             np.bincount(part.values, minlength=size) for part in (self.passages, self.queries)
         )
         return passages + queries
 
     def with_answer(self) -> np.ndarray:
-        """Whether each passage has the answer, bool (N,)."""
         return np.array([answer in self.passages[i] for i, answer in enumerate(self.answers)])
 
 
 def rule_errors(questions: ClozeQuestions, entities: np.ndarray) -> dict[str, float]:
-    """Error rates of simple rules; ``entities`` says which word indices are entities, bool (V,).
+    """Error rates of simple rules; ``entities`` marks the entities among word indices, bool (V,).
 
     ``majority``: the most frequent entity of the passage; ``exclusive``: the most frequent that is
     not in the query; ``first``; ``uniform``: a random one. Ties go to the first entity.
@@ -192,7 +190,6 @@ class ClozeSet(BatchSet):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each passage, int64 (N,)."""
         return self.questions.passages.lengths
 
     def __len__(self) -> int:
@@ -246,10 +243,9 @@ def _entity_number(word: str) -> int:
 class ClozeBatches(DistributedBatches):
     """Batches of questions with passages of similar length, distributed over W processes.
 
-    Yields (B,) indices, in training (indices, number of the draw).
-
-    *Training*: questions are shuffled, sorted by length within pools of 12 batches and divided into
-    batches, which are shuffled. *Evaluation*: batches from the longest passages to the shortest.
+    Yields (B,) indices, in training (indices, number of the draw). *Training*: shuffled questions
+    are sorted by length within pools of 12 batches; batches are shuffled. *Evaluation*: longest
+    passages first.
     """
 
     dataset: ClozeSet
@@ -282,11 +278,9 @@ class ClozeData(ZooDataModule, ABC):
     """Questions about passages with anonymised entities (Hermann et al. 2015).
 
     A batch is ``(ClozeInputs, answers)``: word indices, int64, and the word that answers each
-    query. A subclass states its name and implements `read`.
-
-    With ``sentences``, a passage may lack the answer; the fraction that has it is in `metadata`. An
-    entity outside the vocabulary is renamed to one that its question does not use, or becomes an
-    unknown word.
+    query. A subclass states its name and implements `read`. With ``sentences``, a passage may lack
+    the answer; the fraction that has it is in `metadata`. An entity outside the vocabulary is
+    renamed to one that its question does not use, or becomes an unknown word.
 
     Args:
         sentences: keep this many sentences of each passage, those with the most words in common
@@ -420,7 +414,6 @@ class ClozeData(ZooDataModule, ABC):
         return self._vocabulary
 
     def _counted(self, counts: Counter[str]) -> Vocabulary:
-        """All entities in numerical order, then the other words by count."""
         entities = sorted((word for word in counts if is_entity(word)), key=_entity_number)
         entities = [word for word in entities if counts.pop(word)][: self.max_entities]
         size = self.vocabulary_size
@@ -434,7 +427,6 @@ class ClozeData(ZooDataModule, ABC):
         return Vocabulary([*entities, *Vocabulary.of_counts(counts, size, self.min_count)])
 
     def _entity_numbers(self) -> np.ndarray:
-        """Indices of the vocabulary's entities, in numerical order."""
         words = sorted(filter(is_entity, self._known()), key=_entity_number)
         return np.array(self._known().numbers(words), np.int64)
 

@@ -41,7 +41,6 @@ class ImageSet(BatchSet, ABC):
         return ImageBatches
 
     def pick(self, indices: Sequence[int] | np.ndarray) -> ImageSet:
-        """The images with these indices."""
         part = copy(self)
         part.numbers = self.numbers[np.asarray(indices, np.int64)]
         return part
@@ -66,7 +65,6 @@ class PackedImages(ImageSet):
 
     @classmethod
     def pack(cls, images: np.ndarray) -> PackedImages:
-        """Pack images, bool (N, C, H, W)."""
         channels, height, width = images.shape[1:]
         rows = np.packbits(images.reshape(len(images), -1), axis=1)
         return cls(rows, (channels, height, width))
@@ -90,8 +88,8 @@ class GreyImages(ImageSet):
 class ResampledImages(ImageSet):
     """Bernoulli samples of grey levels, uint8 (N, C, H, W), with probabilities level / ``scale``.
 
-    Training samples each image again in each epoch, evaluation uses one sample. A sample depends
-    only on the seed, the set (``stream``), the epoch and the row of the image.
+    Training samples each image in each epoch, evaluation uses one sample. A sample depends only on
+    the seed, the set (``stream``), the epoch and the row of the image.
     """
 
     def __init__(self, rows: np.ndarray, scale: int, binarization_seed: int, stream: int) -> None:
@@ -145,30 +143,25 @@ class DrawnBatches(ImageBatches):
 
 
 def golden_order(n: int) -> np.ndarray:
-    """A permutation of 0 to n - 1 whose prefixes are spread evenly over them, int64.
-
-    Numbers are sorted by the fractional part of their multiple of the golden ratio (Slater 1967).
-    """
+    """A permutation of 0 to n - 1 whose prefixes are spread evenly, int64 (Slater 1967)."""
     return np.argsort(np.arange(n) * ((sqrt(5) - 1) / 2) % 1)
 
 
 class BinarizedImageData(ZooDataModule, ABC):
     """Binary images of one shape, for models of their likelihood.
 
-    A batch is a tuple of one tensor, ``(images,)``: float32 (N, C, H, W) of 0 and 1, in [0, 1] with
+    A batch is ``(images,)``: float32 (N, C, H, W) of 0 and 1, in [0, 1] with
     ``binarization="grey"``. A subclass states its name and the attributes below and implements
-    `read`.
+    `read`. Evaluation is in an order spread over the set, prediction in that of the file.
 
     The binarization changes a likelihood by several nats, so tables list all but ``fixed`` under
     another name:
 
     * ``fixed``: each pixel sampled once.
-    * ``dynamic``: sampled again in each epoch of training, with the grey level as probability;
-      evaluation uses one sample, the same for every epoch, model and run.
+    * ``dynamic``: sampled in each epoch of training, with the grey level as probability; evaluation
+      uses one sample, the same for every epoch, model and run.
     * ``threshold``: 1 above half of the highest grey level.
     * ``grey``: the grey levels as probabilities.
-
-    Evaluation has an order that is spread over the set, prediction that of the file.
 
     Args:
         binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``.

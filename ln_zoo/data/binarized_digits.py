@@ -12,8 +12,8 @@ from ln_zoo.data.loading import check_at_least
 class BinarizedDigits(BinarizedImageData):
     """scikit-learn's 1,797 handwritten digits as binary images, for tests and first steps.
 
-    As MNIST's digits, the 8 x 8 images are enlarged (bilinear) to 5/7 of the side and centred, then
-    binarized. With ``image_size=8`` they keep their size. The splits are those of `Digits`.
+    As MNIST's digits, the 8 x 8 images are enlarged (bilinear) to 5/7 of the side and centred. With
+    ``image_size=8`` they keep their size. Splits as in `Digits`.
 
     Args:
         image_size: side of an image, pixels, at least 8.

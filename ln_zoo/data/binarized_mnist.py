@@ -49,11 +49,11 @@ class BinarizedMNIST(BinarizedImageData):
     """Binarized MNIST, 28 x 28 pixels of 0 and 1, without labels.
 
     ``fixed``, the default, is the binarization in which likelihoods are reported (Salakhutdinov and
-    Murray 2008; Larochelle and Murray, AISTATS 2011): every pixel of MNIST sampled once, with its
-    grey level as probability; 50,000 training, 10,000 validation and 10,000 test images. ``root``
-    has ``binarized_mnist_train.amat``, ``..._valid.amat`` and ``..._test.amat``, gzipped or not.
+    Murray 2008; Larochelle and Murray, AISTATS 2011): each pixel of MNIST sampled once; 50,000
+    training, 10,000 validation and 10,000 test images. ``root`` has ``binarized_mnist_train.amat``,
+    ``..._valid.amat`` and ``..._test.amat``, gzipped or not.
 
-    The other binarizations use MNIST's grey levels; ``root`` and ``repo_id`` are those of `MNIST`.
+    The other binarizations use MNIST's grey levels; ``root`` and ``repo_id`` as in `MNIST`.
     Training takes the first ``train_size`` of its 60,000 images, validation the last ``val_size``.
 
     Args:

@@ -19,9 +19,8 @@ class Books(BookData):
     its subfolders. By default a line is a sentence with words separated by white space, as in
     BookCorpus. With ``lines="paragraphs"`` nltk splits each line into sentences and words.
 
-    The text is tokenised once and cached; the cache is mapped into memory, so the corpus may be
-    larger than memory. Changing the vocabulary, ``max_length`` or the held-out books does not
-    tokenise it again.
+    The tokenised text is cached and mapped into memory, so the corpus may be larger than memory.
+    The cache does not depend on the vocabulary, ``max_length`` or the held-out books.
 
     Args:
         root: folder of the books, or one text or archive; default: the folder ``books`` in
@@ -29,8 +28,8 @@ class Books(BookData):
         lines: content of a line, ``sentences`` or ``paragraphs``.
         lowercase: convert to lower case, as in the sentence tasks of the paper. The released code
             keeps capital letters.
-        section_sentences: split each text into books of this many sentences, for files that hold
-            many books without marking where one ends, as BookCorpus. Default: a text is a book.
+        section_sentences: split each text into books of this many sentences, for files of many
+            books without marks, as BookCorpus. Default: a text is a book.
         leave_out: names of books to skip.
         num_proc: processes that tokenise the text.
     """
@@ -62,7 +61,6 @@ class Books(BookData):
 
     @property
     def root(self) -> Path:
-        """The folder of the books, or their file."""
         if self._folder is None:
             raise FileNotFoundError(
                 "no books: give a folder of texts by --data.root (root= in Python), or a folder "

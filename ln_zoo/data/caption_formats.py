@@ -71,7 +71,7 @@ def find_layout(root: Path, features: str | None, each: int, use_restval: bool) 
 def read_thumbnails(path: Path) -> Callable[[str], np.ndarray | None]:
     """Read an ``.npz`` of JPEG files: ``image`` (names), ``data`` (all bytes) and ``offsets``.
 
-    Returns a function from an image's name to its thumbnail, uint8 (B, A, 3), or None.
+    Returns a function from a name to a thumbnail, uint8 (B, A, 3), or None.
     """
     arrays = read_npz(path)
     try:
@@ -133,7 +133,6 @@ def _read_karpathy(
 def _divide(
     images: Sequence[_Image], array: np.ndarray, table: Path, features: Path, each: int
 ) -> dict[str, CaptionedSet]:
-    """Divide images, and features with as many rows, into sets."""
     if len(array) != len(images):
         raise ValueError(
             f"{features} has features of {len(array):,} images and {table} captions of "
@@ -217,7 +216,7 @@ def _read_features(path: Path) -> np.ndarray:
 
 
 def _released_array(folder: Path, name: str) -> Path:
-    """The file of a set; the released extraction script writes another name than is read."""
+    """File of a set's features; the released extraction script writes another name than is read."""
     paths = [folder / f"{name}.npy", folder / f"coco_{name}.npy"]
     for path in paths:
         if path.is_file():
@@ -226,7 +225,6 @@ def _released_array(folder: Path, name: str) -> Path:
 
 
 def _choose(paths: Sequence[Path], wanted: str | None, where: Path) -> Path:
-    """The path of that name, or the only one."""
     for path in paths:
         if wanted in (path.stem, path.name) or (wanted is None and len(paths) == 1):
             return path

@@ -25,19 +25,19 @@ class CaptionedImages(CaptionedData):
     * the form released with order embeddings: ``train.txt``, ``val.txt`` and ``test.txt``, five
       lines of tokens per image, and ``images/<features>/<set>.npy``, float32 (N, 4096), with
       ``<features>`` ``10crop`` (default) or ``1crop``;
-    * Karpathy's ``dataset.json`` (or ``dataset_coco.json``, ...), and a file of features: ``.npy``
+    * Karpathy's ``dataset.json`` (or ``dataset_coco.json``, ...) and a file of features: ``.npy``
       with a row per image, or ``.mat`` with a column per image, as his ``vgg_feats.mat``. The first
       five captions of an image are used;
     * ``captions.tsv``, with a header, name, split (``train``, ``dev``, ``test``; others are
       dropped) and five raw captions per image; ``<features>.npy`` (default ``mobilenetv2_pool``)
-      with as many rows; and optionally thumbnails, ``thumbs64_jpeg.npz``.
+      with the same rows; and optionally thumbnails, ``thumbs64_jpeg.npz``.
 
     COCO's captions are under CC BY 4.0; Flickr8k and Flickr30k are for non-commercial research.
 
     Args:
         root: folder of the images; default: the folder ``dataset`` in ``$LN_ZOO_DATA``.
-        dataset: name of the dataset in tables, and of its folder in ``$LN_ZOO_DATA``. Default: the
-            name in Karpathy's file, else that of ``root``.
+        dataset: name in tables, and of the folder in ``$LN_ZOO_DATA``. Default: the name in
+            Karpathy's file, else that of ``root``.
         features: name of the features, if there are several.
         use_restval: add Karpathy's split ``restval`` to the training set.
         val_images: use the first validation images only; None: all.

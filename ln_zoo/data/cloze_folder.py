@@ -27,7 +27,7 @@ class ClozeQA(ClozeData):
     """A corpus of cloze questions, in one of three forms.
 
     * The CNN distribution: folders ``training``, ``validation`` and ``test`` of ``.question``
-      files, in ``root``, in ``questions`` or in ``cnn/questions`` of it.
+      files, in ``root``, or in ``questions`` or ``cnn/questions`` of it.
     * The same as an archive; ``root`` is the file.
     * JSON lines: ``{corpus}_train.jsonl``, ``{corpus}_valid.jsonl`` and ``{corpus}_test.jsonl``,
       each plain, ``.gz`` or ``.xz``, with the strings ``id``, ``passage``, ``query`` and
@@ -58,7 +58,6 @@ class ClozeQA(ClozeData):
 
     @property
     def root(self) -> Path:
-        """The folder or archive of the corpus."""
         if self._root is None or not self._root.exists():
             what = "no cloze questions" if self._root is None else f"no folder or file {self._root}"
             raise FileNotFoundError(f"{what}: {_HELP}")

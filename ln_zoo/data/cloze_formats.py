@@ -23,9 +23,8 @@ _MAX_BYTES = 10_000_000
 
 
 class Question(NamedTuple):
-    """A named passage, a query with ``@placeholder`` for one entity, and that entity.
-
-    Entities are the tokens ``@entity0``, ``@entity1``, ...
+    """A named passage, a query with ``@placeholder`` for one entity, and that entity
+    (``@entityN``).
     """
 
     name: str
@@ -40,11 +39,11 @@ def is_entity(token: str) -> bool:
 
 
 def parse_question(text: str, where: str) -> Question:
-    r"""Parse a ``.question`` file (Hermann et al. 2015).
+    """Parse a ``.question`` file (Hermann et al. 2015).
 
-    It has five blocks separated by empty lines: URL, passage, question, answer, and the entities, a
-    line ``@entityN:name`` each. Names are validated and dropped: a model must not see them.
-    Errors name the file ``where``.
+    Five blocks separated by empty lines: URL, passage, question, answer, and entities, a line
+    ``@entityN:name`` each. Names are validated and dropped: a model must not see them. Errors name
+    the file ``where``.
     """
     parts = re.split(r"\r?\n[ \t]*\r?\n", text.strip()) if text.strip() else []
     blocks = [part.strip() for part in parts]
@@ -103,11 +102,7 @@ def read_question_folder(folder: Path) -> Iterator[Question]:
 
 
 def read_question_archive(path: Path) -> dict[str, list[Question]]:
-    """Read the questions of an archive of the distribution, by set.
-
-    Members other than ``training/*.question``, ``validation/*.question`` and ``test/*.question``,
-    in any folder, are skipped.
-    """
+    """Read the questions of an archive of the distribution, by set; other members are skipped."""
     sets: dict[str, list[Question]] = {name: [] for name in FOLDERS}
     names = {folder: name for name, folder in FOLDERS.items()}
     for member, content in read_archive(path):
@@ -151,10 +146,7 @@ def find_json_lines(folder: Path, corpus: str) -> dict[str, Path] | None:
 
 
 def read_json_lines(path: Path) -> Iterator[Question]:
-    """Iterate over a file of JSON lines with ``id``, ``passage``, ``query`` and ``answer``.
-
-    Other keys are ignored.
-    """
+    """Iterate over a file of JSON lines with ``id``, ``passage``, ``query`` and ``answer``."""
     count = 0
     with open_file(path) as file:
         for count, line in enumerate(read_lines(file, path), 1):

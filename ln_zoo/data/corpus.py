@@ -47,10 +47,9 @@ class Book(NamedTuple):
 
 
 class Corpus:
-    """N sentences of books, in order, each an array of word indices.
+    """N sentences of books, in order, as arrays of word indices, in memory or mapped from files.
 
     The W words are sorted by their count in the corpus; a vocabulary maps these indices to its own.
-    Sentences may be mapped from files.
     """
 
     def __init__(
@@ -63,13 +62,7 @@ class Corpus:
 
     @classmethod
     def of(cls, books: Mapping[str, Sequence[Sequence[str]]]) -> Corpus:
-        """Create a corpus in memory from the words of each sentence of each book.
-
-        Example:
-            >>> corpus = Corpus.of({"a tale": [["it", "rained"], ["it", "stopped"]]})
-            >>> corpus.words, corpus.numbers(1).tolist(), corpus.books
-            (('it', 'rained', 'stopped'), [0, 2], (Book(name='a tale', start=0, stop=2),))
-        """
+        """Create a corpus in memory from the words of each sentence of each book."""
         sentences = [list(sentence) for book in books.values() for sentence in book]
         words = _by_count(Counter(word for sentence in sentences for word in sentence))
         numbers = {word: number for number, word in enumerate(words)}
@@ -132,25 +125,19 @@ class Corpus:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Words of each sentence, int32 (N,)."""
         return self._sentences.lengths
 
     def __len__(self) -> int:
         return len(self._sentences)
 
     def numbers(self, sentence: int) -> np.ndarray:
-        """The word indices of a sentence, int32 (n,)."""
         return self._sentences[sentence]
 
     def sentence(self, sentence: int) -> str:
-        """The words of a sentence, separated by blanks."""
         return " ".join(self.words[number] for number in self.numbers(sentence))
 
     def in_sections(self, sentences: int) -> Corpus:
-        """The same sentences in books of this many, for texts that hold many books.
-
-        The last section of a book has the remainder.
-        """
+        """The same sentences in books of this many; the last section of a book is shorter."""
         check_at_least(3, section_sentences=sentences)
         books = [
             Book(f"{book.name}-{number}", start, min(start + sentences, book.stop))
@@ -162,7 +149,6 @@ class Corpus:
         return cut
 
     def counts(self, books: Sequence[Book]) -> np.ndarray:
-        """Counts of each word in some of the books, int64 (W,)."""
         starts = self._sentences.starts
         spans = [self._sentences.values[starts[b.start] : starts[b.stop]] for b in books]
         return _count(spans, len(self.words))
@@ -190,7 +176,6 @@ def _by_count(counts: Counter[str]) -> list[str]:
 def _make(
     target: Path, texts: Sequence[TextFile], lines: Lines, lowercase: bool, num_proc: int
 ) -> None:
-    """Tokenise texts and write the word indices to a folder, atomically."""
     rank_zero_info(f"dividing {len(texts):,} texts into words, once: {target}")
     making = f".{target.name}-"
     for left in (target, *target.parent.glob(f"{making}*")):  # by a process that was killed
@@ -254,7 +239,6 @@ def _tokenise(
 
 
 def _split(line: str, lines: Lines, lowercase: bool) -> list[list[str]]:
-    """The words of each sentence of a line, without empty sentences."""
     if lines == "sentences":
         sentences = [line.split()]
     else:

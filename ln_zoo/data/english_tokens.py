@@ -1,7 +1,7 @@
-"""Sentences and words of English prose, as in skip-thoughts and its tasks; needs nltk.
+"""Split English prose as the released skip-thoughts code; needs nltk.
 
-As the released skip-thoughts code: Punkt for sentences and the Penn Treebank tokeniser for words
-(``do n't``, ``it 's``, quotation marks as two backquotes and two apostrophes).
+Punkt for sentences and the Penn Treebank tokeniser for words (``do n't``, ``it 's``, quotation
+marks as two backquotes and two apostrophes).
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ def split_sentences(text: str) -> list[str]:
     Boundaries are Punkt's (Kiss and Strunk, Computational Linguistics 32, 2006), with a fixed list
     of abbreviations. A part that begins with a small letter continues the sentence, as after direct
     speech.
-
-    Example:
-        >>> split_sentences('"Is it you?" he asked. Mr. Smith nodded. "Yes."')
-        ['"Is it you?" he asked.', 'Mr. Smith nodded.', '"Yes."']
     """
     found: list[str] = []
     for piece in _splitter().tokenize(text):
@@ -44,7 +40,7 @@ def split_words(sentence: str) -> list[str]:
 
 
 def version() -> str:
-    """The version of nltk, which determines the words of a text."""
+    """Version of nltk, which determines the words of a text."""
     return str(_nltk("nltk").__version__)
 
 

@@ -1,4 +1,4 @@
-"""Folders of datasets and of what was computed from them."""
+"""Folders of datasets and caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def local_folder(root: str | None, name: str) -> Path | None:
 
 
 def check_folder(folder: Path, expected: str) -> None:
-    """Raise FileNotFoundError or NotADirectoryError, with the expected content, if necessary."""
+    """Raise FileNotFoundError or NotADirectoryError, naming the expected content."""
     if not folder.exists():
         raise FileNotFoundError(f"no folder {folder}: {expected}")
     if not folder.is_dir():
@@ -43,7 +43,7 @@ def listing(folder: Path) -> str:
 
 
 def cache_folders(data: Path) -> Iterator[Path]:
-    """Candidate cache folders for what was computed from a data folder, the preferred one first.
+    """Candidate cache folders for a data folder, the preferred one first.
 
     A subfolder of ``LN_ZOO_CACHE`` if set; otherwise ``.cache`` in the data folder, if the user
     owns it and can write to it, and a subfolder of ``~/.cache/ln_zoo``. They need not exist.
@@ -62,7 +62,7 @@ def cache_folders(data: Path) -> Iterator[Path]:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether this user owns a folder and can write to it; shared data stay as they are."""
+    """Whether this user owns a folder and can write to it; shared data stay unchanged."""
     status = folder.stat()
     # root may write anywhere, and should respect the permission bits here.
     can_be_written = os.access(folder, os.W_OK) and status.st_mode & 0o222

@@ -77,7 +77,6 @@ class LineSet(BatchSet):
 
     @property
     def targets(self) -> np.ndarray:
-        """Targets of each line in one epoch, int64 (L,)."""
         targets = self.lines.points - 1
         if self.max_points is None or self.parts:
             return targets
@@ -85,7 +84,6 @@ class LineSet(BatchSet):
 
     @property
     def parts_of_lines(self) -> np.ndarray:
-        """Number of parts of each line, int64 (L,)."""
         targets = self.targets
         if self.max_points is None or not self.parts:
             return np.ones_like(targets)
@@ -128,11 +126,9 @@ class LineBatches(DistributedBatches):
     """Batches of lines of similar length, distributed over W processes.
 
     Yields (B,) indices, or (indices, part) if lines have parts: all parts of a batch of lines, then
-    the next lines.
-
-    *Training*: lines are shuffled, sorted by length within pools of 100 batches and divided into
-    batches, which are shuffled. Epochs and processes have equally many steps; excess lines, batches
-    or steps are dropped, others in each epoch. *Evaluation*: longest lines first.
+    the next lines. *Training*: shuffled lines are sorted by length within pools of 100 batches;
+    batches are shuffled. All epochs and processes have the same number of steps; the excess, which
+    differs between epochs, is dropped. *Evaluation*: longest lines first.
     """
 
     dataset: LineSet
@@ -168,7 +164,6 @@ class LineBatches(DistributedBatches):
         return dealt
 
     def _batches(self) -> list[Tensor]:
-        """The batches of this epoch, by number of parts and, within pools, by length."""
         order = self.permutation(len(self.dataset))
         if not self.shuffle:
             longest_first = torch.argsort(self._targets, descending=True, stable=True)
@@ -200,7 +195,7 @@ class HandwritingData(ZooDataModule, ABC):
     Args:
         length_mode: targets of a line in training: ``crop``, the first ``max_points``; ``tbptt``,
             all, in consecutive parts over which a model carries its state; ``full``, all at once.
-            Evaluation takes the same in ``crop`` and whole lines otherwise.
+            Evaluation uses the same in ``crop`` and whole lines otherwise.
         max_points: maximum targets of a line or part; unused in ``full``.
         scale: divisor of offsets: ``std``, mean 0 and standard deviation 1 on each axis of the
             training set (the only scale whose likelihoods compare with the papers'); ``median``,
@@ -272,10 +267,10 @@ class HandwritingData(ZooDataModule, ABC):
 
     @property
     def offset_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation for standardising dx and dy, float32 (2,) each.
+        """Mean and standard deviation of dx and dy, float32 (2,) each.
 
-        Under ``scale="std"`` taken over all targets of the training set, including moves between
-        strokes; under ``"const"`` 0 and 20; under ``"median"`` 0 and 1.
+        Under ``scale="std"`` over all targets of the training set, including moves between strokes;
+        under ``"const"`` 0 and 20; under ``"median"`` 0 and 1.
         """
         if self.scale != "std":
             value = CONSTANT_SCALE if self.scale == "const" else 1.0
@@ -318,7 +313,6 @@ class HandwritingData(ZooDataModule, ABC):
         return {"length_mode": self.length_mode, **limit}
 
     def _clean(self, name: str, lines: PenLines) -> PenLines:
-        """The usable lines of a set, without long steps."""
         reasons = lines.damaged()
         if self.require_text:
             damaged = {i for numbers in reasons.values() for i in numbers}
@@ -362,7 +356,7 @@ def median_step(steps: np.ndarray) -> float:
 
 
 def name_some(reason: str, names: Sequence[str]) -> str:
-    """Text: the number of lines of a kind, and their first names."""
+    """Text with the number of lines of a kind, and their first names."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{len(names):,} with {reason} ({', '.join(names[:_NAMED])}{more})"
 

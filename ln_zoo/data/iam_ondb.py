@@ -33,11 +33,11 @@ class IAMOnDB(HandwritingData):
     and not be redistributed. ``root`` holds one of:
 
     * the compact form, as written by ``ln-zoo data iam_ondb SRC DST``: for each list a folder of
-      arrays that are mapped into memory, ``strokes_train``, ``strokes_valid1``, ``strokes_valid2``
-      and ``strokes_test``; or an ``.npz`` of the same name and arrays;
+      mapped arrays, ``strokes_train``, ``strokes_valid1``, ``strokes_valid2`` and ``strokes_test``;
+      or an ``.npz`` of the same name and arrays;
     * ``strokes.npy``, an array of L arrays (P, 3), and ``sentences.txt``, L lines of text. The
-      column that ends strokes is detected. Its lines have no names, so it needs
-      ``split="random"``. The file is a pickle; it is read without running code.
+      column that ends strokes is detected. Lines have no names, so this needs ``split="random"``.
+      The file is a pickle; it is read without running code.
 
     The splits:
 
@@ -95,7 +95,6 @@ class IAMOnDB(HandwritingData):
 
     @property
     def root(self) -> Path:
-        """The folder of the lines."""
         if self._folder is None:
             raise FileNotFoundError(f"no IAM-OnDB: {_HELP}")
         return self._folder
@@ -145,7 +144,6 @@ class IAMOnDB(HandwritingData):
 
 
 def _check(folder: Path, split: str) -> None:
-    """Check that the folder has the files of the split."""
     check_folder(folder, _HELP)
     if (folder / STROKES).is_file():
         if not (folder / SENTENCES).is_file():

@@ -1,4 +1,4 @@
-"""The official distribution of IAM-OnDB and its conversion to the compact form.
+"""Convert the official distribution of IAM-OnDB to the compact form.
 
 The distribution has archives of two trees, ``lineStrokes`` (an XML file per line) and ``ascii``
 (the transcription of a form), and four lists of forms. Files are identified by name:
@@ -72,12 +72,12 @@ def convert(
 ) -> Conversion:
     """Convert the official distribution to the compact form.
 
-    Sets are written to ``.conversion`` in the target folder and renamed, and ``conversion.json``
-    is written last. If it exists, nothing is done. An interrupted conversion can be run again.
-
     ``source`` has ``lineStrokes``, ``ascii`` and the four lists, at any depth, as files or in
     archives (tar or zip), or is such an archive. Each set becomes a folder of arrays in ``target``;
     ``lines.tsv`` lists the lines. ``progress`` gets the numbers of stroke files read and in total.
+
+    Sets are written to ``.conversion`` in the target and renamed; ``conversion.json`` is written
+    last. If it exists, this is a no-op. An interrupted conversion can be restarted.
     """
     done = target / _DONE
     if done.exists():
@@ -125,7 +125,7 @@ def read_strokes(content: bytes) -> np.ndarray:
     """Parse a ``lineStrokes`` file: one ``StrokeSet`` of ``Stroke`` elements with ``Point x= y=``.
 
     Returns steps (P, 3), float64: dx, dy (downwards), 1 on the last point of a stroke. The first
-    step is the position. Strokes without points are skipped.
+    step is the position. Empty strokes are skipped.
     """
     try:
         strokes = ET.fromstring(content).find("StrokeSet")
@@ -162,8 +162,6 @@ def transcription(content: bytes) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """A file, or a member of an archive."""
-
     path: Path
     member: str = ""
 
@@ -220,7 +218,6 @@ def _kind(name: str) -> str | None:
 
 
 def _contents(places: Mapping[str, _Place]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """The name of each file with a function that reads it, archive by archive."""
     for name, place in places.items():
         if not place.member:
             yield name, partial(read_file, place.path, MAX_BYTES)
@@ -268,7 +265,6 @@ def _read_lists(places: Mapping[str, Mapping[str, _Place]]) -> dict[str, str]:
 def _read_lines(
     places: Mapping[str, _Place], progress: Callable[[int, int], None] | None
 ) -> tuple[PenLines, dict[str, str]]:
-    """All lines, without texts, and the damaged files with reasons."""
     steps: dict[str, np.ndarray] = {}
     damaged: dict[str, str] = {}
     for number, (name, read) in enumerate(_contents(places), 1):
@@ -308,7 +304,7 @@ def _lines_of(split: str, lines: PenLines, sets: Mapping[str, str]) -> PenLines:
 
 
 def _check_target(target: Path) -> None:
-    """Raise if the target has sets other than those of an interrupted conversion."""
+    """Raise if the target has other sets than an interrupted conversion left."""
     there = [
         f"strokes_{split}" for split in LISTS.values() if (target / f"strokes_{split}").exists()
     ]

@@ -1,4 +1,4 @@
-"""Labelled images from IDX files, from copies made by Hugging Face ``datasets``, and from the hub.
+"""Labelled images from IDX files, Hugging Face ``datasets`` copies, or the hub.
 
 ``datasets`` is imported where it is used: importing it takes a second.
 """
@@ -67,7 +67,7 @@ class LocalImages:
 
 
 def load_from_hub(repo_id: str) -> DatasetDict:
-    """Load a dataset from the Hugging Face hub, or from its cache if there is no network."""
+    """Load a dataset from the Hugging Face hub, or from its cache if offline."""
     from datasets import load_dataset
 
     hint = "give a local copy by --data.root (root= in Python)"
@@ -120,7 +120,7 @@ def _split_arrays(split: Dataset, where: str) -> Arrays:
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Read an IDX file of unsigned bytes, gzipped or not, with 3 dimensions (images) or 1 (labels).
 
-    The format: two zero bytes, the element type (8), the number of dimensions, each dimension as a
+    Format: two zero bytes, the element type (8), the number of dimensions, each dimension as a
     big-endian 32-bit integer, then the values.
     """
     content = read_file(path, _MAX_BYTES)
@@ -152,7 +152,6 @@ def _read_idx_pair(images_path: Path, labels_path: Path) -> Arrays:
 
 
 def _find_idx(root: Path) -> dict[str, list[Path]]:
-    """The images and labels of both splits; empty if the folder has no IDX file."""
     kinds = ("images?idx3-ubyte", "labels?idx1-ubyte")
     names = [f"{prefix}-{kind}" for prefix in SPLITS.values() for kind in kinds]
     found = [[*root.glob(name), *root.glob(f"{name}.gz")][:1] for name in names]
@@ -169,7 +168,6 @@ def _find_idx(root: Path) -> dict[str, list[Path]]:
 
 
 def _find_parquet(root: Path) -> dict[str, list[str]]:
-    """The parquet files of both splits; empty if there are none."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
     folders = [folder for folder in folders if any(folder.glob("*.parquet"))]
     if not folders:

@@ -71,11 +71,7 @@ class ImageClassificationData(ZooDataModule, ABC):
 
     @abstractmethod
     def read(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Read the sets ``"train"``, ``"val"`` and ``"test"``.
-
-        Returns:
-            Images, uint8 (N, C, H, W), and labels, int64 (N,), of each set.
-        """
+        """Read the three sets by name: images, uint8 (N, C, H, W), and labels, int64 (N,)."""
 
     def setup(self, stage: str | None = None) -> None:
         if not self._sets:
@@ -88,7 +84,6 @@ class ImageClassificationData(ZooDataModule, ABC):
         return self._set("train")
 
     def evaluation_set(self, name: str, examples: int | None = None) -> Tensors:
-        """A set in order, or its first examples."""
         whole = self._set(name)
         return Tensors(whole.inputs[:examples], whole.labels[:examples], whole.scale)
 

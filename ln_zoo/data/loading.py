@@ -25,7 +25,6 @@ class BatchSet(Dataset[Any]):
 
     @property
     def batches(self) -> type[DistributedBatches]:
-        """The sampler that `BatchLoader` uses."""
         return DistributedBatches
 
     def __getitems__(self, indices: list[int]) -> Any:
@@ -34,14 +33,7 @@ class BatchSet(Dataset[Any]):
 
 
 class Tensors(BatchSet):
-    """N inputs (N, \\*), in batches float32 divided by ``scale``, with labels (N,) int64.
-
-    Example:
-        >>> pixels = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
-        >>> data = Tensors(pixels, torch.arange(3), scale=255)
-        >>> data[torch.tensor([2, 1])]
-        (tensor([[1.0000], [0.2000]]), tensor([2, 1]))
-    """
+    r"""N inputs (N, \*), in batches float32 divided by ``scale``, with labels (N,) int64."""
 
     def __init__(self, inputs: Tensor, labels: Tensor, scale: float = 1.0) -> None:
         if len(inputs) != len(labels):
@@ -65,12 +57,11 @@ class DistributedBatches(DistributedSampler[Tensor]):
     Process r takes batches r, r + W, ... of one list, which does not depend on W. Lightning keeps a
     ``DistributedSampler`` under DDP and calls its ``set_epoch``.
 
-    *Training*: the order of epoch e depends only on (seed, e), so that a resumed run continues in
-    the same order. All processes take the same number of steps; batches in excess are dropped, and
-    so is a last batch of one example, which has no variance for batch norm.
-
-    *Evaluation*: no example is dropped or repeated, so that scores do not depend on W. Processes
-    may differ by one batch. Batches are smaller if a process would get none.
+    *Training*: the order of epoch e depends only on (seed, e), so a resumed run continues in the
+    same order. All processes take the same number of steps; excess batches are dropped, and so is a
+    last batch of one example, which has no variance for batch norm. *Evaluation*: each example
+    occurs once, so scores do not depend on W. Processes may differ by one batch. Batches are
+    smaller if a process would get none.
 
     ``shuffle`` permutes the examples in each epoch, by ``seed``; ``drop_last`` drops a last batch
     of fewer than ``batch_size``. ``num_replicas`` (W) and ``rank`` (r) default to the process
@@ -137,7 +128,6 @@ class DistributedBatches(DistributedSampler[Tensor]):
         yield from batches[self.rank :: self.num_replicas][self.first :]
 
     def __len__(self) -> int:
-        """Batches of this process in a full epoch."""
         return len(range(self.rank, self.total, self.num_replicas))
 
     def permutation(self, n: int, *stream: int) -> Tensor:
@@ -147,7 +137,6 @@ class DistributedBatches(DistributedSampler[Tensor]):
         return torch.randperm(n, generator=self.generator(*stream))
 
     def generator(self, *stream: int) -> torch.Generator:
-        """The random generator of this epoch and ``stream``."""
         # Hashed, since seed + epoch would give neighbouring seeds the same numbers.
         mixed = np.random.SeedSequence((self.seed, self.epoch, *stream))
         return torch.Generator().manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
@@ -171,10 +160,9 @@ class BatchLoader(DataLoader):
     creates it before it sets the epoch. Options as `DistributedBatches` and ``DataLoader``.
 
     Args:
-        dataset: N examples; indexing it with a (B,) tensor returns a batch. Its attribute
-            ``batches``, if present, is the sampler class.
-        sampler: set by Lightning; a ``SequentialSampler`` (``overfit_batches``) turns shuffling
-            off.
+        dataset: N examples, indexed by a (B,) tensor. Its attribute ``batches``, if present, is the
+            sampler class.
+        sampler: set by Lightning; a ``SequentialSampler`` (``overfit_batches``) disables shuffling.
     """
 
     def __init__(
@@ -224,20 +212,9 @@ class BatchLoader(DataLoader):
 class ResumableLoader(BatchLoader):
     """A `BatchLoader` for training that resumes within an epoch.
 
-    Lightning saves its state with each checkpoint. After loading, the first pass over the epoch of
-    the checkpoint skips the batches already used; it raises ValueError if the batch size, the order
-    or the number of processes differs.
-
-    Example:
-        >>> data = Tensors(torch.zeros(6, 1), torch.arange(6))
-        >>> loader = ResumableLoader(data, 2)
-        >>> batches = iter(loader)
-        >>> next(batches)[1]
-        tensor([0, 1])
-        >>> resumed = ResumableLoader(data, 2)
-        >>> resumed.load_state_dict(loader.state_dict())
-        >>> [labels.tolist() for _, labels in resumed]
-        [[2, 3], [4, 5]]
+    Lightning saves its state with each checkpoint. After loading, the first pass over the
+    checkpoint's epoch skips the batches already used; it raises ValueError if the batch size, the
+    order or the number of processes differs.
     """
 
     sampler: DistributedBatches
@@ -312,12 +289,12 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def evenly_spaced(n: int, count: int) -> list[int]:
-    """``count`` evenly spaced numbers from 0 to n - 1."""
+    """``count`` evenly spaced integers from 0 to n - 1."""
     return [i * n // count for i in range(count)]
 
 
 def subset(examples: Any, count: int | None) -> Any:
-    """A set, or ``count`` evenly spaced examples of it, as neighbours are often alike."""
+    """A set, or ``count`` evenly spaced examples of it, since neighbours are often alike."""
     if count is None or count >= len(examples):
         return examples
     return examples.pick(evenly_spaced(len(examples), count))

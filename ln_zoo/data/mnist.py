@@ -25,8 +25,8 @@ _LABELS = {
 class MNIST(ImageClassificationData):
     """The 60,000 training and 10,000 test images of MNIST, 28 x 28 grey levels 0 to 255.
 
-    Training takes the first ``train_size`` training images, validation the last ``val_size``. The
-    splits in use are 55,000/5,000/10,000 (the default) and 50,000/10,000/10,000.
+    Training takes the first ``train_size`` training images, validation the last ``val_size``:
+    55,000/5,000/10,000 by default; 50,000/10,000/10,000 is also in use.
 
     ``root`` has the four IDX files (gzipped or not; ``train-images-idx3-ubyte`` or
     ``train-images.idx3-ubyte``), a ``DatasetDict`` written by ``save_to_disk``, or parquet files

@@ -108,7 +108,6 @@ class PenLines:
         return lines
 
     def save(self, folder: Path) -> None:
-        """Write the compact form: a folder of six ``.npy``."""
         folder.mkdir(parents=True, exist_ok=True)
         steps = (self.steps(i, np.float64) for i in range(len(self)))
         for name, array in pack(steps, self.line_id, self.text).items():
@@ -119,14 +118,10 @@ class PenLines:
 
     @property
     def points(self) -> np.ndarray:
-        """Number of points of each line, int64 (L,)."""
         return self.stop - self.start
 
     def steps(self, i: int, dtype: type = np.float32) -> np.ndarray:
-        """Line i: (P, 3), dx, dy (downwards) and 1 on the last point of each stroke.
-
-        The first step is the line's absolute position.
-        """
+        """Line i: (P, 3), dx, dy (downwards) and 1 on the last point of each stroke."""
         arrays = self.sources[self.source[i]]
         span = slice(self.start[i], self.stop[i])
         steps = np.empty((self.stop[i] - self.start[i], 3), dtype)
@@ -135,7 +130,6 @@ class PenLines:
         return steps
 
     def pick(self, indices: Sequence[int] | np.ndarray) -> PenLines:
-        """The lines with these indices."""
         index = np.asarray(indices, np.int64)
         return PenLines(
             self.sources,
@@ -157,7 +151,6 @@ class PenLines:
         )
 
     def damaged(self) -> dict[str, list[int]]:
-        """Indices of unusable lines, by reason."""
         found: dict[str, list[int]] = {}
         for i, points in enumerate(self.points):
             if points < 2:

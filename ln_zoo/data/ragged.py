@@ -23,7 +23,6 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]]) -> Ragged:
-        """Collect sequences."""
         values, starts = array("i"), array("q", [0])
         for row in rows:
             values.extend(row)
@@ -37,7 +36,6 @@ class Ragged:
         return self.values[self.starts[i] : self.starts[i + 1]]
 
     def pick(self, indices: Sequence[int]) -> Ragged:
-        """The sequences with these indices."""
         return Ragged.of(self[i].tolist() for i in indices)
 
 

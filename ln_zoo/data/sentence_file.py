@@ -16,8 +16,8 @@ from ln_zoo.data.text_files import TextFile, read_texts
 class SentenceFile(LightningDataModule):
     """The lines of a text file, for `ln-zoo predict` with a sentence model.
 
-    Each line is a sentence, tokenised as the model's training text. Batches have similar lengths;
-    predictions are in the order of the lines. A batch is a list of sentences and ``eos``.
+    Each line is a sentence, tokenised as the model's training text. Batches, lists of sentences and
+    ``eos``, have similar lengths; predictions are in the order of the lines.
 
     Args:
         path: text in UTF-8, also compressed (``.gz``).
@@ -43,7 +43,6 @@ class SentenceFile(LightningDataModule):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The file as plain data."""
         return {"dataset": Path(self.path).name, "eos": self.eos}
 
     def setup(self, stage: str | None = None) -> None:

@@ -30,7 +30,7 @@ TASKS = (*_FILES, "SICK")
 """The tasks of the paper's Table 3."""
 #: Tasks that their authors distribute in Latin-1.
 _LATIN_1 = ("MR", "SUBJ")
-#: Items without blank lines; papers count those of CR and MPQA too: 3,775 and 10,606.
+#: Items without blank lines; papers count CR's and MPQA's too: 3,775 and 10,606.
 _OFFICIAL = {
     "MR": (5331, 5331),
     "CR": (2405, 1366),
@@ -42,10 +42,10 @@ _OFFICIAL = {
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """N sentences, words separated by blanks, with labels, int64 (N,), positive class first.
+    """N sentences, words separated by blanks, with labels, int64 (N,).
 
-    The positive class is positive opinions and objective sentences. ``eos`` says whether the
-    released code appends the end of a sentence in this task.
+    Positive opinions and objective sentences are the positive class, which comes first. ``eos``:
+    whether the released code appends the end of a sentence in this task.
     """
 
     name: str
@@ -54,7 +54,6 @@ class ClassificationTask:
     eos: bool = False
 
     def map(self, change: Callable[[str], str]) -> ClassificationTask:
-        """Apply a function to each sentence."""
         return replace(self, sentences=[*map(change, self.sentences)])
 
 
@@ -79,11 +78,9 @@ class RelatednessTask:
 
     @property
     def sentences(self) -> list[str]:
-        """All sentences, training first."""
         return [s for part in self._parts for side in (part.first, part.second) for s in side]
 
     def map(self, change: Callable[[str], str]) -> RelatednessTask:
-        """Apply a function to each sentence."""
         train, trial, test = (
             replace(part, first=[*map(change, part.first)], second=[*map(change, part.second)])
             for part in self._parts
@@ -98,15 +95,14 @@ class RelatednessTask:
 def read_task(
     name: str, root: str | None = None, split_words: bool = True
 ) -> ClassificationTask | RelatednessTask:
-    """Read a task from its files.
+    """Read a task from its files; warns if the number of items is not the official one.
 
     They are in ``root`` (default: ``sentence_tasks`` in ``$LN_ZOO_DATA``) or in a subfolder with
     the task's name: ``rt-polarity.pos`` and ``.neg`` (MR), ``custrev.pos`` and ``.neg`` (CR),
-    ``subj.objective`` and ``subj.subjective``, or ``plot.tok.gt9.5000`` and
-    ``quote.tok.gt9.5000`` (SUBJ), ``mpqa.pos`` and ``.neg`` (MPQA), ``SICK_train.txt``,
-    ``SICK_trial.txt`` and ``SICK_test_annotated.txt`` (SICK). Blank lines are skipped, as in the
-    released code, and ``split_words`` tokenises as it does: ``it's`` becomes ``it 's``. It warns if
-    the number of items is not the official one.
+    ``subj.objective`` and ``subj.subjective``, or ``plot.tok.gt9.5000`` and ``quote.tok.gt9.5000``
+    (SUBJ), ``mpqa.pos`` and ``.neg`` (MPQA), ``SICK_train.txt``, ``SICK_trial.txt`` and
+    ``SICK_test_annotated.txt`` (SICK). As in the released code, blank lines are skipped, and
+    ``split_words`` tokenises: ``it's`` becomes ``it 's``.
     """
     check_choice("task", name, TASKS)
     folder = local_folder(root, _FOLDER)

@@ -93,7 +93,6 @@ class TripleSet(BatchSet):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Words of the source of each triple, int32 (N,)."""
         return self.corpus.lengths[self.sources]
 
     def pick(self, indices: Sequence[int]) -> TripleSet:
@@ -119,9 +118,9 @@ class TripleSet(BatchSet):
 class TripleBatches(DistributedBatches):
     """Batches of triples with sources of one length, distributed over W processes.
 
-    *Training*: triples are shuffled and divided into batches of one source length; a remainder of
-    one triple is dropped. ``round_robin`` takes one batch of each length in turn, in a random order
-    of lengths, as the released skip-thoughts code: rare lengths come early in an epoch.
+    *Training*: shuffled triples are divided into batches of one source length; a remainder of one
+    triple is dropped. ``round_robin`` takes one batch of each length in turn, in a random order of
+    lengths, as the released skip-thoughts code: rare lengths come early in an epoch.
     ``proportional`` takes batches in random order. *Evaluation*: longest sources first.
     """
 
@@ -173,7 +172,6 @@ class TripleBatches(DistributedBatches):
         return np.concatenate(found)
 
     def _in_turn(self, batches: np.ndarray) -> np.ndarray:
-        """Batches in the order of training."""
         if not self.shuffle:
             return batches
         if self.dataset.sampler == "proportional":
@@ -184,15 +182,12 @@ class TripleBatches(DistributedBatches):
 
 
 class BookData(ZooDataModule, ABC):
-    """Books as `SentenceTriples`.
-
-    A subclass states its name and implements `read`.
+    """Books as `SentenceTriples`; a subclass states its name and implements `read`.
 
     Args:
         max_length: drop triples with a sentence of this many words or more.
         sampler: order of source lengths in training: ``round_robin``, one batch of each length in
-            turn, or ``proportional`` to their frequency. A training batch has sources of one
-            length.
+            turn, or ``proportional`` to their frequency.
         across_books: make triples across the end of a book, as the released code does.
         val_books: validation books: their number, drawn by ``split_seed``, or their names (file
             names without suffixes).
@@ -250,7 +245,6 @@ class BookData(ZooDataModule, ABC):
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The books, read on first access."""
         return self.read()
 
     @property
@@ -359,7 +353,6 @@ class BookData(ZooDataModule, ABC):
         return self._set("train")
 
     def evaluation_set(self, name: str, examples: int | None = None) -> TripleSet:
-        """A set in its own order; of ``val`` at most ``val_triples``."""
         if name == "val" and self.val_triples is not None:
             examples = min(self.val_triples, examples or self.val_triples)
         return subset(self._set(name), examples)

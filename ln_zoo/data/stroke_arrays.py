@@ -31,7 +31,7 @@ def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
     """Read ``strokes.npy``, an object array of L arrays (P, 3), and ``sentences.txt``, L texts.
 
     The column that ends strokes is detected; the others are dx and dy, y growing as ``y_axis``
-    says. Lines are named ``strokes-00000``, ...
+    states. Lines are named ``strokes-00000``, ...
     """
     path = root / STROKES
     strokes = load_objects(path)
@@ -68,10 +68,7 @@ def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
 
 
 def end_of_stroke_column(lines: list[np.ndarray], where: str) -> int:
-    """The one column of arrays (P, 3) that has both 0 and 1 and nothing else.
-
-    Values that are not finite are ignored. Errors name the lines ``where``.
-    """
+    """The column of arrays (P, 3) that has both 0 and 1 and, among finite values, nothing else."""
     table = np.concatenate(lines) if lines else np.empty((0, 3))
     found = []
     for column in range(3):
@@ -120,8 +117,6 @@ class _Refused(Exception):
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickle arrays only."""
-
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="latin1")  # for arrays pickled by Python 2
 

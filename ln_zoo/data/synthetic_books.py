@@ -24,7 +24,7 @@ _TIMES = ("then", "later", "soon", "afterwards", "suddenly", "again")
 
 
 class SyntheticBooks(BookData):
-    """Random books from a small grammar, for tests and first steps; needs no download.
+    """Random books from a small grammar, for tests and first steps; no download.
 
     Sentences of a paragraph share a place and a person, so that a sentence predicts its neighbours.
 
@@ -75,7 +75,6 @@ class SyntheticBooks(BookData):
 
 
 def _paragraph(rng: np.random.Generator) -> list[list[str]]:
-    """Four to eight sentences about one person at one place."""
     place = str(rng.choice(list(_PLACES)))
     things, deeds = (words.split() for words in _PLACES[place])
     person = str(rng.choice(_PEOPLE))

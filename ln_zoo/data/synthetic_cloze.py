@@ -28,7 +28,7 @@ class SyntheticClozeQA(ClozeData):
         val_size: number of validation questions.
         test_size: number of test questions.
         passage_sentences: maximum sentences of a passage; the minimum is half of it.
-        num_entities: entities E in all; a passage has at most half of them, at least 2.
+        num_entities: entities E in total; a passage has at most half of them, at least 2.
         data_seed: seed of the passages.
     """
 

@@ -40,7 +40,7 @@ class SyntheticScenes(CaptionedData):
 
     For tests and first steps. Features are a rectified, noisy random projection of a 0/1 code of
     things, their colours and actions, and the place. Each of the five captions mentions some of
-    these parts, so that it describes all scenes that have them.
+    these parts, so it describes all scenes that have them.
 
     Args:
         train_size: number of training scenes; a smaller set is the start of a larger one.
@@ -77,7 +77,6 @@ class SyntheticScenes(CaptionedData):
 
     @property
     def image_features(self) -> int:
-        """Features I of a scene."""
         return self._features
 
     def read(self) -> dict[str, CaptionedSet]:
@@ -104,7 +103,6 @@ class SyntheticScenes(CaptionedData):
 
 
 def _draw(rng: np.random.Generator) -> _Scene:
-    """A random scene of different things."""
     kinds = rng.permutation(len(_OBJECTS))[: rng.integers(2, _MOST_THINGS + 1)]
     things = [
         _Thing(int(kind), int(rng.integers(len(_COLOURS))), int(rng.integers(len(_ACTIONS))))
@@ -114,7 +112,6 @@ def _draw(rng: np.random.Generator) -> _Scene:
 
 
 def _code(scene: _Scene) -> list[int]:
-    """Positions of the ones in the code of a scene."""
     kinds, coloured, acting, _ = np.cumsum(_PARTS).tolist()
     ones = [coloured + thing.what * len(_ACTIONS) + thing.action for thing in scene.things]
     ones += [kinds + thing.what * len(_COLOURS) + thing.colour for thing in scene.things]
@@ -122,7 +119,6 @@ def _code(scene: _Scene) -> list[int]:
 
 
 def _describe(scene: _Scene, rng: np.random.Generator) -> list[str]:
-    """The words of a caption of a random part of the scene."""
     named = rng.permutation(len(scene.things))[: rng.integers(1, len(scene.things) + 1)]
     phrases = []
     for number in named:

@@ -21,7 +21,6 @@ class TextFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file name without folders and suffixes."""
         last = Path(self.member or self.path).name
         return last.removesuffix(".gz").removesuffix(".txt")
 
@@ -56,10 +55,9 @@ def find_texts(root: Path) -> list[TextFile]:
 
 
 def read_texts(texts: Sequence[TextFile]) -> Iterator[tuple[int, str]]:
-    """Iterate over the lines of texts, with the number of the text.
+    """Iterate over the stripped lines of texts, with the index of the text.
 
-    Lines are stripped, and may be empty. Each archive is read once, in its order, which is that of
-    `find_texts`.
+    Each archive is read once, in its order, which is that of `find_texts`.
     """
     numbers = {text: number for number, text in enumerate(texts)}
     for path in dict.fromkeys(text.path for text in texts):

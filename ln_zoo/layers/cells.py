@@ -88,10 +88,7 @@ def entries(
 ) -> Entries | None:
     """Dict entries that weights and records of a layer depend on, or None; see `Site.entries`.
 
-    Args:
-        module: the layer or cell, with its sites in ``sites``.
-        suffixes: end of parameter names, for each direction.
-        directions: the sites of each direction.
+    ``suffixes`` are the ends of parameter names, one per direction.
     """
     parameters: dict[str, Any] = module._parameters
     kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
@@ -111,12 +108,7 @@ def entries(
 
 
 def start_sequence(directions: Iterable[dict[str, Site]], steps: int) -> None:
-    """Call `Norm.on_sequence_start` of all sites; every engine needs it.
-
-    Args:
-        directions: the sites of each direction, by role.
-        steps: number of time steps.
-    """
+    """Call `Norm.on_sequence_start` of all sites; every engine needs it."""
     for sites in directions:
         for site in sites.values():
             if site.normalizes:
@@ -124,11 +116,7 @@ def start_sequence(directions: Iterable[dict[str, Site]], steps: int) -> None:
 
 
 def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | None:
-    """Convert ``hx`` to a tuple of states.
-
-    Raises:
-        TypeError: unless it is a tensor for a cell with one state, or a tuple of all states.
-    """
+    """Convert ``hx`` to a tuple of states; TypeError unless it is a tuple, or a single tensor."""
     if hx is None:
         return None
     states: States
@@ -147,11 +135,7 @@ def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | No
 
 
 def chosen_cell(layer: type, cell: Cell | None) -> Cell:
-    """The cell argument, or the attribute of the class.
-
-    Raises:
-        TypeError: if neither is a `Cell`.
-    """
+    """The cell argument, or the attribute of the class; TypeError if neither is a `Cell`."""
     cell = getattr(layer, "cell", None) if cell is None else cell
     if not isinstance(cell, Cell):
         raise TypeError(
@@ -164,8 +148,7 @@ def chosen_cell(layer: type, cell: Cell | None) -> Cell:
 class NoQuantiser:
     """Descriptor that refuses ``qconfig``: torch's quantisers would silently leave ours in float.
 
-    Raises:
-        TypeError: for any value but ``None``, which excludes a layer from quantisation.
+    TypeError for any value but None, which excludes a layer from quantisation.
     """
 
     def __get__(self, layer: nn.Module | None, kind: type) -> None:
@@ -196,13 +179,13 @@ class RecurrentCell(nn.RNNCellBase):
         hidden_size: size H of each state.
         bias: use biases, added after normalisation.
         device: device of the parameters.
-        dtype: precision of the parameters.
+        dtype: dtype of the parameters.
         norm: the normalisation; default `Identity`.
         normalize: roles of the cell's sites to normalise; default all.
         cell: the cell; default: the attribute of the class.
 
-    Shapes: input (N, I) or (I,), states (N, H) or (H,), returned in the precision of the
-    parameters, under autocast too.
+    Shapes: input (N, I) or (I,), states (N, H) or (H,), returned in the dtype of the parameters,
+    under autocast too.
 
     Parameters: ``weight_ih`` (G, I) with G = gates * H, ``weight_hh`` (G, H), ``bias_ih``,
     ``bias_hh`` (G,), the cell's own, and the norm's, ``sites.ROLE.gain``, ``.shift`` or ``.scale``.
@@ -253,7 +236,7 @@ class RecurrentCell(nn.RNNCellBase):
                 self._parameters.pop("weight_peephole", None)
 
     def reset_parameters(self) -> None:
-        """Draw new weights and biases, as torch does, and re-initialise the norm."""
+        """Re-initialise weights and biases, as torch does, and the norm."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for parameter in self._parameters.values():
             if parameter is not None:
@@ -286,7 +269,6 @@ class RecurrentCell(nn.RNNCellBase):
         return states if len(states) > 1 else states[0]
 
     def _next(self, input: Tensor, hx: Tensor | States | None, step: int | None) -> States:
-        """The next states, for input (N, I) or (I,)."""
         cell = self.cell
         states = as_states(type(self).__name__, cell, hx)
         if input.dim() == 2 and (step is None or step >= 0):
@@ -316,7 +298,6 @@ class RecurrentCell(nn.RNNCellBase):
         return states if batched else tuple(s.squeeze(0) for s in states)
 
     def _generic_step(self, step: int | None, call: RecurrentCall) -> tuple[None, States]:
-        """A step in torch functions."""
         sites, w = sites_by_role(self.sites), call.weights[0]
         states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in call.states)
         wx = sites["input"](F.linear(call.x, w.ih), step)
@@ -350,20 +331,13 @@ class RecurrentCell(nn.RNNCellBase):
 class LSTMCell(RecurrentCell):
     """One step of an LSTM (paper, eq. 20-22, 29-31 for DRAW): `torch.nn.LSTMCell` with a norm.
 
-    With gates i, f, g, o cut from ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``,
-    ``recurrent`` and ``cell`` are the normalised sites::
-
-        c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
-        h' = sigmoid(o) * tanh(cell(c'))
-
-    The carried c' is not normalised.
+    Equations as in `LSTM`; further arguments, shapes and parameters (G = 4H) as in
+    `RecurrentCell`. Sites are ``"input"``, ``"recurrent"`` and ``"cell"``; with peepholes there is
+    ``weight_peephole`` (3, H) to i, f, o.
 
     Args:
         peephole: gates see cell states; see `LSTM`.
         derivative_bound: clip the derivative of the loss with respect to gate sums; see `LSTM`.
-
-    Further arguments, shapes and parameters (G = 4H): see `RecurrentCell`. Sites are ``"input"``,
-    ``"recurrent"`` and ``"cell"``; with peepholes there is ``weight_peephole`` (3, H) to i, f, o.
 
     Raises:
         ValueError: as `RecurrentCell`, and for a ``derivative_bound`` that is not positive.
@@ -410,7 +384,7 @@ class LSTMCell(RecurrentCell):
             step: time step, counted from 0; used by norms with statistics per step (`BatchNorm`).
 
         Raises:
-            RuntimeError: if sizes do not fit.
+            RuntimeError: for mismatched sizes.
             TypeError: if ``hx`` is not a tuple of two.
             ValueError: if the input is neither 1D nor 2D; if ``step`` is negative, or missing for a
                 norm that needs it; under batch norm in training, for a batch of one at step 0.
@@ -422,16 +396,8 @@ class LSTMCell(RecurrentCell):
 class GRUCell(RecurrentCell):
     """One step of a GRU (paper, eq. 26-28): `torch.nn.GRUCell` with a norm.
 
-    The equations are those of `GRU`, arguments, shapes and parameters (G = 3H) those of
+    Equations as in `GRU`; arguments, shapes, parameters (G = 3H) and errors as in
     `RecurrentCell`. Sites are ``"input"`` and ``"recurrent"``.
-
-    Raises:
-        ValueError: as `RecurrentCell`.
-
-    Example:
-        >>> from ln_zoo.norms import RMSNorm
-        >>> GRUCell(3, 5, norm=RMSNorm())(torch.randn(2, 3)).shape
-        torch.Size([2, 5])
     """
 
     cell = CELLS["GRU"]
@@ -458,22 +424,15 @@ class GRUCell(RecurrentCell):
 class RNNCell(RecurrentCell):
     """One step of a simple RNN (paper, eq. 4): `torch.nn.RNNCell` with a norm.
 
-    ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
+    Equation as in `RNN`; further arguments, shapes and parameters (G = H) as in
+    `RecurrentCell`. Sites are ``"sum"``, and for norms that act on weights ``"input"`` and
+    ``"recurrent"``.
 
     Args:
         nonlinearity: f, ``"tanh"`` or ``"relu"``.
 
-    Further arguments, shapes and parameters (G = H): see `RecurrentCell`. Sites are ``"sum"``, and
-    for norms that act on weights ``"input"`` and ``"recurrent"``.
-
     Raises:
         ValueError: as `RecurrentCell`, and for another nonlinearity.
-
-    Example:
-        >>> from ln_zoo.norms import LayerNorm
-        >>> cell = RNNCell(3, 5, norm=LayerNorm())
-        >>> [name for name, _ in cell.named_parameters()]
-        ['weight_ih', 'weight_hh', 'bias_ih', 'bias_hh', 'sites.sum.gain']
     """
 
     cell = CELLS["RNN_TANH"]
@@ -502,11 +461,7 @@ class RNNCell(RecurrentCell):
 
 
 def rnn_cell(nonlinearity: str) -> Cell:
-    """The simple RNN with a nonlinearity.
-
-    Raises:
-        ValueError: unless it is ``"tanh"`` or ``"relu"``.
-    """
+    """The simple RNN with a nonlinearity; ValueError unless it is ``"tanh"`` or ``"relu"``."""
     if nonlinearity not in ("tanh", "relu"):
         raise ValueError(f"Unknown nonlinearity {nonlinearity!r}. Select from 'tanh' or 'relu'.")
     return CELLS[f"RNN_{nonlinearity.upper()}"]

@@ -19,29 +19,21 @@ class Conv2d(nn.Conv2d):
     ``convolution``), batch normalisation over examples and positions of one channel; both have one
     gain per channel. The bias is added after normalisation: it is the paper's b.
 
-    Arguments up to ``dtype`` are those of `torch.nn.Conv2d`; statistics ignore ``groups``.
+    Arguments up to ``dtype`` as in `torch.nn.Conv2d`; statistics ignore ``groups``.
 
     Args:
         norm: the normalisation; default `Identity`, with which this is torch's layer.
         positions: size (H', W') of the output, required by norms with a gain for each position
             (``LayerNorm(convolution="unit")``), checked if given.
 
-    Shapes: input (N, C, H, W) or (C, H, W), output (N, F, H', W') or (F, H', W'), in the precision
-    of torch's layer.
+    Shapes: input (N, C, H, W) or (C, H, W), output (N, F, H', W') or (F, H', W').
 
-    Parameters: ``weight`` (F, C / groups, k, k) and ``bias`` (F,), initialised as in torch;
-    ``site.gain`` (F,) for norms with a gain; ``site.gain`` and ``site.shift`` (F, H', W') for norms
-    with one for each unit; ``site.scale`` (F,) for weight normalisation.
+    Parameters: ``weight`` (F, C / groups, k, k) and ``bias`` (F,), initialised as in torch; with a
+    norm, ``site.gain`` (F,), ``site.gain`` and ``site.shift`` (F, H', W'), or ``site.scale`` (F,).
 
     Raises:
         ValueError: under batch normalisation in training, for one value per channel; for a norm
             that requires positions, if they are missing or not the output's.
-
-    Example:
-        >>> from ln_zoo.norms import LayerNorm
-        >>> layer = Conv2d(3, 8, 3, padding="same", norm=LayerNorm())
-        >>> layer(torch.randn(2, 3, 5, 5)).shape
-        torch.Size([2, 8, 5, 5])
     """
 
     def __init__(
@@ -87,7 +79,7 @@ class Conv2d(nn.Conv2d):
         return (output if batched else output.squeeze(0)).to(sums.dtype)
 
     def reset_parameters(self) -> None:
-        """Draw a new weight and bias, as torch does, and re-initialise the norm."""
+        """Re-initialise weight and bias, as torch does, and the norm."""
         super().reset_parameters()
         if "site" in self._modules:  # torch's constructor calls this first
             self.site.reset_parameters()

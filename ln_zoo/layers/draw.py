@@ -81,10 +81,9 @@ class DRAWNetwork(nn.Module):
         C_t = C_{t-1} + write(h_dec_t)
 
     ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h_dec places
-    (`ln_zoo.ops.filterbank`), ``write`` adds one of W x W. The norm acts in both LSTMs, as the
-    paper has it on the cell state that the output gate sees (eq. 29-31).
-
-    Attention, canvas, latents and cell states keep float32 under autocast.
+    (`ln_zoo.ops.filterbank`), ``write`` adds one of W x W. The norm acts in both LSTMs, in the
+    paper on the cell state that the output gate sees (eq. 29-31). Attention, canvas, latents and
+    cell states stay float32 under autocast.
 
     Args:
         height: image height B in pixels.
@@ -104,25 +103,22 @@ class DRAWNetwork(nn.Module):
         filter_eps: see `ln_zoo.ops.filterbank`.
         log_clamp: bound of log standard deviations of latents, log sigma^2 and log strides.
         init_std: standard deviation of all initial weights, with biases 0 (released code: 0.01).
-            ``None``: torch's own initial values, except for the map to the latents: its weights
-            have a standard deviation of 0.01 and its biases are 0, since otherwise the KL
-            divergence of the latents would be large.
+            ``None``: torch's own initial values, except for the map to the latents (0.01, biases
+            0): otherwise the KL divergence of the latents would be large.
 
-    Parameters: those of `LSTMCell` under ``encoder.`` and ``decoder.``; ``posterior`` (2Z, H),
+    Parameters: as `LSTMCell` under ``encoder.`` and ``decoder.``; ``posterior`` (2Z, H),
     means first; ``read`` and ``write`` (5, H) in the order g~_X, g~_Y, log sigma^2, log delta~, log
     gamma; ``patch`` (W W, H); ``initial.encoder_h``, ``initial.encoder_c``, ``initial.decoder_h``,
     ``initial.decoder_c`` (H,) and ``initial.canvas`` (B, A).
 
     Raises:
-        ValueError: for sizes below 1, an unknown name in ``normalize``, an unknown
-            ``filter_norm``, a ``filter_eps`` or ``init_std`` that is not positive, or a
-            ``log_clamp`` outside (0, 20].
+        ValueError: for sizes below 1, an unknown name in ``normalize``, an unknown ``filter_norm``,
+            a ``filter_eps`` or ``init_std`` that is not positive, or a ``log_clamp`` outside (0,
+            20].
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
         >>> network = DRAWNetwork(28, 28, norm=LayerNorm())
-        >>> sum(p.numel() for p in network.parameters())
-        964347
         >>> output = network(torch.rand(2, 28, 28), torch.randn(3, 2, 100))
         >>> output.logits.shape, output.means.shape
         (torch.Size([2, 28, 28]), torch.Size([3, 2, 100]))
@@ -199,7 +195,7 @@ class DRAWNetwork(nn.Module):
         self._start_weights()
 
     def reset_parameters(self) -> None:
-        """Draw new weights, and re-initialise the norm."""
+        """Re-initialise weights and the norm."""
         for module in (self.encoder, self.decoder, self.posterior, self.read, self.write):
             if module is not None:
                 module.reset_parameters()
@@ -228,11 +224,7 @@ class DRAWNetwork(nn.Module):
     def compile_glimpse(self, mode: str) -> None:
         """Compile glimpses with `torch.compile` from now on, where gradients are enabled.
 
-        Args:
-            mode: mode of `torch.compile`; ``"reduce-overhead"`` uses CUDA graphs.
-
-        Raises:
-            ValueError: for an unknown mode.
+        ``"reduce-overhead"`` uses CUDA graphs. ValueError for an unknown mode.
         """
         try:
             _compiled(type(self).glimpse, mode)
@@ -243,15 +235,9 @@ class DRAWNetwork(nn.Module):
     # Running
 
     def forward(self, images: Tensor, noise: Tensor, trace: bool = False) -> DRAWOutput:
-        """Reconstruct images in T glimpses.
+        """Reconstruct images x (N, B, A), from 0 to 1, in T glimpses.
 
-        Args:
-            images: x, (N, B, A), from 0 to 1.
-            noise: standard normal samples, (T, N, Z).
-            trace: return the trace.
-
-        Raises:
-            ValueError: if sizes do not fit.
+        ``noise``: standard normal samples, (T, N, Z). ValueError for mismatched sizes.
         """
         if images.dim() != 3 or tuple(images.shape[1:]) != (self.height, self.width):
             raise ValueError(
@@ -266,12 +252,8 @@ class DRAWNetwork(nn.Module):
     def generate(self, latents: Tensor, trace: bool = False) -> DRAWOutput:
         """Generate images with decoder and writer (Gregor et al. 2015, section 2.3).
 
-        Args:
-            latents: z, samples of the standard normal prior, (T, N, Z).
-            trace: return the trace.
-
-        Raises:
-            ValueError: if sizes do not fit.
+        ``latents``: z, samples of the standard normal prior, (T, N, Z). ValueError for mismatched
+        sizes.
         """
         self._check_noise("latents", latents, latents.shape[1] if latents.dim() == 3 else 1)
         check_devices(latents, **dict(self.named_parameters()))
@@ -395,17 +377,10 @@ class DRAWNetwork(nn.Module):
     def glimpse(
         self, images: Tensor | None, state: DRAWState, noise: Tensor, t: int
     ) -> tuple[DRAWState, tuple[Tensor | None, Tensor | None, Tensor | None]]:
-        """One glimpse.
+        """Glimpse t; without images, the noise (N, Z) is z.
 
-        Args:
-            images: x; ``None``: the noise is z.
-            state: state before the glimpse.
-            noise: (N, Z).
-            t: number of the glimpse, from 0.
-
-        Returns:
-            The next state, and the outputs of the linear maps: reader (N, 5), latents (N, 2Z) and
-            writer (N, 5).
+        Returns the next state, and the outputs of the linear maps: reader (N, 5), latents (N, 2Z)
+        and writer (N, 5).
         """
         dtype = state.canvas.dtype
         reads = posterior = writes = None
@@ -436,14 +411,12 @@ class DRAWNetwork(nn.Module):
             return places.to(dtype)
 
     def _look(self, both: Tensor, parameters: Tensor) -> Tensor:
-        """Patches (N, 2, R, R) of images (N, 2, B, A)."""
         with torch.autocast(both.device.type, enabled=False):
             places, f_y, f_x = self._grid(parameters, self.read_size)
             patches = f_y.unsqueeze(1) @ both @ f_x.unsqueeze(1).mT
             return places[:, 4, None, None, None] * patches
 
     def _spread(self, patch: Tensor, parameters: Tensor) -> Tensor:
-        """Spread patches (N, W, W) over canvases (N, B, A)."""
         with torch.autocast(patch.device.type, enabled=False):
             places, f_y, f_x = self._grid(parameters, self.write_size)
             return f_y.mT @ patch @ f_x / places[:, 4, None, None]

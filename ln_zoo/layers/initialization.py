@@ -30,7 +30,7 @@ def orthogonal_init(
     """Initialise a layer as recurrent batch normalisation does (arXiv 1603.09025, section 5).
 
     Input weights are orthogonal. Recurrent weights of the candidate state (an LSTM's g, a GRU's n,
-    all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal; those of the
+    all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal; weights of the
     gates are slices of one orthogonal matrix (H, gates H). Biases are 0, except the LSTM's forget
     gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's own weights are unchanged. Norm
     parameters that depend on weights are recomputed.
@@ -67,22 +67,7 @@ def orthogonal_init(
 
 @torch.no_grad()
 def orthogonal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """`torch.nn.init.orthogonal_` that also accepts half precision.
-
-    torch cannot decompose such matrices: they are drawn in float32 and rounded.
-
-    Args:
-        tensor: a tensor of at least 2 dimensions, filled in place.
-        generator: random generator; default torch's own.
-
-    Returns:
-        The same tensor.
-
-    Example:
-        >>> w = orthogonal_(torch.empty(3, 3, dtype=torch.bfloat16)).double()
-        >>> torch.allclose(w @ w.T, torch.eye(3).double(), atol=0.02)
-        True
-    """
+    """`torch.nn.init.orthogonal_` that accepts half precision too: drawn in float32 and rounded."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     drawn = torch.empty_like(tensor, dtype=wide, memory_format=torch.contiguous_format)
     return tensor.copy_(init.orthogonal_(drawn, generator=generator))
@@ -111,16 +96,7 @@ def _start_recurrent(
 def set_forget_bias(module: nn.Module, bias: float) -> None:
     """Set the bias of every forget gate (`ln_zoo.ops.Cell.forget`) in a module.
 
-    Args:
-        module: a recurrent layer or cell, or a module that contains some.
-        bias: new value of ``bias_ih``; ``bias_hh`` becomes 0.
-
-    Example:
-        >>> from ln_zoo.layers import LSTM
-        >>> layer = LSTM(3, 2)
-        >>> set_forget_bias(layer, 1.0)
-        >>> layer.bias_ih_l0[2:4].tolist(), layer.bias_hh_l0[2:4].tolist()
-        ([1.0, 1.0], [0.0, 0.0])
+    ``bias`` is the new value of ``bias_ih``; ``bias_hh`` becomes 0.
     """
     for layer in module.modules():
         if not isinstance(layer, RecurrentLayer | RecurrentCell):
@@ -137,14 +113,13 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
     """Set scales and biases so that features have mean 0 and variance 1 on a batch.
 
     After Salimans and Kingma (2016, arXiv 1602.07868, section 3): every `Linear` and `Conv2d` whose
-    norm has a scale (`WeightNorm`) gets, in the order of the forward pass,
-    ``scale = 1 / sigma[t]`` and ``bias = -mu[t] / sigma[t]`` with ``t = w x / |w|``: mean and
-    biased variance of each feature over the batch, and in convolutions over positions. Each layer
-    sees the updated outputs of the layers before it. Weights are unchanged. A layer without bias
-    gets only a scale; a layer used several times is set at its first use. A feature that is
-    constant on the batch, up to rounding, keeps its scale, and its bias becomes minus its mean.
-
-    Recurrent layers are skipped, as in the source: statistics of their units change over time.
+    norm has a scale (`WeightNorm`) gets, in the order of the forward pass, ``scale = 1 / sigma[t]``
+    and ``bias = -mu[t] / sigma[t]`` with ``t = w x / |w|``: mean and biased variance of each
+    feature over the batch, and in convolutions over positions. Each layer sees the updated outputs
+    of the layers before it. Weights are unchanged. A layer without bias gets only a scale; a layer
+    used several times is set at its first use. A feature that is constant on the batch, up to
+    rounding, keeps its scale, and its bias becomes minus its mean. Recurrent layers are skipped, as
+    in the source: statistics of their units change over time.
 
     The pass runs without gradients, in evaluation mode; norms that mix examples use batch
     statistics. Modes, running averages, generators and gradients are restored; if the pass fails,
@@ -167,10 +142,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
         >>> x = torch.randn(100, 5)
         >>> data_dependent_init(model, x)
         ['0']
-        >>> sums = model[0](x)
-        >>> torch.allclose(sums.mean(0), torch.zeros(8), atol=1e-5)
-        True
-        >>> torch.allclose(sums.var(0, correction=0), torch.ones(8), atol=1e-5)
+        >>> torch.allclose(model[0](x).mean(0), torch.zeros(8), atol=1e-5)
         True
     """
     layers = scaled_layers(model)

@@ -12,7 +12,7 @@ from ln_zoo.ops import check_devices
 
 
 class Linear(nn.Linear):
-    """``norm(W x) + b``: `torch.nn.Linear` with a norm (paper, eq. 3-4).
+    r"""``norm(W x) + b``: `torch.nn.Linear` with a norm (paper, eq. 3-4).
 
     The bias is added after normalisation: it is the paper's b.
 
@@ -22,9 +22,9 @@ class Linear(nn.Linear):
         bias: use a bias.
         norm: the normalisation; default `Identity`, with which this is torch's layer.
         device: device of the parameters.
-        dtype: precision of the parameters.
+        dtype: dtype of the parameters.
 
-    Shapes: input (N, \\*, I), output (N, \\*, F), in the precision of torch's layer.
+    Shapes: input (N, \*, I), output (N, \*, F).
 
     Parameters: ``weight`` (F, I) and ``bias`` (F,), initialised as torch does; ``site.gain`` (F,)
     with a norm that has a gain; ``site.scale`` (F,) with weight normalisation.
@@ -66,7 +66,7 @@ class Linear(nn.Linear):
         return output.to(sums.dtype)
 
     def reset_parameters(self) -> None:
-        """Draw a new weight and bias, as torch does, and re-initialise the norm."""
+        """Re-initialise weight and bias, as torch does, and the norm."""
         super().reset_parameters()
         if "site" in self._modules:  # torch's constructor calls this first
             self.site.reset_parameters()

@@ -45,7 +45,7 @@ class RecurrentOptions(TypedDict, total=False):
 
 
 class RecurrentLayer(nn.RNNBase):
-    """Layers of any recurrent cell with any norm, with torch's semantics.
+    r"""Layers of any recurrent cell with any norm, with torch's semantics.
 
     `LSTM`, `GRU` and `RNN` are subclasses. Your own sets an `ln_zoo.ops.Cell` and inherits layers,
     directions, packed sequences, dropout and every norm::
@@ -53,20 +53,20 @@ class RecurrentLayer(nn.RNNBase):
         class MyLayer(RecurrentLayer):
             cell = MY_CELL
 
-    It runs on the generic loop; the logger ``ln_zoo`` says so. The base is `torch.nn.RNNBase`,
-    not `torch.nn.LSTM`, `GRU` or `RNN`, which torch.compile does not trace.
+    It runs on the generic loop; the logger ``ln_zoo`` says so. The base is `torch.nn.RNNBase`, not
+    `torch.nn.LSTM`, `GRU` or `RNN`, which torch.compile does not trace.
 
     Args:
         input_size: size I of each input.
         hidden_size: size H of each state.
         num_layers: stacked layers.
         bias: use biases, added after normalisation.
-        batch_first: input and output are (N, T, \\*) instead of (T, N, \\*).
+        batch_first: input and output are (N, T, \*) instead of (T, N, \*).
         dropout: dropout probability between layers, in training.
         bidirectional: add a second direction, which reads each sequence backwards from its own end.
         proj_size: size P of the projected outputs; 0: no projection.
         device: device of the parameters.
-        dtype: precision of the parameters.
+        dtype: dtype of the parameters.
         norm: the normalisation; default `Identity`, with which `LSTM`, `GRU` and `RNN` are torch's.
         normalize: roles of the cell's sites to normalise; default all.
         zoneout: probability that an element of a state keeps its previous value (Krueger et al.
@@ -84,8 +84,8 @@ class RecurrentLayer(nn.RNNBase):
     ``weight_NAME_l0`` (rows, H); and the norm's, ``sites.l0.ROLE.gain``, ``.shift`` or ``.scale``.
     They are initialised as in torch.
 
-    Precision: states are carried in float32 at least. Under autocast the output has autocast's
-    precision and the final states that of the parameters, so splitting a sequence does not round.
+    Precision: states are carried in float32 or wider. Under autocast the output has autocast's
+    dtype and the final states that of the parameters, so splitting a sequence does not round.
     torch's fused loop, where it runs, follows its own rules.
 
     Raises:
@@ -224,11 +224,10 @@ class RecurrentLayer(nn.RNNBase):
                 yield f"l{layer}_reverse"
 
     def _directions(self) -> dict[str, dict[str, Site]]:
-        """The sites of each direction of each layer, by the suffix of its parameter names."""
         return {suffix: sites_by_role(sites) for suffix, sites in self.sites.items()}
 
     def reset_parameters(self) -> None:
-        """Draw new weights and biases, as torch does, and re-initialise the norm."""
+        """Re-initialise weights and biases, as torch does, and the norm."""
         if "sites" not in self._modules:
             return  # torch's constructor calls this first
         self._draw_weights()
@@ -255,10 +254,6 @@ class RecurrentLayer(nn.RNNBase):
 
         Parametrised weights (`torch.nn.utils.parametrize`) are copied by value. Cells have no
         dropout, which acts only in training.
-
-        Args:
-            layer: index of the layer.
-            reverse: the second direction.
 
         Raises:
             ValueError: if there is no such layer or direction, or the layer has ``proj_size`` or
@@ -317,7 +312,6 @@ class RecurrentLayer(nn.RNNBase):
         reset: Tensor | PackedSequence | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, States]:
-        """Outputs and final states, in the layout of the input."""
         if mask is not None:
             return self._run_padded(input, hx, reset, mask)
         states = as_states(type(self).__name__, self.cell, hx)
@@ -426,11 +420,7 @@ class RecurrentLayer(nn.RNNBase):
     ) -> tuple[Tensor, States]:
         """Outputs and final states.
 
-        Args:
-            x: time-major input (T, N, I), or packed data (total, I).
-            batch_sizes: batch sizes of packed data.
-            states: initial states; ``None``: zeros.
-            reset: rows before which states are reset, (T * N,) or (total,).
+        x is time-major (T, N, I), or packed (total, I); rows to reset are (T * N,) or (total,).
         """
         noise = self.noise
         noisy = "zoneout" in noise or "recurrent_dropout" in noise
@@ -587,11 +577,9 @@ class LSTM(RecurrentLayer):
         derivative_bound: clip the derivative of the loss with respect to each gate's sum to this
             size (Graves 2013, section 2.1), on the generic loop; default: no clipping.
 
-    Further arguments are torch's, ``norm``, ``normalize`` (sites ``"input"``, ``"recurrent"``,
-    ``"cell"``), ``zoneout``, ``recurrent_dropout`` and ``weight_dropout``: see `RecurrentLayer`.
-
-    Parameters: as `RecurrentLayer`, with G = 4H; gains (4H,) at ``input`` and ``recurrent``, gain
-    and shift (H,) at ``cell``; ``weight_peephole_l0`` (3, H) to i, f, o.
+    Further arguments: see `RecurrentLayer`. Parameters: as there, with G = 4H; gains (4H,) at the
+    sites ``"input"`` and ``"recurrent"``, gain and shift (H,) at ``"cell"``; ``weight_peephole_l0``
+    (3, H) to i, f, o.
 
     Raises:
         ValueError: as `RecurrentLayer`, and for a ``derivative_bound`` that is not positive.
@@ -656,21 +644,20 @@ class LSTM(RecurrentLayer):
                 ``batch_first``, (T,) for one example, or packed as the input is. The result equals
                 running the pieces as separate sequences; only the first one starts from ``hx``,
                 unless it is reset too. A second direction reads each piece backwards from its own
-                end, the last one from its ``hx``. Norms with statistics per time step
-                (`BatchNorm`) count steps from the start of a piece: then all pieces run as one
-                packed batch, and recurrent dropout draws a mask for each piece, otherwise for each
-                sequence.
+                end, the last one from its ``hx``. Norms with statistics per time step (`BatchNorm`)
+                count steps from the start of a piece: then all pieces run as one packed batch, and
+                recurrent dropout draws a mask for each piece, otherwise for each sequence.
             mask: valid steps of padded sequences: boolean, (T, N), or (N, T) with ``batch_first``,
                 true at the first steps of each sequence. Such a call runs the sequences packed,
                 which synchronises with the device. Outputs are zero where the mask is false; final
                 states are taken after the last valid step.
 
         Returns:
-            The output, (T, N, D * H) for D directions, or (T, N, D * P) with ``proj_size``, in
-            the layout of the input; and the final states (h, c) in the shapes of ``hx``.
+            The output, (T, N, D * H) for D directions, or (T, N, D * P) with ``proj_size``, in the
+            layout of the input; and the final states (h, c) in the shapes of ``hx``.
 
         Raises:
-            RuntimeError: if sizes do not fit.
+            RuntimeError: for mismatched sizes.
             TypeError: if ``hx`` is not a tuple of two, or only one of ``reset`` and the input is
                 packed.
             ValueError: if the input is neither 2D nor 3D, or ``reset`` or ``mask`` does not fit it;
@@ -691,13 +678,8 @@ class GRU(RecurrentLayer):
     The two gates share statistics over 2H features, the candidate n has its own. As in torch and
     unlike the paper, there are two biases, added after normalisation, and z weights the old state.
 
-    Arguments are torch's, ``norm``, ``normalize`` (sites ``"input"``, ``"recurrent"``),
-    ``zoneout``, ``recurrent_dropout`` and ``weight_dropout``: see `RecurrentLayer`.
-
-    Parameters: as `RecurrentLayer`, with G = 3H and gains (3H,) at ``input`` and ``recurrent``.
-
-    Raises:
-        ValueError: as `RecurrentLayer`.
+    Arguments and errors: see `RecurrentLayer`. Parameters: as there, with G = 3H and gains (3H,) at
+    the sites ``"input"`` and ``"recurrent"``.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -749,21 +731,12 @@ class RNN(RecurrentLayer):
     Args:
         nonlinearity: f, ``"tanh"`` or ``"relu"``.
 
-    Further arguments are torch's, ``norm``, ``normalize`` (sites ``"sum"``, and for norms that act
-    on weights ``"input"`` and ``"recurrent"``), ``zoneout``, ``recurrent_dropout`` and
-    ``weight_dropout``: see `RecurrentLayer`.
-
-    Parameters: as `RecurrentLayer`, with G = H; gain (H,) at ``sum``, scales (H,) at ``input`` and
-    ``recurrent``.
+    Further arguments: see `RecurrentLayer`. Parameters: as there, with G = H; gain (H,) at the site
+    ``"sum"``. Norms that act on weights have scales (H,) at ``"input"`` and ``"recurrent"``
+    instead.
 
     Raises:
         ValueError: as `RecurrentLayer`, and for another nonlinearity.
-
-    Example:
-        >>> from ln_zoo.norms import LayerNorm
-        >>> output, h = RNN(3, 5, nonlinearity="relu", norm=LayerNorm())(torch.randn(7, 4, 3))
-        >>> output.shape, h.shape
-        (torch.Size([7, 4, 5]), torch.Size([1, 4, 5]))
     """
 
     cell = CELLS["RNN_TANH"]
@@ -827,12 +800,6 @@ def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> typ
 
     Raises:
         ValueError: for an unknown name, or a path that is not a class of recurrent layers.
-
-    Example:
-        >>> recurrent_layer("gru").__name__
-        'GRU'
-        >>> recurrent_layer({"class_path": "ln_zoo.layers.LSTM"}).__name__
-        'LSTM'
     """
     found: Any = kind
     if isinstance(kind, str):
@@ -852,12 +819,7 @@ def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> typ
 
 
 def layer_config(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> str | dict[str, str]:
-    """Serialise a class of recurrent layers as ``"lstm"`` or ``{"class_path": ...}``.
-
-    Example:
-        >>> layer_config(GRU)
-        'gru'
-    """
+    """Serialise a class of recurrent layers as ``"lstm"`` or ``{"class_path": ...}``."""
     cls = recurrent_layer(kind)
     if cls in (LSTM, GRU, RNN):
         return cls.__name__.lower()

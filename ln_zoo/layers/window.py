@@ -76,8 +76,8 @@ class WindowLSTM(nn.Module):
 
     Layers above read w_t of the same step. With `LayerNorm`, `RMSNorm`, `WeightNorm` or no norm,
     the loop runs on the kernels listed by ``ln-zoo kernels``; with peepholes, clipped derivatives,
-    other norms or other forms of the window, it runs on torch functions. Autocast is disabled
-    inside: in bfloat16 kappa would not move.
+    other norms or other forms of the window, on torch functions. Autocast is disabled inside: in
+    bfloat16 kappa would not move.
 
     Args:
         input_size: size I of each input.
@@ -94,7 +94,7 @@ class WindowLSTM(nn.Module):
         kappa_bias: initial b of kappa^; default -3 for ``"exp"``, a character in 20 steps, and 0
             for ``"softplus"``, a character in 36. (Writers take 22 steps; ``"exp"`` at 0 takes 1.)
 
-    Parameters: those of `LSTMCell` under ``cell.``, and ``window.weight`` (3K, H, or E + I + H),
+    Parameters: as `LSTMCell` under ``cell.``, and ``window.weight`` (3K, H, or E + I + H),
     ``window.bias`` (3K,). Initial biases of alpha^ make the peaks of all Gaussians sum to 1.
 
     Raises:
@@ -159,7 +159,7 @@ class WindowLSTM(nn.Module):
         self._start_window()
 
     def reset_parameters(self) -> None:
-        """Draw new weights and biases, and re-initialise the norm."""
+        """Re-initialise weights, biases and the norm."""
         self.cell.reset_parameters()
         self.window.reset_parameters()
         self._start_window()
@@ -175,9 +175,8 @@ class WindowLSTM(nn.Module):
         kappa.fill_(self.kappa_bias)
 
     def start(self, examples: int) -> WindowState:
-        """Initial state of N examples: zeros, with the window before the text.
-
-        Graves 2013 does not state it.
+        """Initial state of N examples: zeros, with the window before the text (not stated in the
+        source).
         """
         sizes = (self.hidden_size, self.hidden_size, self.components, self.character_size)
         return WindowState(*(self.window.weight.new_zeros(examples, size) for size in sizes))
@@ -198,7 +197,7 @@ class WindowLSTM(nn.Module):
             trace: return phi too.
 
         Raises:
-            ValueError: if sizes do not fit.
+            ValueError: for mismatched sizes.
         """
         if input.dim() != 3 or input.shape[2] != self.input_size or not len(input):
             raise ValueError(

@@ -12,21 +12,7 @@ from ln_zoo.vocabulary import Vocabulary
 
 
 def check_sizes(**sizes: int | Sequence[int]) -> None:
-    """Check that sizes are integers of at least 1.
-
-    Args:
-        **sizes: a size, or several, by the argument's name.
-
-    Raises:
-        TypeError: for a value that is not an integer.
-        ValueError: for a value below 1.
-
-    Example:
-        >>> check_sizes(in_features=784, hidden_sizes=[1000, 0])
-        Traceback (most recent call last):
-            ...
-        ValueError: every size must be at least 1, got {'hidden_sizes': [1000, 0]}
-    """
+    """Raise TypeError or ValueError unless sizes, or their elements, are integers of at least 1."""
     small = {}
     for name, given in sizes.items():
         values = given if isinstance(given, list | tuple) else [given]
@@ -39,21 +25,7 @@ def check_sizes(**sizes: int | Sequence[int]) -> None:
 
 
 def check_positive(**values: float | None) -> None:
-    """Check that numbers are positive; None is allowed.
-
-    Args:
-        **values: by the argument's name.
-
-    Raises:
-        TypeError: for a value that is not a number.
-        ValueError: for a value that is not positive.
-
-    Example:
-        >>> check_positive(lr="fast")
-        Traceback (most recent call last):
-            ...
-        TypeError: lr must be a number, got 'fast'
-    """
+    """Raise TypeError or ValueError unless values are positive numbers or None."""
     for name, value in values.items():
         if value is None:
             continue
@@ -64,13 +36,7 @@ def check_positive(**values: float | None) -> None:
 
 
 def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
-    """Check that arguments are among their choices.
-
-    Args:
-        **choices: value and choices by the argument's name.
-
-    Raises:
-        ValueError: for another value.
+    """Raise ValueError unless each value is among its choices, given as (value, choices).
 
     Example:
         >>> check_words(encoder=("tri", ("uni", "bi")))
@@ -84,15 +50,7 @@ def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
 
 
 def check_vocabulary(vocabulary: Vocabulary, trainer: Trainer) -> None:
-    """Check that a trainer's data have the vocabulary of the model, if they have one.
-
-    Args:
-        vocabulary: of the model.
-        trainer: with its data module, if there is one.
-
-    Raises:
-        ValueError: if the data have another vocabulary.
-    """
+    """Raise ValueError if the trainer's data have another vocabulary than the model."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     words = getattr(data, "vocabulary", None)
     if words is not None and list(words) != list(vocabulary):
@@ -104,23 +62,7 @@ def check_vocabulary(vocabulary: Vocabulary, trainer: Trainer) -> None:
 
 
 def check_inputs(inputs: object, features: int) -> None:
-    """Check that inputs are a batch of the right size.
-
-    Args:
-        inputs: a batch (N, \\*).
-        features: size of an example.
-
-    Raises:
-        TypeError: if the inputs are not a tensor.
-        ValueError: for examples of another size.
-
-    Example:
-        >>> import torch
-        >>> check_inputs(torch.rand(28, 28), features=784)
-        Traceback (most recent call last):
-            ...
-        ValueError: this model reads 784 numbers per example, got inputs (28, 28), ...
-    """
+    r"""Raise TypeError or ValueError unless inputs are tensors (N, \*) of this size per example."""
     hint = "give a batch (N, ...), as model.card.preprocess makes of images"
     if not isinstance(inputs, Tensor):
         raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}: {hint}")

@@ -27,7 +27,7 @@ _TIED_SEED = 0
 
 
 class Inputs(NamedTuple):
-    """N passages with a query each; what a data module's batch begins with.
+    """N passages with a query each.
 
     Attributes:
         passage: word indices, (N, T), padded with any index.
@@ -43,13 +43,12 @@ class Inputs(NamedTuple):
 
 
 class AttentiveReader(Classifier):
-    """Reader of a passage and a query, which predicts the entity that the query leaves out.
+    """Predict the entity that is missing in a query about a passage.
 
-    The attentive reader of Hermann et al. (2015, arXiv 1506.03340), in one direction and with the
+    The attentive reader of Hermann et al. (2015, arXiv 1506.03340), unidirectional and with the
     changes of the code of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025,
-    section 5.4), which the paper used. Two LSTMs with one table of word embeddings read passage and
-    query. With h_t the states over the passage, u the last over the query, and d the size of all of
-    these::
+    section 5.4), which the paper used. Two LSTMs share word embeddings and read passage and query.
+    With h_t the states of the passage, u the final state of the query, and d the size of all::
 
         p_t = tanh(W_a h_t + b_a + W_u u + (M h_t) . (M u))     the similarity is added to each unit
         a = softmax over t of v . p_t                           over the passage's tokens
@@ -57,45 +56,35 @@ class AttentiveReader(Classifier):
         g = tanh(W_r r + W_g u + b_g + W_m mean over t of h_t)
         answer = softmax(W_o g + b_o)                           over the whole vocabulary
 
-    Embeddings and g are dropped out. The norm acts in both LSTMs: layer norm as in the paper's
-    eq. 20-22, batch norm as in Cooijmans et al.; with ``everywhere`` also at W_a h_t, W_u u, W_r r,
-    W_g u and W_m mean ("BN-everywhere"; its gains there begin with the norm's ``gain``, for
-    which the source has 0.1).
+    Dropout acts on embeddings and g. The norm acts in both LSTMs (layer norm: the paper's eq.
+    20-22); with ``everywhere`` also on W_a h_t, W_u u, W_r r, W_g u and W_m mean ("BN-everywhere";
+    gains start at the norm's ``gain``, 0.1 in the source).
 
-    Weights begin as in that code: square matrices of the LSTMs' gates, M and W_a as 0.05 times an
-    orthogonal matrix; the others uniform within sqrt(6 / (inputs + outputs + 1)), v within
-    1 / sqrt(d); biases at 0, those of forget gates too. Gradients are clipped there to a norm of
-    10, which is the trainer's part: ``gradient_clip_val: 10.0``.
+    Initial values are the source's: square matrices of LSTM gates, M and W_a 0.05 times an
+    orthogonal matrix; others uniform within sqrt(6 / (inputs + outputs + 1)), v within 1 / sqrt(d);
+    all biases 0. The source clips the gradient norm to 10: ``gradient_clip_val: 10.0``.
+    Differences: LSTMs have torch's two biases, where the layer norm code adds the same one twice;
+    initial states are zeros by default; matrices are independent unless ``tied_init``.
 
-    A batch is ``(inputs, answers)``: inputs as `Inputs`, answers (N,) word indices. Metrics:
-    ``nll`` and ``error`` over the whole vocabulary, as in the source; ``entity_error``, where the
-    answer is chosen among all entities, and ``passage_error``, among those of the passage.
-
-    Differences from that code: there are two biases in each LSTM as in torch, where the layer norm
-    code adds the same one twice; initial states are zeros by default; every matrix is drawn
-    independently unless ``tied_init``.
+    A batch is ``(inputs, answers)``: `Inputs` and word indices (N,). Metrics: ``nll`` and ``error``
+    over the whole vocabulary, as in the source; ``entity_error`` among all entities,
+    ``passage_error`` among the passage's.
 
     Args:
         vocabulary: the words, or a text file with one word per line; entities are ``@entity0``,
-            ``@entity1``, ... Default: ``@placeholder`` and a hundred entities alone.
+            ``@entity1``, ... Default: ``@placeholder`` and a hundred entities.
         hidden_size: size d of embeddings, states, attention and joint layer.
-        dropout: probability with which a number of embeddings and g is set to zero in training.
+        dropout: dropout probability of embeddings and g.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
-        everywhere: whether it acts outside the LSTMs as well.
-        statistics: over what a batch-dependent norm takes its statistics: ``"masked"``, the
-            tokens that are there, or ``"all"`` positions of the padded batch, as in the source.
-            Then outputs depend on how far a batch is padded.
-        initial_state: of the LSTMs: ``"zeros"``, or ``"learned"`` h that begin at zero, as in the
-            source. Under layer norm such an h has gradients about 1 / sqrt(eps) times as large as
-            those of other states at first, which clipping then scales all others down for.
-        tied_init: whether to draw every matrix from the same seed, as that code does: equal ones
-            for all four gates, inputs and states, passage and query.
+        everywhere: apply the norm outside the LSTMs as well.
+        statistics: positions for statistics of batch-dependent norms: ``"masked"``, real tokens, or
+            ``"all"`` of the padded batch, as in the source. Then outputs depend on the padding.
+        initial_state: of the LSTMs: ``"zeros"``, or ``"learned"`` h, initially zero, as in the
+            source. Under layer norm gradients of such an h are initially about 1 / sqrt(eps) times
+            as large as those of other states; clipping then shrinks all others.
+        tied_init: draw every matrix from the same seed, as the source does: equal ones for all four
+            gates, inputs and states, passage and query.
         lr: learning rate of Adam.
-
-    Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: for sizes below 1, a dropout outside [0, 1), unknown words, a learning rate
-            that is not positive, a vocabulary without an entity.
 
     Example:
         >>> model = AttentiveReader(["@entity0", "@entity1", "@placeholder", "sings"], 8)
@@ -169,13 +158,13 @@ class AttentiveReader(Classifier):
             raise ValueError(
                 "the vocabulary has no entity (@entity0, @entity1, ...) to answer with"
             )
-        # Follows from the vocabulary, so that no checkpoint needs it.
+        # Not in checkpoints: derived from the vocabulary.
         self.register_buffer("entities", torch.tensor(is_entity), persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new weights, as the source does, and re-initialises the norm."""
+        """Re-initialise weights, as the source does, and the norm."""
         for reader in (self.passage_reader, self.query_reader):
             reader.reset_parameters()
             for kind in ("ih", "hh"):
@@ -201,7 +190,6 @@ class AttentiveReader(Classifier):
             layer.reset_norm()
 
     def _generator(self) -> torch.Generator | None:
-        """Generator of the next matrix; None: torch's default."""
         if not self.tied_init:
             return None
         return torch.Generator(self.embedding.weight.device).manual_seed(_TIED_SEED)
@@ -232,13 +220,11 @@ class AttentiveReader(Classifier):
 
     @torch.no_grad()
     def answer(self, passage: str, query: str) -> str:
-        """The predicted entity of a passage that the query leaves out.
-
-        The model is in evaluation mode meanwhile.
+        """The predicted entity of a passage that is missing in the query, in evaluation mode.
 
         Args:
-            passage: words in lower case with white space between them; entities are
-                ``@entity0``, ``@entity1``, ...
+            passage: lower-case words separated by white space; entities are ``@entity0``,
+                ``@entity1``, ...
             query: likewise, with ``@placeholder`` in place of an entity.
 
         Raises:
@@ -271,7 +257,7 @@ class AttentiveReader(Classifier):
         _, u = self._states(self.query_reader, 1, query, query_lengths)
         lengths = passage_lengths.unsqueeze(1).to(h.device)
         mask = torch.arange(h.shape[1], device=h.device) < lengths
-        # (M h) . (M u) = h . (M^T M u): one product a passage in place of one a token.
+        # (M h) . (M u) = h . (M^T M u): one product per passage instead of per token.
         probe = self.similarity(u) @ self.similarity.weight
         similarity = h @ probe.unsqueeze(2)
         states = self._of_tokens(self.attend_states, h, mask)
@@ -287,15 +273,15 @@ class AttentiveReader(Classifier):
     def _states(
         self, reader: LSTM, which: int, tokens: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The states (N, T, d) of a reader, and the last of each example (N, d)."""
+        """States (N, T, d) of a reader, and the final state of each example (N, d)."""
         x = self.dropout(self.embedding(tokens))
         start = None
         if self.initial_states is not None:
             h = self.initial_states[which].expand(1, tokens.shape[0], -1).contiguous()
             start = (h, torch.zeros_like(h))
         if not self._skips_padding:
-            # Padding does not influence the states before it, and torch's LSTM takes a third of
-            # the time of packed sequences.
+            # Padding does not affect earlier states, and torch's padded LSTM is three times as fast
+            # as packed.
             states, _ = reader(x, start)
             rows = torch.arange(tokens.shape[0], device=states.device)
             return states, states[rows, lengths.to(states.device) - 1]
@@ -305,7 +291,7 @@ class AttentiveReader(Classifier):
         return padded, last[0]
 
     def _of_tokens(self, layer: Linear, h: Tensor, mask: Tensor) -> Tensor:
-        """A layer applied to each state, with statistics over real tokens if padding is skipped."""
+        """Apply a layer to each state, with statistics over real tokens if padding is skipped."""
         if not self._skips_padding:
             return layer(h)
         rows = mask.flatten().nonzero().squeeze(1)
@@ -320,13 +306,12 @@ class AttentiveReader(Classifier):
         check_vocabulary(self.vocabulary, self.trainer)
 
     def per_example(self, batch: tuple[Inputs, Tensor]) -> dict[str, Tensor]:
-        """The `metrics` of each example, float64 (N,)."""
         inputs, answers = batch
         logits = self(inputs).double()
         candidates = self._candidates(inputs)
         among = torch.where(self.entities, logits, -math.inf)
         in_passage = torch.where(candidates, logits, -math.inf)
-        # A passage without an entity has no right answer.
+        # A passage without an entity has no correct answer.
         found = in_passage.argmax(-1).masked_fill(~candidates.any(-1), -1)
         return {
             "nll": F.cross_entropy(logits, answers, reduction="none"),

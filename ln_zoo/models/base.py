@@ -33,15 +33,16 @@ class ZooModule(LightningModule, ABC):
     A subclass takes ``norm: Norm | None = None``, chooses its default in ``__init__``, and calls
     Lightning's ``save_hyperparameters()`` and then `resolve_hyperparameters` there. Checkpoints
     hold plain values only (weights-only loading works), name their class, list the training runs
-    behind the weights, and store the state of torch's CPU generator for each process, so that a
-    resumed run draws the same noise as an uninterrupted one.
+    behind the weights, and store the state of torch's CPU generator of each process, so that a
+    resumed run samples the same noise as an uninterrupted one.
 
-    Abstract, so that the command line offers trainable models only.
+    Constructors raise TypeError for a size or rate that is not a number, and ValueError for values
+    out of range and unknown choices; methods raise ValueError for inputs of another size. Errors
+    name the argument.
 
     Optional methods of a subclass: ``export_parts()`` for ``ln-zoo export`` (see
-    `ln_zoo.export.parts.export_parts`), and ``dynamics_data(examples)`` and
-    ``dynamics_task(data, examples, steps)`` for ``ln-zoo analyze dynamics`` (see
-    `ln_zoo.models.dynamics`).
+    `ln_zoo.export.parts.export_parts`), and ``dynamics_data(examples)`` and ``dynamics_task(data,
+    examples, steps)`` for ``ln-zoo analyze dynamics`` (see `ln_zoo.models.dynamics`).
     """
 
     #: Kinds of batches the model reads, as in ``batch_kind`` of data modules; empty: any.
@@ -66,9 +67,8 @@ class ZooModule(LightningModule, ABC):
     def resolve_hyperparameters(self, norm: Norm | None, **resolved: Any) -> None:
         """Replace hyperparameters by the values in use, as plain data.
 
-        Call it in ``__init__`` after ``save_hyperparameters()``, which stores what was passed: a
-        `Norm`, or None for a default. Arguments that the class of the model does not take, such as
-        those of a parent's ``__init__``, are dropped.
+        Call it in ``__init__`` after ``save_hyperparameters()``, which stores the arguments as
+        passed. Arguments that the class does not take, such as those of a parent, are dropped.
 
         Args:
             norm: the norm in use; stored as ``class_path`` and ``init_args``. None: `Identity`.
@@ -82,7 +82,7 @@ class ZooModule(LightningModule, ABC):
         foreign: list[str] = []
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             foreign = [name for name in {**self.hparams, **values} if name not in parameters]
-        # Lightning merges a mapping into what it stored, and drops what it is to ignore.
+        # Lightning merges a mapping into stored hyperparameters, and drops ignored ones.
         self.save_hyperparameters(values, ignore=foreign)
 
     def remember(self, norm: Norm | None, **resolved: Any) -> None:
@@ -99,7 +99,7 @@ class ZooModule(LightningModule, ABC):
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """Hyperparameters as loggers write them: with the size of a vocabulary, not its words."""
+        """Hyperparameters for loggers: with the size of a vocabulary, not its words."""
         initial = super().hparams_initial
         if isinstance(words := initial.get("vocabulary"), list):
             initial["vocabulary"] = f"{len(words):,} words"
@@ -111,12 +111,7 @@ class ZooModule(LightningModule, ABC):
     def multiplications(self) -> int | None:
         """Multiplications in the forward pass of one example, or None if unknown.
 
-        ``ln-zoo`` uses one thread if a batch needs few.
-
-        Example:
-            >>> from ln_zoo.models import MLPClassifier
-            >>> MLPClassifier(64, [32], num_classes=10).multiplications
-            2368
+        ``ln-zoo`` uses one thread for small batches.
         """
         return None
 
@@ -163,11 +158,6 @@ class ZooModule(LightningModule, ABC):
         """The training runs behind the weights, oldest first; see `ln_zoo.training_runs`.
 
         Checkpoints store them. Set this when you replace the weights.
-
-        Example:
-            >>> from ln_zoo.models import MLPClassifier
-            >>> MLPClassifier(64, [8]).training_runs
-            ()
         """
         return self._run_counter.runs(self._trainer)
 
@@ -214,14 +204,13 @@ class ZooModule(LightningModule, ABC):
 
         Args:
             file_path: path of the file.
-            input_sample: an argument of Lightning's method, which must be None here: shapes are
-                known, and sizes such as N and T stay dynamic.
+            input_sample: must be None: shapes are known, and sizes such as N and T stay dynamic.
             options: ``form`` (default here ``"sequence"``), ``part``, ``opset``, ``overwrite``,
                 ``name`` and ``sizes`` of `ln_zoo.export.export`.
 
         Raises:
-            ln_zoo.export.ExportError: as `ln_zoo.export.export`; for a model without this form; for
-                an input sample.
+            ln_zoo.export.ExportError: as `ln_zoo.export.export`; for an unsupported form, or an
+            input sample.
         """
         if input_sample is not None:
             raise ExportError(
@@ -246,11 +235,6 @@ class ZooModule(LightningModule, ABC):
 
         Raises:
             ln_zoo.zoo.CardError: as `ln_zoo.load`; for a model of another class.
-
-        Example:
-            >>> from ln_zoo.models import MLPClassifier
-            >>> MLPClassifier.from_pretrained("mlp.layernorm-digits").card.version
-            ''
         """
         model: Self = late.bound("pretrained").load_as(cls, name_or_path, **options)
         return model
@@ -272,7 +256,7 @@ class ZooModule(LightningModule, ABC):
 
         Raises:
             ln_zoo.zoo.CardError: if an argument, name or fact cannot be stored, or if the folder
-                must not be replaced.
+            must not be replaced.
 
         Example:
             >>> import tempfile
@@ -311,17 +295,8 @@ def fused_on_cpu(module: LightningModule) -> dict[str, bool]:
     """``{"fused": True}`` if torch's Adam and SGD should use their fused form, else ``{}``.
 
     On a CPU it takes half the time; on a GPU the default is as fast. Under mixed precision
-    Lightning refuses to clip the gradients of a fused optimizer.
-
-    Args:
-        module: the model, on its device, attached to its trainer if it has one.
-
-    Example:
-        >>> from ln_zoo.models import MLPClassifier
-        >>> model = MLPClassifier(64, [8])
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **fused_on_cpu(model))
-        >>> optimizer.defaults["fused"]
-        True
+    Lightning refuses to clip the gradients of a fused optimizer. ``module`` is on its device and
+    attached to its trainer, if it has one.
     """
     trainer = module._trainer  # the public property raises without a trainer
     mixed = trainer is not None and str(trainer.precision).endswith("-mixed")

@@ -29,30 +29,24 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Classifier(ZooModule):
-    """Softmax cross-entropy, and metrics: ``nll`` (nats per example) and those in `metrics`.
+    r"""Softmax cross-entropy, and metrics: ``nll`` (nats per example) and those in `metrics`.
 
-    A subclass defines ``forward``: inputs (N, \\*), or a tuple of such, to logits (N, K). Those of
+    A subclass defines ``forward``: inputs (N, \*), or a tuple of such, to logits (N, K). Those of
     the zoo also have ``forward_features``, ``backbone`` and ``head``: the features (N, F) that the
     last layer reads, the layers below it, and that layer. `ln_zoo.load` with ``num_classes`` draws
-    a new head, and Lightning's ``BackboneFinetuning`` freezes the backbone. Parameters that are
-    frozen (``requires_grad`` false) when training starts are left out of the optimizer.
+    a new head, and Lightning's ``BackboneFinetuning`` freezes the backbone. The optimizer omits
+    parameters that are frozen when training starts.
 
-    Evaluation losses come from logits cast to float64, as training losses fall to the resolution of
-    float32 (Figure 6 reaches 1e-7). In evaluation ``{stage}_nll`` and the others are logged as
-    metric objects, so that several processes give the numbers of one. Where the norm mixes
-    examples (batch norm), validation measures a second time, with the statistics of each batch in
-    place of the running averages, and logs ``val_batch_nll`` and the others; a batch of one example
-    is left out there. Where all batches are such (``eval_batch_size`` 1) they are not logged, and a
-    warning says why.
+    Evaluation losses come from float64 logits, since training losses reach the resolution of
+    float32 (1e-7 in Figure 6), and are logged as metric objects, which several processes combine.
+    Under batch norm, validation also measures with batch statistics in place of running averages
+    and logs ``val_batch_nll`` etc., without batches of one example; if all batches have one
+    (``eval_batch_size`` 1), a warning is issued instead.
 
     Args:
         lr: learning rate.
         optimizer: ``"adam"``, ``"sgd"`` (momentum 0.9) or ``"rmsprop"`` (squared gradients decay by
             0.9); other settings are torch's defaults.
-
-    Raises:
-        TypeError: for a learning rate that is not a number.
-        ValueError: for a learning rate that is not positive, or an unknown optimizer.
     """
 
     input_kinds = ("labelled images",)
@@ -83,10 +77,10 @@ class Classifier(ZooModule):
 
     @abstractmethod
     def forward(self, inputs: Any) -> Tensor:
-        """Logits (N, K) of inputs, tensors (N, \\*) or a tuple of them.
+        r"""Logits (N, K) of inputs, tensors (N, \*) or a tuple of them.
 
-        Images are floats from 0 to 1. ``model.card.preprocess`` of a published model makes such a
-        batch of PIL images, uint8 arrays and others.
+        Images are floats from 0 to 1; ``model.card.preprocess`` of a published model converts PIL
+        images, uint8 arrays and others.
         """
 
     def setup(self, stage: str) -> None:
@@ -151,7 +145,6 @@ class Classifier(ZooModule):
             setattr(self, f"{stage}_{name}", Ratio())
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
-        """Update and log the metrics of a batch."""
         self._update(stage, batch)
         for name in self.metrics:
             metric = getattr(self, f"{stage}_{name}")

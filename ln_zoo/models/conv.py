@@ -15,16 +15,13 @@ from ln_zoo.norms import LayerNorm, Norm, from_config
 
 
 class ConvClassifier(Classifier):
-    """Blocks of 3 x 3 convolutions, each with a 2 x 2 max-pool after it, a dense layer, a softmax.
+    """Blocks of 3 x 3 convolutions, each followed by 2 x 2 max-pooling, a dense layer, a softmax.
 
     The paper's experiment with convolutional networks (section 6.7) is preliminary: it states
-    neither network nor numbers. By default this is conv 32, conv 32, pool, conv 64, conv 64, pool,
+    neither network nor numbers. The default is conv 32, conv 32, pool, conv 64, conv 64, pool,
     dense 256, K logits, with ReLU and padding that keeps the size. The norm acts on the
-    convolutions and the dense layer. No norm acts on the logits, since their scale carries the
-    confidence of the softmax.
-
-    The network computes in torch's ``channels_last`` memory format, which is faster and changes
-    results by rounding only.
+    convolutions and the dense layer, not on the logits, whose scale carries the confidence of the
+    softmax. The network computes in torch's faster ``channels_last`` memory format.
 
     Args:
         image_shape: channels C, height H and width W of the images; (1, 28, 28) for MNIST.
@@ -32,17 +29,11 @@ class ConvClassifier(Classifier):
         channels: the channels of each convolution, a list for each block; at least one block.
         hidden_size: size of the dense layer.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`,
-            whose ``convolution`` says what shares statistics and gains.
+            whose ``convolution`` selects what shares statistics and gains.
         optimizer: ``"adam"``, or ``"sgd"`` with momentum 0.9.
         lr: learning rate.
 
-    Shapes: input (N, C, H, W), output: logits (N, K).
-
-    Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: for sizes below 1, no block or one without a convolution, images too small for
-            the pools, an unknown optimizer, a learning rate that is not positive; for inputs that
-            are not images of ``image_shape``.
+    Shapes: input (N, C, H, W), output: logits (N, K). ValueError for inputs of another shape.
 
     Example:
         >>> model = ConvClassifier((1, 8, 8), channels=[[4], [8]], hidden_size=16)
@@ -83,7 +74,7 @@ class ConvClassifier(Classifier):
 
     @property
     def head(self) -> nn.Module:
-        """The layer that gives the logits."""
+        """The last layer, which computes the logits."""
         return self.network[-1]
 
     @property
@@ -96,18 +87,11 @@ class ConvClassifier(Classifier):
         return logits
 
     def forward_features(self, inputs: Tensor) -> Tensor:
-        """Activations (N, F) of the dense layer for images (N, C, H, W).
-
-        Example:
-            >>> model = ConvClassifier((1, 8, 8), channels=[[4]], hidden_size=16)
-            >>> model.forward_features(torch.rand(5, 1, 8, 8)).shape
-            torch.Size([5, 16])
-        """
+        """Activations (N, F) of the dense layer for images (N, C, H, W)."""
         features: Tensor = self.backbone(self._checked(inputs))
         return features
 
     def _checked(self, inputs: Tensor) -> Tensor:
-        """The images in the memory format of the convolutions."""
         if not isinstance(inputs, Tensor) or inputs.shape[1:] != self.image_shape:
             given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
             # An odd size may pool to the size of an even one without an error.
@@ -116,14 +100,13 @@ class ConvClassifier(Classifier):
                 f"inputs {given}: give it such images, as model.card.preprocess makes them, or "
                 "make it with their image_shape (C, H, W)"
             )
-        # The weights may stay as they are: a convolution's output takes its input's format.
+        # Weights need no conversion: a convolution's output has its input's format.
         return inputs.to(memory_format=torch.channels_last)
 
 
 def _check(
     image_shape: list[int], blocks: list[list[int]], hidden_size: int, num_classes: int
 ) -> None:
-    """Raise ValueError for invalid sizes."""
     if len(image_shape) != 3:
         raise ValueError(f"image_shape must be channels, height and width, got {image_shape}")
     if not blocks:

@@ -1,4 +1,4 @@
-"""DRAW: images drawn glimpse by glimpse, and how likely they are (paper, section 6.4)."""
+"""DRAW: a variational autoencoder that draws images glimpse by glimpse (paper, section 6.4)."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ _METRICS = {
 
 
 class DRAW(ZooModule):
-    """A variational autoencoder whose attention reads and writes (Gregor et al. 2015).
+    """A variational autoencoder with attention for reading and writing (Gregor et al. 2015).
 
-    The network is `ln_zoo.layers.DRAWNetwork`. What is minimised is the variational bound on the
-    negative log likelihood, in nats: summed over pixels and latents, averaged over images::
+    The network is `ln_zoo.layers.DRAWNetwork`. The loss is the variational bound on the negative
+    log likelihood, in nats: summed over pixels and latents, averaged over images::
 
         nll = -sum_pixels [x log p + (1 - x) log(1 - p)],   p = sigmoid(C_T)
         kl = sum_t sum_d (mu^2 + s^2 - 2 log s - 1) / 2
         bound = nll + kl
 
-    Logged are ``bound``, ``nll`` and ``kl``, with one draw of the latents in training and
-    ``val_samples`` and ``eval_samples`` in validation and test, and with ``importance_samples`` the
-    tighter importance-weighted bound of `Burda et al. (2016) <https://arxiv.org/abs/1509.00519>`_,
-    eq. 8, ``test_importance_bound``. Noise in evaluation depends on ``eval_seed`` and the images of
-    a batch alone: models are compared with the same noise, and a test gives the same numbers again.
-    ``train_clamped`` is the share of log standard deviations, log variances and log strides that
-    were beyond ``log_clamp``.
+    Logged are ``bound``, ``nll`` and ``kl``, with one sample of the latents in training and
+    ``val_samples`` and ``eval_samples`` in validation and test; with ``importance_samples`` also
+    ``test_importance_bound``, the tighter importance-weighted bound of `Burda et al. (2016)
+    <https://arxiv.org/abs/1509.00519>`_, eq. 8. Evaluation noise depends only on ``eval_seed`` and
+    the images of a batch, so that models are compared with the same noise. ``train_clamped`` is the
+    share of log standard deviations, log variances and log strides beyond ``log_clamp``.
 
-    A batch is a tuple that begins with images (N, 1, B, A) from 0 to 1: 0 and 1 drawn once, as in
-    the sources, or probabilities.
+    A batch is a tuple that starts with images (N, 1, B, A) from 0 to 1: binarized, as in the
+    sources, or probabilities.
 
     Args:
         image_size: height B and width A in pixels.
@@ -55,36 +54,30 @@ class DRAW(ZooModule):
         read_size: R; ``None``: the encoder reads whole images.
         write_size: W; ``None``: the decoder writes to all pixels.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
-        normalize: the sites to act on; default: the cell state alone, as in the paper, or
-            ``["input", "recurrent"]`` for norms that act on weights only. See
-            `ln_zoo.layers.DRAWNetwork`.
-        peephole: whether gates see cell states, as in the first released code.
-        forget_bias: initial bias of the forget gates; the sources do not say. ``None``: what
-            ``init_std`` gives.
-        learn_initial_state: whether the first states are learned or zeros.
-        learn_initial_canvas: likewise for the first canvas.
+        normalize: normalised sites; default: the cell state, as in the paper, or ``["input",
+            "recurrent"]`` for norms that act on weights only. See `ln_zoo.layers.DRAWNetwork`.
+        peephole: gates see cell states, as in the first released code.
+        forget_bias: initial bias of the forget gates, not stated in the sources. ``None``: from
+            ``init_std``.
+        learn_initial_state: learn the initial states; otherwise zeros.
+        learn_initial_canvas: learn the initial canvas; otherwise zeros.
         filter_norm: ``"softmax"`` or ``"eps"``; see `ln_zoo.ops.filterbank`.
-        filter_eps: see there.
-        log_clamp: what logarithms are clamped to; see `ln_zoo.layers.DRAWNetwork`.
-        init_std: standard deviation of initial weights, biases being 0; 0.01 in released code, from
-            which layer norm at the paper's size does not begin to learn for epochs
-            (``docs/results/draw.md``); the sources do not say. ``None``: torch's own, with a small
-            map to the latents.
+        filter_eps: see `ln_zoo.ops.filterbank`.
+        log_clamp: bound of logarithms; see `ln_zoo.layers.DRAWNetwork`.
+        init_std: standard deviation of initial weights, with biases 0; not stated in the sources.
+            Released code has 0.01, with which layer norm at the paper's size does not learn for
+            epochs (``docs/results/draw.md``). ``None``: torch's own, with a small map to the
+            latents.
         lr: learning rate of Adam. The paper uses Adam's default, 1e-3; released code has 3e-4.
-        clip_norm: the norm to which gradients are clipped, ``None`` for none. The sources do not
-            say; gradients begin with norms of 100 to 300. The trainer's ``gradient_clip_val``
-            overrides it.
-        val_samples: draws of the latents for each image in validation.
+        clip_norm: bound of the gradient norm, not stated in the sources, or ``None``; initial norms
+            are 100 to 300. The trainer's ``gradient_clip_val`` overrides it.
+        val_samples: samples of the latents per image in validation.
         eval_samples: the same in test.
-        importance_samples: draws for the importance-weighted bound in test; 0: it is not measured.
-        eval_seed: of the noise in evaluation.
-        compile_mode: `torch.compile` with this mode for a glimpse, such as ``"default"``, or
-            ``"reduce-overhead"`` with CUDA graphs; ``None``: the kernels of this package where they
-            take the network, else functions of torch one by one.
-
-    Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: for sizes, samples, rates or bounds out of range, or an unknown word.
+        importance_samples: samples for the importance-weighted bound in test; 0: not measured.
+        eval_seed: seed of the noise in evaluation.
+        compile_mode: compile glimpses by `torch.compile` with this mode, such as ``"default"``, or
+            ``"reduce-overhead"`` with CUDA graphs; ``None``: use this package's kernels if they
+            support the network, else torch functions.
 
     Example:
         >>> model = DRAW(image_size=(8, 8), glimpses=3, hidden_size=16, latent_size=4)
@@ -177,15 +170,7 @@ class DRAW(ZooModule):
                 setattr(self, f"{stage}_{name}", Ratio())
 
     def forward(self, images: Tensor, noise: Tensor | None = None) -> DRAWOutput:
-        """Reconstruct images.
-
-        Args:
-            images: (N, 1, B, A).
-            noise: standard normal, (T, N, Z); default: drawn.
-
-        Raises:
-            ValueError: if images have another size.
-        """
+        """Reconstruct images (N, 1, B, A) with normal noise (T, N, Z); default: sampled."""
         expected = (1, *self.image_size)
         if images.dim() != 4 or tuple(images.shape[1:]) != expected:
             raise ValueError(
@@ -199,22 +184,10 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def encode(self, images: Tensor, seed: int = 0) -> Tensor:
-        """Features of images: the means of the latents at each glimpse, (N, T, Z).
+        """Features of images (N, 1, B, A): the means of the latents at each glimpse, (N, T, Z).
 
-        They depend on the noise of earlier glimpses; the same seed gives the same features. See
-        `generate_samples` on modes.
-
-        Args:
-            images: (N, 1, B, A).
-            seed: of the noise.
-
-        Raises:
-            ValueError: if images have another size.
-
-        Example:
-            >>> model = DRAW((8, 8), glimpses=3, hidden_size=16, latent_size=4)
-            >>> model.encode(torch.rand(2, 1, 8, 8).round()).shape
-            torch.Size([2, 3, 4])
+        They depend on the noise of earlier glimpses, and so on ``seed``. See `generate_samples` on
+        modes.
         """
         noise = self._noise(len(images), torch.Generator().manual_seed(seed))
         means = self(images.to(self.device), noise).means
@@ -232,10 +205,9 @@ class DRAW(ZooModule):
 
     @staticmethod
     def kl_by_glimpse(output: DRAWOutput) -> Tensor:
-        """The divergence of the latents from their prior at each glimpse, in nats, (T, N).
+        """KL divergence of the latents from their prior at each glimpse, in nats, (T, N).
 
-        Raises:
-            ValueError: for generated images, which have none.
+        ValueError for generated images, which have none.
         """
         if output.means is None or output.log_stds is None:
             raise ValueError("generated images have no divergence: no image was read")
@@ -243,13 +215,13 @@ class DRAW(ZooModule):
 
     @staticmethod
     def nll(images: Tensor, output: DRAWOutput) -> Tensor:
-        """Nats of images (N, 1, B, A) given the canvas, (N,)."""
+        """Negative log likelihood of images (N, 1, B, A) given the canvas, in nats, (N,)."""
         logits = output.logits
         x = images.squeeze(1).to(logits)
         return F.binary_cross_entropy_with_logits(logits, x, reduction="none").sum((1, 2))
 
     def per_example(self, batch: Any) -> dict[str, Tensor]:
-        """``bound``, ``nll`` and ``kl`` of each image with one draw, float64 (N,)."""
+        """``bound``, ``nll`` and ``kl`` of each image with one sample, float64 (N,)."""
         return self._measure(batch[0], 1, 0)
 
     def _measure(self, images: Tensor, samples: int, importance: int) -> dict[str, Tensor]:
@@ -274,7 +246,7 @@ class DRAW(ZooModule):
         return values
 
     def _log_weight(self, images: Tensor, output: DRAWOutput, noise: Tensor) -> Tensor:
-        """log p(x | z) + log p(z) - log q(z | x) of one draw, (N,)."""
+        """log p(x | z) + log p(z) - log q(z | x) of one sample, (N,)."""
         assert output.means is not None
         assert output.log_stds is not None
         z = output.means + output.log_stds.exp() * noise
@@ -329,18 +301,10 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def generate_samples(self, number: int, seed: int = 0, trace: bool = False) -> DRAWOutput:
-        """Generate images.
+        """Generate images; ``trace`` returns the states of each glimpse.
 
-        Use evaluation mode (`eval`) if the norm is batch-dependent; in training mode the images of
-        one call depend on each other.
-
-        Args:
-            number: of images.
-            seed: of the latents.
-            trace: whether to return the states of each glimpse.
-
-        Raises:
-            ValueError: for a number below 1.
+        Use evaluation mode if the norm is batch-dependent; in training mode the images of one call
+        depend on each other.
         """
         if number < 1:
             raise ValueError(f"number must be at least 1, got {number}")
@@ -349,13 +313,7 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, seed: int = 0, trace: bool = False) -> DRAWOutput:
-        """Reconstruct images; see `generate_samples` on modes.
-
-        Args:
-            images: (N, 1, B, A).
-            seed: of the noise.
-            trace: whether to return the states of each glimpse.
-        """
+        """Reconstruct images (N, 1, B, A); see `generate_samples` on modes and ``trace``."""
         noise = self._noise(len(images), torch.Generator().manual_seed(seed))
         output: DRAWOutput = self.network(images.to(self.device).squeeze(1), noise, trace)
         return output

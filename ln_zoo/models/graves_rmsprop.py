@@ -9,33 +9,25 @@ from torch import Tensor
 
 
 class GravesRMSprop(torch.optim.Optimizer):
-    """RMSprop with centred squares and momentum, as Graves has it (2013, eq. 38-41)::
+    """RMSprop with centred squares and momentum (Graves 2013, eq. 38-41)::
 
         n = decay n + (1 - decay) e^2
         g = decay g + (1 - decay) e
         d = momentum d - lr e / sqrt(n - g^2 + eps)
         w = w + d
 
-    `torch.optim.RMSprop` is the same but for eps, which stands outside the root there: of 1e-4
-    inside, as here, the root is 0.01, which bounds the steps of weights whose gradients are small.
+    In `torch.optim.RMSprop` eps is outside the root. Inside, an eps of 1e-4 makes the root at least
+    0.01, which bounds the steps of weights with small gradients.
 
     Args:
         params: parameters, or groups of them.
         lr: learning rate.
-        decay: of the averages of gradients and their squares.
-        momentum: share of the step before.
+        decay: decay of the averages of gradients and their squares.
+        momentum: momentum.
         eps: added to the variance, inside the root.
 
     Raises:
         ValueError: for values out of range.
-
-    Example:
-        >>> w = torch.nn.Parameter(torch.ones(2))
-        >>> optimizer = GravesRMSprop([w], lr=0.1)
-        >>> w.square().sum().backward()
-        >>> optimizer.step()
-        >>> bool((w < 1).all())
-        True
     """
 
     def __init__(
@@ -56,7 +48,6 @@ class GravesRMSprop(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Takes a step; see `torch.optim.Optimizer.step`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -68,13 +59,13 @@ class GravesRMSprop(torch.optim.Optimizer):
                     continue
                 state = self.state[w]
                 if not state:
-                    # None is called "step": torch takes that for a count and leaves it where it
-                    # is when states are loaded for another device.
+                    # No key is "step", which torch does not move to another device when it loads
+                    # states.
                     for name in ("square", "mean", "change"):
                         state[name] = torch.zeros_like(w)
                 square = state["square"].mul_(group["decay"]).addcmul_(w.grad, w.grad, value=rest)
                 mean = state["mean"].mul_(group["decay"]).add_(w.grad, alpha=rest)
-                # Of gradients that never change the variance is 0 but for rounding.
+                # Constant gradients have variance 0 up to rounding.
                 variance = square.addcmul(mean, mean, value=-1).clamp_(min=0)
                 root = variance.add_(group["eps"]).sqrt_()
                 change = state["change"].mul_(group["momentum"])

@@ -40,7 +40,7 @@ class HandwritingState(NamedTuple):
     """Hidden states of the network.
 
     Attributes:
-        window: of the layer with the window; ``None`` in a network that reads no text.
+        window: of the layer with the window; ``None`` in a network without text.
         layers: h and c of each other layer, each (N, H), from the bottom.
     """
 
@@ -56,7 +56,7 @@ class Line(NamedTuple):
             units of the data.
         text: the requested text.
         phi: window weights of each character, (T, U); empty without text.
-        finished: whether the window passed the end of the text; if not, the line was cut at its
+        finished: whether the window passed the end of the text; otherwise the line was cut at its
             maximum number of points.
     """
 
@@ -69,69 +69,57 @@ class Line(NamedTuple):
 class Handwriting(ZooModule):
     """Prediction of pen offsets and synthesis of a given text (Graves 2013, sections 4 and 5).
 
-    Layers of LSTM read the last offset of the pen. The first moves a window along the text
-    (`ln_zoo.layers.WindowLSTM`), those above read the offset, the layer below and the window; the
-    outputs of all layers make a mixture of Gaussians for the next offset
-    (`ln_zoo.metrics.PenMixture`). Layer normalisation acts in every layer as in the paper's
-    eq. 20-22.
+    A stack of LSTMs reads the last pen offset. The first moves a window along the text
+    (`ln_zoo.layers.WindowLSTM`); those above read the offset, the layer below and the window. The
+    outputs of all layers parametrise a mixture of Gaussians for the next offset
+    (`ln_zoo.metrics.PenMixture`). Layer normalisation acts in every layer (paper, eq. 20-22).
 
-    Offsets come in the units of the data. The model standardises them by `offset_mean` and
-    `offset_std`, which are taken from the training set when a model that has none meets its data,
-    and travel with its checkpoints. Densities depend on that scale: losses, in nats of standardised
-    offsets, can be compared only between models with the same scale.
+    The model standardises offsets by `offset_mean` and `offset_std`, set from the first training
+    set and stored in checkpoints. Losses, in nats of standardised offsets, are comparable only
+    between models with the same scale. They are logged per point and per line (``sequence_nll``:
+    summed over a line, averaged over lines). ``sse`` is the squared distance from the mean of the
+    mixture, in standardised units, averaged over points.
 
-    A batch is a tuple: offsets (N, T + 1, 3), of which row t is input and row t + 1 target, row 0
-    being zeros or the point before; lengths (N,), the numbers of targets; N texts; and whether
-    these are the beginnings of their lines. Where they are not, states are carried over from the
-    batch before, and gradients end there.
-
-    Losses are logged per point and per line (``sequence_nll``): nats summed over a line, averaged
-    over lines. ``sse`` is the squared distance from the mean of the mixture, in standardised units,
-    averaged over points.
+    A batch is a tuple: offsets (N, T + 1, 3), row t being the input of target t + 1 and row 0 zeros
+    or the previous point; lengths (N,), the numbers of targets; N texts; and whether lines start
+    here. Otherwise states are carried over from the previous batch, without gradients.
 
     Args:
         hidden_size: size H of each state.
         num_layers: number of LSTM layers.
-        text: whether to read a text (section 5); without, the network predicts only (section 4).
+        text: read a text (section 5); without, the network only predicts (section 4).
         window_components: Gaussians K of the window.
         mixture_components: Gaussians M of the output.
-        alphabet: the characters, or a text file of them; all others share one extra class, the
-            last. Default: letters, space and ``.,?``, 57 classes.
-        strict_text: whether a character outside the alphabet is an error.
+        alphabet: the characters, or a text file of them; characters outside the alphabet share one
+            extra class, the last. Default: letters, space and ``.,?``, 57 classes.
+        strict_text: raise an error for characters outside the alphabet.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
             Window and output are not normalised.
-        peephole: whether gates see cell states. Graves' do; the paper's equations have none.
-        forget_bias: initial bias of forget gates; ``None``: torch's small random numbers. Not
-            stated in the sources.
-        output_from: ``"all"`` layers, as in both sources, or the ``"top"`` one alone.
+        peephole: gates see cell states, as in Graves; the paper's equations have none.
+        forget_bias: initial bias of forget gates, not stated in the sources; ``None``: torch's.
+        output_from: ``"all"`` layers, as in both sources, or the ``"top"`` one.
         window_parameters: ``"exp"`` or ``"softplus"``; see `ln_zoo.layers.WindowLSTM`.
-        window_input: ``"state"`` or ``"all"``; see there.
-        kappa_bias: see there.
-        min_log_std: floor of log sigma; see `ln_zoo.metrics.PenMixture.of`.
-        max_correlation: bound of rho; see there.
+        window_input: ``"state"`` or ``"all"``; see `ln_zoo.layers.WindowLSTM`.
+        kappa_bias: see `ln_zoo.layers.WindowLSTM`.
+        min_log_std: lower bound of log sigma; see `ln_zoo.metrics.PenMixture.of`.
+        max_correlation: bound of rho; see `ln_zoo.metrics.PenMixture.of`.
         loss_reduction: nats per ``"point"`` of the batch, or per ``"line"``, the sum over time
             averaged over lines, as in Graves. With Adam they differ only in clipping.
-        optimizer: ``"adam"`` (torch's defaults), or ``"graves"``, his form of RMSprop (eq. 38-41).
+        optimizer: ``"adam"`` (torch's defaults), or ``"graves"``, his RMSprop (eq. 38-41).
         lr: learning rate; Graves has 1e-4.
-        clip_mode: ``"norm"`` clips the norm of all gradients together, ``"value"`` each element.
-            ``"graves"`` clips the derivatives of the loss with respect to the gates'
-            pre-activations to ``clip_bound``, and those with respect to the outputs to ten times
-            that; it is meant for ``loss_reduction="line"``, and runs on the generic loop.
-            ``"none"`` clips nothing. The trainer's ``gradient_clip_val`` overrides ``"norm"`` and
-            ``"value"``.
+        clip_mode: ``"norm"`` clips the global gradient norm, ``"value"`` each element. ``"graves"``
+            clips the derivatives of the loss with respect to pre-activations to ``clip_bound``, and
+            those with respect to the outputs to ten times that; it is meant for
+            ``loss_reduction="line"``, and runs on the generic loop. ``"none"`` disables clipping.
+            The trainer's ``gradient_clip_val`` overrides ``"norm"`` and ``"value"``.
         clip_bound: default 10 for ``"norm"`` and ``"graves"``, 1 for ``"value"``.
         weight_noise: standard deviation of noise added to all weights in each training step.
-
-    Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: for sizes below 1, unknown words, an empty alphabet or one with a character
-            twice, bounds and rates that are not positive, a negative noise.
 
     Example:
         >>> model = Handwriting(hidden_size=16, mixture_components=3)
         >>> offsets, lengths = torch.zeros(2, 31, 3), torch.tensor([30, 24])
-        >>> round(float(model.loss((offsets, lengths, ("Hello", "world"), True))), 1) > 0
-        True
+        >>> model.loss((offsets, lengths, ("Hello", "world"), True)).shape
+        torch.Size([])
     """
 
     input_kinds = ("handwriting",)
@@ -255,19 +243,12 @@ class Handwriting(ZooModule):
     def forward(
         self, points: Tensor, text: Tensor | None = None, state: HandwritingState | None = None
     ) -> tuple[Tensor, HandwritingState]:
-        """Outputs of the network for a sequence of points.
+        """Outputs y^, (T, N, 1 + 6 M), float32 or wider, for `PenMixture.of`, and the final state.
 
         Args:
             points: standardised, (T, N, 3).
-            text: one-hot, (N, U, E), as `encode` gives it; needed unless the network reads none.
+            text: one-hot, (N, U, E), from `encode`; required if the network reads a text.
             state: initial state; default: the start of a line.
-
-        Returns:
-            The outputs y^, (T, N, 1 + 6 M), float32 at least, for `PenMixture.of`; and the state
-            after the last point.
-
-        Raises:
-            ValueError: if there is no text and the network reads one.
         """
         y, state, _ = self._run(points, text, state)
         return y, state
@@ -305,17 +286,15 @@ class Handwriting(ZooModule):
         return y, HandwritingState(window, tuple(finals)), phi
 
     def mixture(self, outputs: Tensor) -> PenMixture:
-        """The mixture of the network's outputs, of standardised offsets."""
+        """The mixture of standardised offsets that the network's outputs parametrise."""
         return PenMixture.of(outputs, self.min_log_std, self.max_correlation)
 
     # Text and offsets
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Texts as one-hot vectors, (N, U, E), float, zeros behind the end of each.
+        """Texts as one-hot vectors, (N, U, E), float, zero-padded.
 
-        Raises:
-            ValueError: for an empty text; with ``strict_text`` for a character outside the
-                alphabet.
+        ValueError for an empty text; with ``strict_text`` for a character outside the alphabet.
         """
         for i, text in enumerate(texts):
             if not text:
@@ -342,9 +321,8 @@ class Handwriting(ZooModule):
         return vectors.to(self.output.weight)
 
     def standardize(self, offsets: Tensor) -> Tensor:
-        """Offsets of the data (\\*, 3) as the network sees them.
-
-        A model that has met neither data nor a checkpoint takes them as they come.
+        r"""Standardise offsets of the data (\*, 3); no-op before a model has met data or a
+        checkpoint.
         """
         dtype = self.output.weight.dtype
         offsets = offsets.to(torch.promote_types(dtype, torch.float32))
@@ -512,25 +490,22 @@ class Handwriting(ZooModule):
         max_points: int | None = None,
         generator: torch.Generator | None = None,
     ) -> list[Line]:
-        """Writes texts, all at once (Graves 2013, sections 5.3 to 5.5).
+        """Write texts in one batch (Graves 2013, sections 5.3 to 5.5).
 
-        A line ends when the window passes the end of its text: when it shows the place behind the
-        last character more than any character, or has left even that behind.
+        A line ends when the window passes the end of its text: it weights the place after the last
+        character more than any character, or has moved further.
 
         Args:
             texts: N texts.
             bias: concentration on likely points, at least 0; 0.15 to 1 is common.
-            prime: offsets (T, 3) of a real line and its text: the writing goes on in that hand. The
-                lines that are given back begin behind it.
-            max_points: the most points of a line; default: 40 for each character.
-            generator: of random numbers, on the model's device; default torch's own.
-
-        Returns:
-            A line for each text.
+            prime: offsets (T, 3) of a real line and its text, whose hand the writing continues.
+                They are not part of the result.
+            max_points: maximum points of a line; default: 40 per character.
+            generator: random generator on the model's device; default torch's own.
 
         Raises:
-            ValueError: if the network reads no text, for an empty text, a negative bias, or where
-                outputs are not finite, as of a training that diverged.
+            ValueError: if the network reads no text, for an empty text, a negative bias, or outputs
+                that are not finite (diverged training).
 
         Example:
             >>> model = Handwriting(hidden_size=8, mixture_components=2)
@@ -586,7 +561,7 @@ class Handwriting(ZooModule):
     def _primed(
         self, prime: tuple[Tensor, str] | None, vectors: Tensor
     ) -> tuple[Tensor, HandwritingState | None]:
-        """The point (1, N, 3) to go on from, and the state before it."""
+        """The point (1, N, 3) from which to continue, and the state before it."""
         start = vectors.new_zeros(1, len(vectors), 3)
         if prime is None:
             return start, None
@@ -610,7 +585,7 @@ def flatten_state(state: HandwritingState) -> list[Tensor]:
 
 
 def unflatten_state(tensors: Sequence[Tensor], reads: bool) -> HandwritingState:
-    """The inverse of `flatten_state`, of a network with or without a text."""
+    """The inverse of `flatten_state`, with or without a text."""
     first = len(WindowState._fields) if reads else 0
     window = WindowState(*tensors[:first]) if reads else None
     pairs = tensors[first:]
@@ -618,7 +593,6 @@ def unflatten_state(tensors: Sequence[Tensor], reads: bool) -> HandwritingState:
 
 
 def _read_alphabet(given: str | None) -> str:
-    """The characters of an alphabet, of a file of them, or the default."""
     if given is None:
         return ALPHABET
     characters = given

@@ -1,4 +1,4 @@
-"""Adam as the released code of skip-thoughts and order embeddings has it."""
+"""Adam as in the released code of skip-thoughts and order embeddings."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ _torchs_step = inspect.unwrap(torch.optim.Adam.step)
 
 
 class LegacyAdam(torch.optim.Adam):
-    """Adam with the wrong powers in its bias correction, as in released code.
+    """Adam with wrong powers in its bias correction, as in released code.
 
-    The averages decay by b1 and b2 as in Kingma and Ba (2015), but update t is divided by
-    1 - (1 - b1)^t and 1 - (1 - b2)^t in place of 1 - b1^t and 1 - b2^t::
+    Update t is divided by 1 - (1 - b1)^t and 1 - (1 - b2)^t instead of 1 - b1^t and 1 - b2^t
+    (Kingma and Ba 2015)::
 
         m = b1 m + (1 - b1) g
         v = b2 v + (1 - b2) g^2
         w = w - lr sqrt(1 - (1 - b2)^t) / (1 - (1 - b1)^t) m / (sqrt(v) + eps)
 
-    With (0.9, 0.999) this is nearly no correction. Compared with Adam, update 1 is 3.5 times as
-    long, update 12 6.6 times, update 1,000 1.26 times. An early draft of Adam wrote 1 - b for b,
-    and the code published with skip-thoughts (Kiros et al. 2015) and order embeddings (Vendrov et
-    al. 2016) kept its formula; the runs of both papers, and those of layer normalisation that build
-    on that code, were made with it.
+    With (0.9, 0.999) this is almost no correction: update 1 is 3.5 times, update 12 6.6 times,
+    update 1,000 1.26 times as long as Adam's. An early draft of Adam wrote 1 - b for b. The code of
+    skip-thoughts (Kiros et al. 2015) and order embeddings (Vendrov et al. 2016) kept that formula,
+    so the runs of both papers, and those of layer normalisation based on that code, used it.
 
     Arguments, state and errors as `torch.optim.Adam`. Each parameter counts the updates in which it
     had a gradient.
@@ -49,7 +48,6 @@ class LegacyAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes a step; see `torch.optim.Optimizer.step`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -80,20 +78,9 @@ class LegacyAdam(torch.optim.Adam):
 def adam(
     module: LightningModule, lr: float, bias_correction: AdamBiasCorrection
 ) -> torch.optim.Adam:
-    """The Adam of a model's ``adam_bias_correction``, over all its parameters.
+    """Adam over all parameters of a model.
 
-    Args:
-        module: the model.
-        lr: learning rate.
-        bias_correction: ``"standard"``, torch's, or ``"legacy"``, `LegacyAdam`.
-
-    Raises:
-        ValueError: for another word.
-
-    Example:
-        >>> from ln_zoo.models import MLPClassifier
-        >>> type(adam(MLPClassifier(64, [8]), 1e-3, "legacy")).__name__
-        'LegacyAdam'
+    ``bias_correction`` is ``"standard"``, torch's, or ``"legacy"``, `LegacyAdam`; else ValueError.
     """
     if bias_correction not in get_args(AdamBiasCorrection):
         raise ValueError(

@@ -16,27 +16,23 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 class MLPClassifier(Classifier):
-    """A fully connected classifier, 784-1000-1000-10 in the paper (section 6.6, Figure 6).
+    r"""A fully connected classifier, 784-1000-1000-10 in the paper (section 6.6, Figure 6).
 
-    The paper normalises the hidden layers only under layer norm, since the scale of the logits
-    carries the confidence of the softmax, and all layers under batch norm. It states neither
-    activation nor learning rate nor initial weights; here they are ReLU, 1e-3 and torch's.
+    Under layer norm the paper normalises the hidden layers only, since the scale of the logits
+    carries the confidence of the softmax; under batch norm all layers. It states neither activation
+    nor learning rate nor initial weights; here they are ReLU, 1e-3 and torch's.
 
     Args:
         in_features: size I of a flattened input; 784 for MNIST.
         hidden_sizes: sizes of the hidden layers.
         num_classes: number K of classes.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
-        normalize_logits: whether the norm acts on the last layer too. Default: as in the paper,
-            so only for norms that mix the examples of a batch.
+        normalize_logits: apply the norm to the last layer too. Default: as in the paper, only for
+            batch-dependent norms.
         activation: ``"relu"`` or ``"tanh"``.
         lr: learning rate of Adam.
 
-    Shapes: input (N, \\*) with I numbers per example, output: logits (N, K).
-
-    Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: for sizes below 1, an unknown activation, a learning rate that is not positive.
+    Shapes: input (N, \*) with I numbers per example, output: logits (N, K).
 
     Example:
         >>> import torch
@@ -85,7 +81,7 @@ class MLPClassifier(Classifier):
 
     @property
     def head(self) -> nn.Module:
-        """The layer that gives the logits."""
+        """The last layer, which computes the logits."""
         return self.network[-1]
 
     @property
@@ -99,7 +95,7 @@ class MLPClassifier(Classifier):
         return logits
 
     def forward_features(self, inputs: Tensor) -> Tensor:
-        """Activations (N, F) of the last hidden layer for inputs (N, \\*).
+        r"""Activations (N, F) of the last hidden layer for inputs (N, \*).
 
         Example:
             >>> import torch

@@ -34,67 +34,64 @@ _IMAGE_FEATURES = 4096
 
 
 class OrderEmbedding(ZooModule):
-    """Embeddings of captions and images in one space, where a caption is above its images.
+    """Embed captions and images in one partially ordered space, captions above their images.
 
-    A GRU reads the words of a caption and its end; images come as features of a convolutional
-    network and are mapped by a matrix. Both become unit vectors without negative coordinates, s and
-    v in R^D. A caption that is more abstract than an image has no larger coordinate, and
+    A GRU reads the words of a caption and its end; image features are mapped by a matrix. Both
+    become nonnegative unit vectors, s and v in R^D. A caption is more abstract than an image if
+    none of its coordinates is larger. The penalty (Vendrov et al. 2016, eq. 2) measures the
+    violation::
 
         E(s, v) = sum over k of max(0, s_k - v_k)^2
 
-    says how far that is from being so (Vendrov et al. 2016, eq. 2). Training pushes E of each pair
-    below that of the caption with every other image of the batch, and of the image with every other
-    caption, by a margin (eq. 4); all such hinges are added up. The norm acts in the GRU as in
-    the paper's eq. 26-28; the embeddings are not normalised by it.
+    Training sums hinges with a margin: E of each pair should be below that of the caption with
+    every other image of the batch, and of the image with every other caption (eq. 4). The norm acts
+    in the GRU (paper, eq. 26-28), not on embeddings.
 
-    Validation and tests rank all images for each caption and all captions for each image
+    Evaluation ranks all images for each caption and all captions for each image
     (`ln_zoo.metrics.Retrieval`): ``image_r1``, ``image_r5``, ``image_r10``, their sum
-    ``image_sum``, ``image_median_rank``, ``image_mean_rank``, the same of ``caption_``, and
-    ``recall_sum``. The sources select weights by ``val_image_sum`` alone.
+    ``image_sum``, ``image_median_rank``, ``image_mean_rank``, the same with ``caption_``, and
+    ``recall_sum``. The sources select weights by ``val_image_sum``.
 
-    The defaults are those of the code that the paper's numbers were made with, but for Adam, where
-    ``adam_bias_correction="legacy"`` is what that code has. There is one difference in the GRU: its
-    biases stand where torch has them, one at the input and one at the state, both after
-    normalisation. The code has a further one inside it (``prenorm_bias``), and without
-    normalisation none at the state.
+    Defaults are those of the code behind the paper's numbers, except for Adam (its Adam is
+    ``adam_bias_correction="legacy"``) and the GRU's biases, which are torch's: one at the input and
+    one at the state, both after normalisation. The code has one more inside the norm
+    (``prenorm_bias``), and without normalisation none at the state.
 
-    A batch is a tuple: features (N, I); captions (C N, T), word indices with an end each,
-    those of image i in rows C i to C i + C - 1; lengths (C N,), the end counted; the number of each
-    image in its set, (N,). In training C is 1.
+    A batch is a tuple: features (N, I); captions (C N, T), word indices with an end each, those of
+    image i in rows C i to C i + C - 1; lengths (C N,), including the end; the index of each image
+    in its set, (N,). In training C is 1.
 
     Args:
-        vocabulary: the known words, or a file with one per line; all other words are read as one
-            unknown token. Default: no known words, so every word is read as that token.
+        vocabulary: the known words, or a file with one per line; other words share one unknown
+            token. Default: no known words.
         image_features: features I of an image; default: 4,096, of VGG-19.
         embedding_features: size of a word's vector.
         hidden_size: size D of the state and of the space.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
-        prenorm_bias: whether the GRU has a bias that is normalised with its input as well.
+        prenorm_bias: add a bias inside the norm of the GRU's input.
         measure: ``"order"``; ``"reversed"``, which puts images above captions; or ``"cosine"``, the
             symmetric similarity, E = -s v.
-        penalty: E as above, ``"squared"``, or its ``"root"``, the distance.
-        absolute: whether coordinates are made positive; default: not for ``"cosine"``.
-        margin: of the hinges; default: 0.05, and 0.2 for ``"cosine"``.
-        negatives: ``"sum"`` over all others of the batch, or the ``"hardest"`` of them alone.
-        loss_reduction: ``"sum"`` over the pairs of a batch, or their ``"mean"``. As gradients are
-            clipped, this changes training. Of several processes each takes negatives from its own
-            batch alone; the sum is over all their batches.
-        word_dropout: probability with which a word is read as unknown in training, so that the
-            vector of unknown words is trained.
+        penalty: ``"squared"``, E as above, or ``"root"``, the distance.
+        absolute: make coordinates positive; default: except for ``"cosine"``.
+        margin: margin of the hinges; default: 0.05, and 0.2 for ``"cosine"``.
+        negatives: ``"sum"`` over all others of the batch, or the ``"hardest"`` one.
+        loss_reduction: ``"sum"`` over the pairs of a batch, or ``"mean"``. As gradients are
+            clipped, this changes training. Each process takes negatives from its own batch; the sum
+            is over all their batches.
+        word_dropout: probability of replacing a word by the unknown token in training, which trains
+            its vector.
         lr: learning rate.
         adam_bias_correction: ``"standard"``, or ``"legacy"`` as in the sources' code; see
             `ln_zoo.models.legacy_adam.LegacyAdam`.
         clip: ``"per_tensor"`` clips the gradient norm of each tensor (the gates and the candidate
             of the GRU count as separate tensors), ``"global"`` that of all parameters together,
-            ``"none"`` nothing. The trainer's ``gradient_clip_val`` overrides it.
+            ``"none"`` disables clipping. The trainer's ``gradient_clip_val`` overrides it.
         clip_norm: the largest gradient norm allowed by ``clip``; default 2.
         fold_size: images that are ranked together; ``None``: all. Recalls depend on it.
-        folds: how many of the first folds are scored; ``None``: all.
+        folds: number of folds to score, from the first; ``None``: all.
 
     Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: for sizes below 1, unknown words, rates and bounds that are not positive; for
-            features of another size, and data that number their words in another way.
+        ValueError: for features of another size, and data with another vocabulary.
         OSError: if a vocabulary file cannot be read.
 
     Example:
@@ -200,7 +197,7 @@ class OrderEmbedding(ZooModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new weights, as the sources' code does, and re-initialises the norm."""
+        """Re-initialise weights, as the sources' code does, and the norm."""
         self.recurrent.reset_parameters()
         w_ih, w_hh, *biases = (
             self.recurrent.get_parameter(f"{name}_l0")
@@ -224,13 +221,9 @@ class OrderEmbedding(ZooModule):
     # The network
 
     def encode_words(self, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
-        """Captions as word indices (M, T), each padded with at least one `EOS`, and lengths (M,).
+        """Word indices (M, T) of captions, each padded with at least one `EOS`, and lengths (M,).
 
-        Args:
-            captions: the words of each, in lower case and without punctuation.
-
-        Raises:
-            ValueError: without a caption.
+        Words are in lower case and without punctuation.
         """
         if not captions:
             raise ValueError("there are no captions to read: give at least one list of words")
@@ -242,11 +235,9 @@ class OrderEmbedding(ZooModule):
         return filled.to(self.device), lengths.to(self.device)
 
     def embed_captions(self, captions: Tensor, lengths: Tensor) -> Tensor:
-        """Unit vectors s of captions, (M, D), float32 at least.
+        """Unit vectors s, (M, D), float32 or wider, of word indices (M, T) and lengths (M,), int64.
 
-        Args:
-            captions: word indices, int64 (M, T).
-            lengths: tokens of each, the `EOS` that ends it among them, int64 (M,).
+        Lengths include the final `EOS`.
         """
         if self.training and self.word_dropout:
             drop = torch.rand(captions.shape, device=captions.device) < self.word_dropout
@@ -262,14 +253,7 @@ class OrderEmbedding(ZooModule):
         return F.pad(words, (0, 1), value=1.0) if self.prenorm_bias else words
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """Unit vectors v of images, (N, D), float32 at least.
-
-        Args:
-            images: features of unit length, (N, I).
-
-        Raises:
-            ValueError: for features of another size.
-        """
+        """Unit vectors v, (N, D), float32 or wider, of image features of unit length, (N, I)."""
         if images.shape[-1] != self.image_features:
             raise ValueError(
                 f"this model reads {self.image_features:,} features per image, got "
@@ -291,15 +275,7 @@ class OrderEmbedding(ZooModule):
     # Training
 
     def loss(self, captions: Tensor, images: Tensor) -> Tensor:
-        """The hinge loss of B pairs; each pair is a negative of all others.
-
-        Args:
-            captions: unit vectors (B, D).
-            images: unit vectors (B, D), in the order of their captions.
-
-        Raises:
-            ValueError: unless there is a caption for each image.
-        """
+        """Hinge loss of B pairs, unit vectors (B, D) each; a pair is a negative of all others."""
         if len(captions) != len(images):
             raise ValueError(
                 f"training takes one caption per image, got {len(captions)} captions of "

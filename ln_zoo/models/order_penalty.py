@@ -9,26 +9,23 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-#: Differences held at a time, by the kind of device: so many stay in a processor's cache.
+#: Differences in memory at a time, by device type; on CPUs they fit the cache.
 _DIFFERENCES = {"cpu": 2**18, "cuda": 2**26}
 
 
 def order_violation(above: Tensor, below: Tensor) -> Tensor:
-    """How far each of M points is from lying above each of N (Vendrov et al. 2016, eq. 2).
+    """Order violation of M points above N points, (M, N) (Vendrov et al. 2016, eq. 2).
 
-    The sum over k of max(0, above_k - below_k)^2: 0 where no coordinate of the upper, more abstract
-    point is larger. Neither the pass nor its gradient holds more than some rows of the (M, N, D)
-    differences, which are computed twice.
+    The sum over k of max(0, above_k - below_k)^2: 0 if no coordinate of the upper, more abstract
+    point is larger. Forward and backward pass hold only some rows of the (M, N, D) differences,
+    which are computed twice.
 
     Args:
         above: (M, D), captions.
         below: (N, D), images.
 
-    Returns:
-        (M, N).
-
     Raises:
-        ValueError: if these are not two matrices of points of one size.
+        ValueError: unless these are two matrices of points of one size.
 
     Example:
         >>> order_violation(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.5], [1.0, 2.0]]))
@@ -66,7 +63,7 @@ class _OrderViolation(torch.autograd.Function):
 
 
 def _violated(above: Tensor, below: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """max(0, above - below), (m, N, D), of m rows at a time, each in place of the one before."""
+    """max(0, above - below), (m, N, D), for m rows at a time; memory is reused."""
     count = max(1, _DIFFERENCES.get(above.device.type, 2**18) // max(1, below.numel()))
     held = above.new_empty(min(count, len(above)), *below.shape)
     for first in range(0, len(above), count):

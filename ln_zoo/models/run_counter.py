@@ -21,8 +21,8 @@ class _Done(NamedTuple):
 class RunCounter:
     """The runs behind the weights of one model; the last may be in progress.
 
-    Training that resumes from a checkpoint goes on with its last run if the data and the size of
-    batches are the same; if not, a run of its own begins.
+    Training that resumes from a checkpoint continues its last run if data and batch size are the
+    same; otherwise a new run starts.
     """
 
     def __init__(self, runs: tuple[Run, ...] = ()) -> None:
@@ -32,11 +32,9 @@ class RunCounter:
         self._in_progress = False
 
     def begin(self, trainer: Trainer, resumed: bool) -> None:
-        """Opens the run of a trainer.
+        """Open the run of a trainer whose loops are ready.
 
-        Args:
-            trainer: whose loops are ready.
-            resumed: whether it goes on from a checkpoint, which was given to `restored`.
+        ``resumed``: whether it continues a checkpoint, which was passed to `restored`.
         """
         facts = _facts(trainer)
         if resumed and self._before is not None and same_data(self._runs[-1], facts):
@@ -47,16 +45,11 @@ class RunCounter:
         self._runs, self._in_progress = (*self._runs, facts), True
 
     def end(self, trainer: Trainer) -> None:
-        """Closes the run of a trainer."""
         if self._in_progress:
             self._runs, self._in_progress = self.runs(trainer), False
 
     def runs(self, trainer: Trainer | None) -> tuple[Run, ...]:
-        """All runs, oldest first; the one in progress with its length so far.
-
-        Args:
-            trainer: of the model, if it has one.
-        """
+        """All runs, oldest first; the one in progress with its length so far."""
         if trainer is None:
             return self._runs
         if self._before is None and trainer.global_step:
@@ -66,7 +59,6 @@ class RunCounter:
         return (*self._runs[:-1], {**self._runs[-1], **_length(trainer, self._before)})
 
     def stored(self, trainer: Trainer) -> dict[str, Any]:
-        """Content for a checkpoint, as plain values."""
         runs = self.runs(trainer)
         ours = self._before is not None and (
             self._in_progress or _done(trainer).steps - self._before.steps == runs[-1].get("steps")
@@ -93,7 +85,6 @@ def _done(trainer: Trainer) -> _Done:
 
 
 def _facts(trainer: Trainer) -> Run:
-    """Facts of the trainer's data."""
     data = getattr(trainer, "datamodule", None)
     if data is None:
         return {}
@@ -106,7 +97,6 @@ def _facts(trainer: Trainer) -> Run:
 
 
 def _length(trainer: Trainer, before: _Done) -> dict[str, int]:
-    """Updates and complete epochs since ``before``."""
     now = _done(trainer)
     length = {"steps": now.steps - before.steps}
     loader = trainer.train_dataloader

@@ -24,64 +24,54 @@ from ln_zoo.norms import LayerNorm, Norm, from_config
 
 
 class SequenceClassifier(Classifier):
-    """A recurrent classifier that reads an image a few pixels per step.
+    r"""A recurrent classifier that reads an image a few pixels per step.
 
-    This is the benchmark of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025,
-    section 5.1): 784 steps of one pixel, in the order of the rows or under one fixed permutation,
-    and a softmax on the last state. Weights into the recurrent layer start orthogonal, recurrent
-    weights as the identity for the candidate state and orthogonal for the gates, biases at 0 and
-    the LSTM's forget gate at 1, as there. Gradients are clipped there to a norm of 1, which is the
-    trainer's part: ``gradient_clip_val: 1.0``.
+    The benchmark of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025, section
+    5.1): 784 steps of one pixel, in the order of the rows or under one fixed permutation, and a
+    softmax on the final state. Initial values are the source's (`orthogonal_init`). The source
+    clips the gradient norm to 1: ``gradient_clip_val: 1.0``.
 
-    Differences from that source: the permutation is a true one. The released code draws indices
-    with replacement, so that about 37 % of the pixels never appear. Initial states are parameters
-    as there, but start as noise of 0.1: in a state of zeros that reads blank pixels summed inputs
-    have no variance, and the gradients of layer normalisation grow by 1 / sqrt(eps) at each such
-    step. Recurrent batch norm has the source's gain and statistics per step, but its ``max_steps``
-    must be set to the number of steps, lest later steps share the last statistics.
+    Differences: the source's code draws pixels with replacement, so about 37 % never appear; here
+    the permutation is a true one. Initial states are parameters as there, but start as noise of
+    0.1: in a zero state that reads blank pixels pre-activations have no variance, and gradients of
+    layer normalisation grow by 1 / sqrt(eps) at each such step. Recurrent batch norm has the
+    source's gain and statistics per step, but its ``max_steps`` must be set to the number of steps,
+    or later steps share the last statistics.
 
     Args:
         in_features: numbers I of a flattened input; 784 for MNIST.
         num_classes: number K of classes.
         hidden_size: size H of the state.
-        cell: ``"lstm"``, ``"gru"`` or ``"rnn"`` (tanh); or a class of your own, a subclass of
-            `ln_zoo.layers.RecurrentLayer` (on the command line its class path), which checkpoints
-            hold as ``{"class_path": ...}``.
+        cell: ``"lstm"``, ``"gru"`` or ``"rnn"`` (tanh); or your own subclass of
+            `ln_zoo.layers.RecurrentLayer` (on the command line its class path), stored as
+            ``{"class_path": ...}``.
         num_layers: recurrent layers.
         step_features: numbers F read at each of T = I / F steps: 1 for pixels, 28 for the rows of
             MNIST.
-        permuted: whether the numbers of a flattened input are read in a permuted order.
-        permutation_seed: draws the permutation, which checkpoints then hold as ``permutation``.
+        permuted: read the numbers of a flattened input in a permuted order.
+        permutation_seed: seed of the permutation, which checkpoints store as ``permutation``.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
-        normalize: the sites of the recurrent layer to act on, as its own argument; default: all.
-            With one pixel a step, layer norm of the input's pre-activations ``W x`` divides by the
-            size of x, so that only its sign and, near 0, eps are left of a pixel's brightness:
-            ``["recurrent", "cell"]`` keeps it, with about the same accuracy at tuned rates
-            (docs/results/pixels.md).
-        initial_noise: standard deviation of noise on each example's initial h wherever batch
-            statistics are in use: in training, not in evaluation. Default: 0.1 for a norm that
-            mixes examples, else 0. Pixels at the edge are blank in all images; without noise the
-            first states have no variance within the batch, and gradients explode. The source adds
-            it in unpermuted order only, in evaluation too; but a true permutation may begin with
-            such pixels as well, and evaluation, without batch statistics, is better without chance.
-        optimizer: ``"rmsprop"`` (squared gradients decay by 0.9), ``"adam"`` or ``"sgd"``
-            (momentum 0.9).
+        normalize: normalised sites of the recurrent layer; default: all. With one pixel per step,
+            layer norm of ``W x`` divides by the size of x, so that only the sign of a pixel's
+            brightness and, near 0, eps remain: ``["recurrent", "cell"]`` keeps it, with about the
+            same accuracy at tuned rates (docs/results/pixels.md).
+        initial_noise: standard deviation of noise on each example's initial h while batch
+            statistics are in use. Default: 0.1 for a batch-dependent norm, else 0. Pixels at the
+            edge are blank in all images; without noise the first states have no variance within the
+            batch, and gradients explode. The source adds it in unpermuted order only, in evaluation
+            too; but a true permutation may start with such pixels as well, and evaluation without
+            batch statistics is better without noise.
+        optimizer: ``"rmsprop"`` (squared gradients decay by 0.9), ``"adam"`` or ``"sgd"`` (momentum
+            0.9).
         lr: learning rate.
 
-    Shapes: input (N, \\*) with I numbers per example, output: logits (N, K).
-
-    Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: for sizes below 1, a ``step_features`` that does not divide ``in_features``, an
-            unknown cell, site or optimizer, noise that is negative or not finite, a learning rate
-            that is not positive; for inputs of another size.
+    Shapes: input (N, \*) with I numbers per example, output: logits (N, K). ValueError for inputs
+    of another size.
 
     Example:
         >>> model = SequenceClassifier(64, hidden_size=16, permuted=True)
         >>> model(torch.rand(5, 1, 8, 8)).shape
         torch.Size([5, 10])
-        >>> model.permutation.sort().values.equal(torch.arange(64))
-        True
     """
 
     metrics = ("nll", "accuracy")
@@ -141,7 +131,7 @@ class SequenceClassifier(Classifier):
         self._warn_of_shared_statistics(norm, in_features // step_features)
 
     def reset_parameters(self) -> None:
-        """Draws new weights, as the source does, and re-initialises the norm."""
+        """Re-initialise weights, as the source does, and the norm."""
         self.recurrent.reset_parameters()
         orthogonal_init(self.recurrent)
         orthogonal_(self.readout.weight)
@@ -150,7 +140,7 @@ class SequenceClassifier(Classifier):
 
     @property
     def head(self) -> nn.Module:
-        """The layer that gives the logits."""
+        """The last layer, which computes the logits."""
         return self.readout
 
     @property
@@ -163,7 +153,7 @@ class SequenceClassifier(Classifier):
         return logits
 
     def forward_features(self, inputs: Tensor) -> Tensor:
-        """The last state (N, H) of the last layer, for inputs (N, \\*)."""
+        r"""The final state (N, H) of the last layer, for inputs (N, \*)."""
         # A permutation would silently select from a longer input.
         check_inputs(inputs, self.in_features)
         x = inputs.flatten(1)
@@ -183,11 +173,7 @@ class SequenceClassifier(Classifier):
 
     @staticmethod
     def random_permutation(in_features: int = 784, seed: int = 0) -> Tensor:
-        """The order (I,) in which a permuted model of this seed reads its inputs.
-
-        Args:
-            in_features: numbers I of a flattened input.
-            seed: the ``permutation_seed``.
+        """The order (I,) in which a permuted model with ``permutation_seed=seed`` reads its inputs.
 
         Example:
             >>> SequenceClassifier.random_permutation(4)

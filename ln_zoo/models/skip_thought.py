@@ -31,7 +31,7 @@ Encoder = Literal["uni", "bi"]
 Conditioning = Literal["init", "every_step"]
 Reduction = Literal["sum", "token_mean"]
 
-#: Largest size of input weights and embeddings at the start, as in the released code.
+#: Bound of initial input weights and embeddings, as in the released code.
 _SCALE = 0.1
 _METRICS = ("token_nll", "next_nll", "previous_nll")
 
@@ -51,59 +51,53 @@ class _DecoderTargets(NamedTuple):
 
 
 class SkipThought(ZooModule):
-    """Encodes a sentence as a vector from which the sentences before and after it are predicted.
+    """Encode a sentence as a vector that predicts the previous and the next sentence.
 
-    A GRU reads the words of a sentence; its last state is the sentence's vector. Two decoders, each
-    a GRU that starts from that state, predict the next and the previous sentence word by word
-    (Kiros et al. 2015, arXiv 1506.06726, section 2). Layer normalisation acts in all three as in
-    eq. 26-28 of the paper's supplement; embeddings, states and logits are not normalised.
+    The final state of a GRU over the words is the sentence's vector. Two decoders, GRUs that start
+    from that state, predict the next and the previous sentence word by word (Kiros et al. 2015,
+    arXiv 1506.06726, section 2). Layer normalisation acts in all three (paper's supplement, eq.
+    26-28), not on embeddings, states and logits.
 
     A batch is a tuple of the sources, the next and the previous sentences, each a pair: word
     indices, int64 (B, T), padded with `ln_zoo.vocabulary.EOS` after the sentence; and lengths (B,),
-    which count one `EOS`. The encoder reads that `EOS`, and the decoders predict it. A decoder's
-    first input is a vector of zeros. Padding changes nothing and costs nothing.
+    including one `EOS`, which the encoder reads and the decoders predict. A decoder's first input
+    is a zero vector. Padding is skipped. Losses are logged in nats per token: ``token_nll`` over
+    both neighbours, ``next_nll`` and ``previous_nll`` of each.
 
-    Losses are logged in nats per token: ``token_nll`` over both neighbours, ``next_nll`` and
-    ``previous_nll`` of each.
-
-    Differences from the released code, on which the paper's runs were made: biases are added after
-    normalisation only, as in eq. 26-28, where the code has others inside it too (``prenorm_bias``);
-    the candidate has a bias on its recurrent term without normalisation too, as in torch; log p has
-    no 1e-8 added.
-    Its gradients are clipped to a norm of 5, which is the trainer's part:
-    ``gradient_clip_val: 5.0``.
+    Differences from the released code behind the paper's runs: biases are added after normalisation
+    only, as in eq. 26-28, where the code has others inside it too (``prenorm_bias``); the candidate
+    has a bias on its recurrent term without normalisation too, as in torch; log p has no 1e-8
+    added. The code clips the gradient norm to 5: ``gradient_clip_val: 5.0``.
 
     Args:
-        vocabulary: the words, without the two special tokens, or a file with one per line. On
-            the command line they are those of the data.
+        vocabulary: the words, without the two special tokens, or a file with one per line. On the
+            command line they are those of the data.
         hidden_size: size D of a sentence's vector, and of each decoder's state.
-        embedding_features: size E of the vector of a word, which encoder and decoders share.
+        embedding_features: size E of a word's vector, shared by encoder and decoders.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         encoder: ``"uni"``, or ``"bi"``: half of the vector comes from a GRU that reads the sentence
-            backwards, its end first.
-        conditioning: how decoders see the vector: as their first state alone (``"init"``, the
-            released code and the paper), or also in ``"every_step"``, beside the word before
-            (Kiros et al., eq. 5-7; normalised together with it).
-        prenorm_bias: whether each GRU also has a bias that is normalised with its input, as the
-            released code: LN(W x + b). It is the last column of the input weights, which reads a
-            constant 1, and starts at 0.
+            backwards.
+        conditioning: input of the vector to decoders: as their initial state (``"init"``, the
+            released code and the paper), or also at ``"every_step"``, concatenated with the
+            previous word (Kiros et al., eq. 5-7; normalised together with it).
+        prenorm_bias: add a bias inside the norm of each GRU's input, LN(W x + b), as the released
+            code. It is the last column of the input weights, which reads a constant 1, and starts
+            at 0.
         softmax: ``"full"``; ``"adaptive"`` (`ln_zoo.models.word_softmax.AdaptiveSoftmax`) or
             ``"sampled"`` (`ln_zoo.models.word_softmax.SampledSoftmax`) for large vocabularies.
-        softmax_samples: words that the sampled softmax draws for each batch.
-        softmax_cutoffs: where the clusters of the adaptive softmax begin; default: a tenth and a
-            half of the vocabulary.
-        loss_reduction: what is minimised: nats summed over all tokens of a batch (``"sum"``, the
-            released code), or their mean (``"token_mean"``). For Adam both are the same but for
-            clipping, which reaches every update of the sum and hardly one of the mean.
+        softmax_samples: words sampled per batch by the sampled softmax.
+        softmax_cutoffs: starts of the clusters of the adaptive softmax; default: a tenth and a half
+            of the vocabulary.
+        loss_reduction: nats summed over all tokens of a batch (``"sum"``, the released code), or
+            their mean (``"token_mean"``). With Adam they differ only in clipping, which affects
+            every update of the sum and few of the mean.
         lr: learning rate of Adam.
         adam_bias_correction: ``"standard"``, or ``"legacy"`` as in the released code; see
             `ln_zoo.models.legacy_adam.LegacyAdam`.
 
     Raises:
-        TypeError: for a size or rate that is not a number.
-        ValueError: without a vocabulary, for one as `Vocabulary` refuses it, for sizes below 1, an
-            odd ``hidden_size`` with ``encoder="bi"``, unknown words, a rate that is not
-            positive, cutoffs that do not increase within the vocabulary.
+        ValueError: for a missing or invalid `Vocabulary`, an odd ``hidden_size`` with
+            ``encoder="bi"``, or cutoffs that do not increase within the vocabulary.
 
     Example:
         >>> model = SkipThought(["the", "cat", "sat"], hidden_size=8, embedding_features=4)
@@ -203,9 +197,9 @@ class SkipThought(ZooModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new weights as the released code does, and re-initialises the norm.
+        """Re-initialise weights, as the released code does, and the norm.
 
-        Embeddings, input weights and those of the softmax are uniform between -0.1 and 0.1; the
+        Embeddings, input and softmax weights are uniform between -0.1 and 0.1; the
         recurrent weights of each gate, and square input weights, are an orthogonal matrix; biases
         are 0.
         """
@@ -231,19 +225,12 @@ class SkipThought(ZooModule):
     # The network
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The vectors of sentences, as they are before they are given unit norm.
-
-        Args:
-            tokens: word indices, int64 (B, T).
-            lengths: tokens of each sentence, int64 (B,); padding is not read.
-
-        Returns:
-            (B, D).
+        """Sentence vectors (B, D) before scaling to unit norm, of word indices (B, T) and lengths
+        (B,).
         """
         return self._read(self.embedding(tokens), lengths)
 
     def _read(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        """Vectors of sentences (B, D) from vectors of words (B, T, E)."""
         longest = int(lengths.max())
         vectors = self._inputs(vectors)
         if int(lengths.min()) == longest:
@@ -281,7 +268,7 @@ class SkipThought(ZooModule):
     def _decodes_padding(decoder: GRU, vectors: Tensor) -> bool:
         """Whether a decoder also runs over padding, which is faster on a GPU.
 
-        Steps of equal size are one launch there; each step of packed input is its own.
+        There, steps of equal size are one launch; packed input needs a launch per step.
         """
         return vectors.is_cuda and not batch_dependent(decoder)
 
@@ -316,7 +303,6 @@ class SkipThought(ZooModule):
         return dict(zip(_METRICS, (both, *parts), strict=True))
 
     def _loss(self, batch: Any) -> tuple[Tensor, int]:
-        """Summed over tokens, and their number."""
         told = self._decode_both(batch)
         # One product for both decoders.
         states = torch.cat([part.states for part in told])
@@ -384,21 +370,18 @@ class SkipThought(ZooModule):
         normalize: bool = True,
         progress: bool = False,
     ) -> np.ndarray:
-        """Vectors of sentences, in evaluation mode.
+        """Vectors of sentences, float32 (n, D), in evaluation mode.
 
-        Sentences of about the same length are encoded together; none is cut short. Words that are
-        neither in the vocabulary nor in an expansion are read as `ln_zoo.vocabulary.UNK`.
+        Sentences of similar length are encoded together, without truncation. Words outside the
+        vocabulary and its expansion are read as `ln_zoo.vocabulary.UNK`.
 
         Args:
-            sentences: words with white space between them, in the form of the training text.
-            batch_size: sentences that are encoded at once; changes no vector beyond rounding.
-            eos: whether the end of the sentence is read, as in training. The released code leaves
-                it out for MR, CR, SUBJ and MPQA, and reads it for SICK.
-            normalize: whether vectors are given unit norm, as the released code does.
-            progress: whether to show a progress bar.
-
-        Returns:
-            float32 (n, D), in the order of the sentences.
+            sentences: words separated by white space, in the form of the training text.
+            batch_size: sentences per batch; changes vectors by rounding only.
+            eos: read the end of the sentence, as in training. The released code omits it for MR,
+                CR, SUBJ and MPQA, and reads it for SICK.
+            normalize: scale vectors to unit norm, as the released code does.
+            progress: show a progress bar.
 
         Raises:
             TypeError: for a single string.
@@ -444,18 +427,15 @@ class SkipThought(ZooModule):
         return vectors
 
     def expand_vocabulary(self, path: str | os.PathLike[str]) -> int:
-        """Extend the vocabulary of `encode` by external word vectors.
+        """Extend the vocabulary of `encode` by external word vectors; returns the number of new
+        words.
 
         They are mapped into the space of the model's own by least squares with an intercept, fitted
-        on the words that both have (Kiros et al. 2015, section 2.2, and the released code). Words
-        of the vocabulary keep their own vectors. Training and checkpoints know nothing of it.
+        on common words (Kiros et al. 2015, section 2.2, and the released code). Words of the
+        vocabulary keep their own vectors. Training and checkpoints are not affected.
 
         Args:
-            path: text in the form of word2vec or GloVe, as `ln_zoo.vocabulary.read_word_vectors`
-                takes it.
-
-        Returns:
-            How many words were added.
+            path: a file for `ln_zoo.vocabulary.read_word_vectors`.
 
         Raises:
             OSError: if the file cannot be read.
@@ -465,7 +445,7 @@ class SkipThought(ZooModule):
         return len(self.expansion.rows)
 
     def _numbers(self, words: Sequence[str]) -> list[int]:
-        """As the vocabulary's, with numbers from V on for words of the expansion."""
+        """As the vocabulary's, with indices from V on for words of the expansion."""
         numbers = self.vocabulary.numbers(words)
         if self.expansion is None:
             return numbers
@@ -476,7 +456,6 @@ class SkipThought(ZooModule):
         ]
 
     def _vectors(self, tokens: Tensor) -> Tensor:
-        """The vectors (B, T, E) of such numbers (B, T)."""
         if self.expansion is None:
             return self.embedding(tokens)
         beyond = tokens >= self.vocabulary.size
@@ -487,13 +466,10 @@ class SkipThought(ZooModule):
 
 
 class CombinedSkipThoughts:
-    """The vectors of several models side by side: combine-skip (Kiros et al. 2015, section 3).
+    """Concatenated vectors of several models: combine-skip (Kiros et al. 2015, section 3).
 
-    Each model's part has unit norm. The source's has a uni-directional and a bidirectional model,
-    trained apart.
-
-    Args:
-        *models: at least two.
+    Each model's part has unit norm. The source combines a unidirectional and a bidirectional model,
+    trained separately.
 
     Raises:
         ValueError: for fewer than two models.

@@ -13,14 +13,14 @@ from torch.nn import init
 
 SoftmaxName = Literal["full", "adaptive", "sampled"]
 
-#: Largest size of a weight at the start, as in the released skip-thoughts code.
+#: Bound of initial weights, as in the released skip-thoughts code.
 _SCALE = 0.1
-#: Logits of a block of tokens, on other devices and on a CPU, where they should stay in its cache.
+#: Logits per block of tokens, on GPUs and on CPUs, where they should fit the cache.
 _BLOCK = (2**27, 2**22)
 
 
 class FullSoftmax(nn.Module):
-    """Scores every word: p(w | h) proportional to exp(v_w h + b_w), as Kiros et al. (2015), eq. 8.
+    """Score every word: p(w | h) proportional to exp(v_w h + b_w) (Kiros et al. 2015, eq. 8).
 
     Args:
         features: size D of a state.
@@ -41,16 +41,13 @@ class FullSoftmax(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Re-initialise the parameters."""
         init.uniform_(self.weight, -_SCALE, _SCALE)
         init.zeros_(self.bias)
 
     def loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        """The training loss summed over tokens, in nats; here the negative log likelihood.
+        """Training loss summed over tokens, in nats; here the negative log likelihood.
 
-        Args:
-            states: (M, D).
-            targets: word indices, int64 (M,).
+        ``states`` are (M, D), ``targets`` word indices, int64 (M,).
         """
         if torch.is_autocast_enabled(states.device.type):
             return F.cross_entropy(self._logits(states), targets, reduction="sum")
@@ -88,7 +85,7 @@ class _SummedNLL(torch.autograd.Function):
             logits = torch.addmm(bias, h, weight.t())
             peaks, target_logits = logits.amax(1), logits.gather(1, places).squeeze(1)
             shares = torch.softmax(logits, 1, out=logits)
-            # The likeliest word's share never rounds to 0.
+            # The share of the most likely word never rounds to 0.
             total += (peaks - shares.amax(1).log() - target_logits).sum()
             if learns:
                 shares.scatter_add_(1, places, shares.new_full((), -1.0).expand_as(places))
@@ -105,25 +102,18 @@ class _SummedNLL(torch.autograd.Function):
 
 
 class SampledSoftmax(FullSoftmax):
-    """A full softmax that compares each target with a sample of words in training.
+    """A full softmax that in training compares each target with a sample of words.
 
-    Words are drawn by Zipf's law from their numbers, which must be in order of frequency:
-    P(w) = log((w + 2) / (w + 1)) / log(V + 1). S of them, drawn with replacement, stand against all
-    targets of a batch; each logit is corrected by the log of how often its word is expected among
-    them (Jean et al. 2015, arXiv 1412.2007; the correction of TensorFlow's ``sampled_softmax``). A
-    target that was also drawn is left out of its own sample.
-
-    `loss` is not a likelihood then; `nll` scores every word.
+    Words are sampled by Zipf's law from their indices, which must be in order of frequency: P(w) =
+    log((w + 2) / (w + 1)) / log(V + 1). All targets of a batch share S words, sampled with
+    replacement; each logit is corrected by the log of the expected count of its word (Jean et al.
+    2015, arXiv 1412.2007; the correction of TensorFlow's ``sampled_softmax``). A target is excluded
+    from its own sample. `loss` is then not a likelihood; `nll` scores every word.
 
     Args:
         features: size D of a state.
         words: number V of words.
-        samples: number S of words that are drawn for each batch.
-
-    Example:
-        >>> softmax = SampledSoftmax(5, 1000, samples=20)
-        >>> softmax.loss(torch.randn(3, 5), torch.tensor([0, 6, 2])).shape
-        torch.Size([])
+        samples: number S of words sampled per batch.
     """
 
     def __init__(self, features: int, words: int, samples: int) -> None:
@@ -132,7 +122,7 @@ class SampledSoftmax(FullSoftmax):
 
     def loss(self, states: Tensor, targets: Tensor) -> Tensor:
         words = len(self.weight)
-        # On the CPU, whose random numbers a resumed run goes on with.
+        # On the CPU, whose generator state checkpoints store.
         uniform = torch.rand(self.samples, dtype=torch.float64)
         drawn = (uniform * math.log(words + 1)).exp().long().sub(1).clamp(0, words - 1)
         drawn = drawn.to(targets.device)
@@ -144,39 +134,34 @@ class SampledSoftmax(FullSoftmax):
         return F.cross_entropy(logits, torch.zeros_like(targets), reduction="sum")
 
     def _expected(self, words: Tensor) -> Tensor:
-        """The log of how often words are expected in a sample."""
+        """Log of the expected counts of words in a sample."""
         number = words.to(self.weight.dtype)
         share = torch.log1p(1 / (number + 1)) / math.log(len(self.weight) + 1)
         return (self.samples * share).log()
 
 
 class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
-    """Scores frequent words by full states, rarer clusters by projected ones (Grave et al. 2017).
+    """Score frequent words by full states, rarer clusters by projected ones (Grave et al. 2017).
 
-    It is `torch.nn.AdaptiveLogSoftmaxWithLoss` (arXiv 1609.04309) with a bias in the head; numbers
-    of words must be in order of frequency. Rare words get smaller vectors, so that this is another
+    It is `torch.nn.AdaptiveLogSoftmaxWithLoss` (arXiv 1609.04309) with a bias in the head; word
+    indices must be in order of frequency. Rare words have smaller vectors, so this is another
     model, with fewer parameters.
 
     Args:
         features: size D of a state.
         words: number V of words.
-        cutoffs: where each cluster of rarer words begins.
-
-    Example:
-        >>> softmax = AdaptiveSoftmax(8, 100, [20, 50])
-        >>> softmax.nll(torch.randn(3, 8), torch.tensor([0, 60, 30])).shape
-        torch.Size([3])
+        cutoffs: first index of each cluster of rarer words.
     """
 
     def __init__(self, features: int, words: int, cutoffs: list[int]) -> None:
         super().__init__(features, words, cutoffs, head_bias=True)
 
     def loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        """As `FullSoftmax.loss`."""
+        """See `FullSoftmax.loss`."""
         return self.nll(states, targets).sum()
 
     def nll(self, states: Tensor, targets: Tensor) -> Tensor:
-        """As `FullSoftmax.nll`."""
+        """See `FullSoftmax.nll`."""
         return -self(states, targets).output
 
 
@@ -186,15 +171,7 @@ WordSoftmax = FullSoftmax | AdaptiveSoftmax
 def word_softmax(
     name: SoftmaxName, features: int, words: int, samples: int, cutoffs: list[int]
 ) -> WordSoftmax:
-    """The softmax of a name; arguments as for the classes.
-
-    Raises:
-        ValueError: for cutoffs that do not increase within the vocabulary.
-
-    Example:
-        >>> type(word_softmax("sampled", 5, 1000, samples=20, cutoffs=[])).__name__
-        'SampledSoftmax'
-    """
+    """The softmax of a name; ValueError for cutoffs that do not increase within the vocabulary."""
     if name == "full":
         return FullSoftmax(features, words)
     if name == "sampled":

@@ -14,11 +14,8 @@ from ln_zoo.vocabulary import Vocabulary, read_word_vectors
 
 
 class Expansion(NamedTuple):
-    """Words outside a model's vocabulary, with vectors in its space.
-
-    Attributes:
-        rows: the row of each word.
-        vectors: float32 (n, E).
+    """Words outside a model's vocabulary: the row of each, and vectors in its space, float32 (n,
+    E).
     """
 
     rows: dict[str, int]
@@ -26,23 +23,22 @@ class Expansion(NamedTuple):
 
 
 def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]) -> Expansion:
-    """Maps a file of word vectors into the space of a model's by least squares with an intercept.
+    """Map a file of word vectors into the space of a model's by least squares with an intercept.
 
     The map is fitted on common words and applied to the others. Words with ``_``, phrases in
     word2vec, are dropped, as in the released code.
 
     Args:
-        vocabulary: of the model.
-        vectors: of its numbers of words, (V, E).
-        path: as `ln_zoo.vocabulary.read_word_vectors` takes it.
+        vocabulary: the model's vocabulary.
+        vectors: the model's vectors by index, (V, E).
+        path: a file for `ln_zoo.vocabulary.read_word_vectors`.
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: as `ln_zoo.vocabulary.read_word_vectors`; if the file shares no word with the
-            model.
+        ValueError: as `ln_zoo.vocabulary.read_word_vectors`; without common words.
 
     Warns:
-        UserWarning: if there are fewer common words than the map has coefficients for each number.
+        UserWarning: if there are fewer common words than coefficients per output.
     """
     read, given = read_word_vectors(path)
     kept = [i for i, word in enumerate(read) if "_" not in word]

@@ -11,12 +11,7 @@ from ln_zoo.norms.base import Norm
 
 
 def check_fields(norm: Any) -> None:
-    """Check the fields of a norm, a dataclass, by their types.
-
-    Raises:
-        ValueError: unless ``float`` fields are finite, eps is at least 0, and ``bool`` fields are
-            booleans.
-    """
+    """Raise ValueError for a field that is not finite, not a boolean, or a negative eps."""
     for field in dataclasses.fields(norm):
         value = getattr(norm, field.name)
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -35,15 +30,7 @@ def check_fields(norm: Any) -> None:
 
 
 def check_no_norm(owner: object, **arguments: object) -> None:
-    """Check that no norm was passed as another argument of a layer, by position.
-
-    Args:
-        owner: the layer.
-        **arguments: its arguments.
-
-    Raises:
-        TypeError: if one of them is a norm.
-    """
+    """Raise TypeError if a norm was passed by position as another argument of ``owner``."""
     for name, value in arguments.items():
         if isinstance(value, Norm):
             raise TypeError(

@@ -71,17 +71,14 @@ class Norm:
         """Add gain, shift and running statistics to the site."""
 
     def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
-        """Normalise summed inputs.
+        r"""Normalise summed inputs; returns the same shape.
 
         Args:
             site: the site, with the parameters of `init_params`.
-            a: summed inputs: (N, \\*, F) in feed-forward layers, (n, F) for the n examples active
-                at one time step of a recurrent layer, (N, C, \\*S) in convolutions; in float32 or
-                float64.
+            a: summed inputs, float32 or float64: (N, \*, F) in feed-forward layers, (n, F) for the
+                n examples active at one time step of a recurrent layer, (N, C, \*S) in
+                convolutions.
             step: time step, counted from 0; ``None`` outside recurrent layers.
-
-        Returns:
-            The same shape.
         """
         return a
 
@@ -115,7 +112,7 @@ class _NormKey(str):
 
 
 class Site(nn.Module):
-    """A place in a layer where a norm acts; it owns the norm's parameters and buffers.
+    r"""A place in a layer where a norm acts; it owns the norm's parameters and buffers.
 
     Args:
         norm: the normalisation.
@@ -128,24 +125,16 @@ class Site(nn.Module):
         recurrent: the site is in a recurrent layer, which passes ``step``.
         gate_size: number of features of each gate; ``None`` outside recurrent layers.
         own_shift: the layer adds no bias here, so an affine map needs a shift (an LSTM's cell).
-        weight: the weight (F, \\*) of the summed inputs, if the norm may act on it; read for
-            initial values only.
+        weight: the weight (F, \*) of the summed inputs, if the norm may act on it; read for initial
+            values only.
         sums: the norm acts on summed inputs here. False at the input and recurrent sites of `RNN`,
             since eq. 4 normalises the sum of both terms.
         device: device of the parameters.
-        dtype: precision of the parameters.
+        dtype: dtype of the parameters.
 
     Raises:
         TypeError: if ``norm`` is not an instance of `Norm`.
         ValueError: if the groups do not sum to the features, or inputs have other positions.
-
-    Example:
-        >>> from ln_zoo.norms import LayerNorm
-        >>> site = Site(LayerNorm(), "sum", 6)
-        >>> [name for name, _ in site.named_parameters()]
-        ['gain']
-        >>> site(torch.randn(2, 6)).shape
-        torch.Size([2, 6])
     """
 
     gain: Tensor | None
@@ -233,17 +222,13 @@ class Site(nn.Module):
         self.norm.init_weight(self, weight.detach())
 
     def reset_parameters(self) -> None:
-        """Reset gain, shift and running statistics, on their present device.
-
-        Needed after `to_empty` of a module on the meta device.
-        """
+        """Reset gain, shift and running statistics, as needed after `to_empty`."""
         for tensor in (*self.parameters(), *self.buffers()):
             self._factory["device"] = tensor.device
         if self._sums:
             self.norm.init_params(self)
 
     def to_spec(self) -> Record:
-        """The norm's record for kernels; see `Norm.to_spec`."""
         return self.norm.to_spec(self) if self.normalizes else RowNorm(self.groups)
 
     def entries(self) -> Entries | None:
@@ -274,10 +259,8 @@ class Site(nn.Module):
     def add_affine(self, gain: float, by_unit: bool = False) -> None:
         """Add a gain (F,), and a shift (F,) of zeros if the layer has no bias here.
 
-        Args:
-            gain: initial value.
-            by_unit: gain and shift are (F, H, W), for all `positions`; then there is always a
-                shift.
+        ``by_unit``: gain and shift are (F, H, W), for all `positions`; then there is always a
+        shift.
         """
         shape = (self.features, *(self.positions or ())) if by_unit else (self.features,)
         self.add_parameter("gain", torch.full(shape, float(gain), **self._factory))
@@ -312,7 +295,6 @@ class Site(nn.Module):
         return a
 
     def gain_and_shift(self, a: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gain and shift in the dtype of ``a``, for fused functions of torch."""
         gain = None if self.gain is None else self.gain.to(a.dtype)
         return gain, None if self.shift is None else self.shift.to(a.dtype)
 

@@ -23,12 +23,12 @@ from ln_zoo.ops.norm_records import Record, StepNorm
 class BatchNorm(Norm):
     """Mean and variance of each feature over the batch; in recurrent layers, at each time step.
 
-    Training uses statistics of the batch, with gradients, and updates running averages of mean and
+    Training uses batch statistics, with gradients, and updates running averages of mean and
     unbiased variance; evaluation uses the running averages. Recurrent sites have one row of
     averages per time step (Cooijmans et al. 2017, section 3) in buffers ``(max_steps, F)``; steps
     after the last row reached in training use that row. In a packed batch, only the examples active
-    at a step count; a step with one example uses the running averages. Each row starts as the
-    plain average of its first ``1 / momentum`` batches, independent of its initial value.
+    at a step count; a step with one example uses the running averages. Each row starts as the plain
+    average of its first ``1 / momentum`` batches, independent of its initial value.
 
     Args:
         gain: initial value of the gain, (F,), in feed-forward layers.
@@ -51,10 +51,7 @@ class BatchNorm(Norm):
 
     Example:
         >>> from ln_zoo.layers import Linear
-        >>> layer = Linear(5, 4, norm=BatchNorm())
-        >>> layer(torch.randn(8, 5)).shape, layer.eval()(torch.randn(1, 5)).shape
-        (torch.Size([8, 4]), torch.Size([1, 4]))
-        >>> layer.train()(torch.randn(1, 5))
+        >>> Linear(5, 4, norm=BatchNorm())(torch.randn(1, 5))
         Traceback (most recent call last):
             ...
         ValueError: BatchNorm needs at least 2 examples per feature in training, got 1: ...
@@ -153,7 +150,6 @@ class BatchNorm(Norm):
         return out.view_as(a)
 
     def _of_batch(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the batch; updates the running averages."""
         dims = site.example_dims(a)
         if self._exchanges(site):
             examples, mean, var = joint_moments(a, dims)
@@ -170,7 +166,6 @@ class BatchNorm(Norm):
         return mean, var * (examples / (examples - 1)) if self.unbiased else var
 
     def _exchanges(self, site: Site) -> bool:
-        """Whether statistics are exchanged between processes."""
         return (
             self.sync
             and site.training
@@ -189,7 +184,6 @@ class BatchNorm(Norm):
     def _track(
         self, site: Site, examples: int, mean: Tensor, var: Tensor, step: int | None
     ) -> None:
-        """Update the running averages; ``var`` is biased."""
         if site.observer is not None:
             rows = (moment.detach().view(1, -1) for moment in (mean, var))
             site.observer(step, (examples,), *rows)
@@ -205,7 +199,6 @@ class BatchNorm(Norm):
     def _track_steps(
         self, site: Site, first: int, sizes: Sequence[int], mean: Tensor, var: Tensor
     ) -> None:
-        """`_track` for consecutive steps."""
         if site.observer is not None:
             site.observer(first, sizes, mean, var)
             return
@@ -241,7 +234,6 @@ class BatchNorm(Norm):
         return count.to(site.running_mean.dtype).reciprocal().clamp(min=self.momentum)
 
     def _population(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
-        """Running mean and variance, broadcastable to ``a``."""
         if step is None:
             mean, var = site.running_mean, site.running_var
         else:

@@ -39,10 +39,6 @@ def from_config(config: Norm | dict[str, Any]) -> Norm:
 
     Raises:
         ValueError: if the path is not a norm's, or arguments do not fit.
-
-    Example:
-        >>> from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
-        LayerNorm(gain=1.0, eps=0.001, convolution='channel', per_gate=False)
     """
     if isinstance(config, Norm):
         return config

@@ -27,7 +27,7 @@ class LayerNorm(Norm):
         eps: added to the biased variance, inside the root; default 1e-5. The paper has none; a row
             of equal values (such as the recurrent term of a zero state) needs one.
         convolution: statistics and gains in convolutions (N, C, H, W), which the paper (section
-            6.7) does not make_spec; no effect elsewhere.
+            6.7) does not specify; no effect elsewhere.
 
             - ``"channel"``: statistics over C, H and W of one example, one gain per channel (C,):
               group normalisation with one group.

@@ -10,16 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode; restores the mode of each submodule.
-
-    Example:
-        >>> module = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
-        >>> with evaluation_mode(module):
-        ...     print([part.training for part in module])
-        [False, False]
-        >>> [part.training for part in module]
-        [True, False]
-    """
+    """Evaluation mode; restores the mode of each submodule."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

@@ -21,15 +21,12 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
 
     Processes may have different numbers of examples, or none. Moments are combined by the formula
     of Chan, Golub and LeVeque (1979), without cancellation, and are bitwise equal in all processes.
-    One all-reduce in the forward and one in the backward pass.
+    One all-reduce in the forward and one in the backward pass. Gradients flow to the values of all
+    processes.
 
     Args:
         a: values; sizes of the other axes must agree.
-        dims: the axes to average over.
-
-    Returns:
-        The number of examples, mean and variance, with averaged axes of size 1. Gradients flow to
-        the values of all processes.
+        dims: the axes to average over; they have size 1 in the results.
     """
     examples = math.prod(a.shape[d] for d in dims)
     if examples:
@@ -57,8 +54,6 @@ def extremes(value: int, device: torch.device) -> tuple[int, int]:
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """Sum over processes, with gradients to all processes."""
-
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
         total = a.clone(memory_format=torch.contiguous_format)

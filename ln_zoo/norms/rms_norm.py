@@ -23,12 +23,6 @@ class RMSNorm(Norm):
 
     Raises:
         ValueError: if gain or eps is not finite, or eps is negative.
-
-    Example:
-        >>> from ln_zoo.layers import Linear
-        >>> a = Linear(5, 4, bias=False, norm=RMSNorm(eps=0.0))(torch.randn(3, 5))
-        >>> bool((a.square().mean(-1) - 1).abs().max() < 1e-5)
-        True
     """
 
     gain: float = 1.0

@@ -1,9 +1,8 @@
 """Batch statistics in evaluation, and population statistics of a data set.
 
-Models with batch-dependent norms can be evaluated with running averages or with the statistics of
-each batch. For final results, population statistics replace running averages: one pass over the
-training set with frozen weights (Ioffe and Szegedy 2015, Algorithm 2; Cooijmans et al. 2017,
-section 3, for each time step).
+For final results, population statistics replace running averages: one pass over the training set
+with frozen weights (Ioffe and Szegedy 2015, Algorithm 2; Cooijmans et al. 2017, section 3, for each
+time step).
 """
 
 from __future__ import annotations
@@ -20,26 +19,12 @@ from ln_zoo.norms.processes import several_processes
 
 
 def batch_dependent(module: nn.Module) -> bool:
-    """Whether, in training, the output of an example depends on the rest of its batch.
-
-    Example:
-        >>> from ln_zoo.layers import Linear
-        >>> from ln_zoo.norms import BatchNorm, LayerNorm
-        >>> [batch_dependent(Linear(2, 3, norm=norm)) for norm in (BatchNorm(), LayerNorm())]
-        [True, False]
-    """
+    """Whether, in training, the output of an example depends on the rest of its batch."""
     return any(site.norm.batch_dependent and site.normalizes for site in _sites(module))
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether a module has running averages that `population_statistics` can replace.
-
-    Example:
-        >>> from ln_zoo.layers import Linear
-        >>> from ln_zoo.norms import BatchNorm
-        >>> keeps_statistics(Linear(2, 3, norm=BatchNorm())), keeps_statistics(Linear(2, 3))
-        (True, False)
-    """
+    """Whether a module has running averages that `population_statistics` can replace."""
     return bool(_keepers(module))
 
 
@@ -50,9 +35,6 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
     Sites are in training mode, other modules keep their mode; modes, buffers of sites and random
     number generators are restored. A time step of a packed batch with one example uses running
     averages, as in training. Each process uses its own batches.
-
-    Args:
-        module: the module; usually in evaluation mode.
 
     Raises:
         ValueError: in the block, for a batch of one example under batch norm.
@@ -65,8 +47,6 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
         ...     output = layer(torch.randn(100, 5))
         >>> bool((output - layer.bias).mean(0).abs().max() < 1e-5)
         True
-        >>> int(layer.site.num_batches_tracked)
-        0
     """
     with _observed(module, {}):
         yield
@@ -74,13 +54,13 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def population_statistics(module: nn.Module, method: str = "average") -> Iterator[None]:
-    """Replace running statistics of a module by those of all batches in the block.
+    """Replace running statistics of a module by statistics of all batches in the block.
 
     In the block, weights must not change, gradients are disabled, and sites use batch statistics
     (see `batch_statistics`). At its end, every site that saw batches gets new ``running_mean``,
-    ``running_var`` and ``num_batches_tracked``, accumulated in float64. Modes and random number
-    generators are restored. If the block raises, statistics are unchanged. All processes must enter
-    the block; each runs its own batches, and all get the joint statistics.
+    ``running_var`` and ``num_batches_tracked``, accumulated in float64. If the block raises,
+    statistics are unchanged. All processes must enter the block; each runs its own batches, and all
+    get the joint statistics.
 
     In recurrent layers each time step has its own statistics; steps from ``max_steps`` on share the
     last row, as separate batches. Steps that no batch reaches with at least 2 examples use the row
@@ -150,7 +130,6 @@ def _ignore(step: int | None, sizes: Sequence[int], mean: Tensor, var: Tensor) -
 
 @contextmanager
 def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator[None]:
-    """Sites in training mode with observers; restores everything."""
     sites = _sites(module)
     modes = {m: m.training for site in sites for m in site.modules()}
     former = [site.observer for site in sites]
@@ -166,7 +145,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
         site.observer = observers.get(site, _ignore)
     cards = {t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda}
     try:
-        # Random numbers of the block must not change those of training.
+        # The block must not change random numbers of training.
         with torch.random.fork_rng(devices=sorted(cards)):
             yield
     finally:
@@ -184,13 +163,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
 
 
 class _Population(NamedTuple):
-    """Statistics of the reached rows.
-
-    Attributes:
-        mean: (rows, F), float64.
-        var: (rows, F), float64.
-        batches: number of batches of each row, (rows,), int64.
-    """
+    """Statistics of the reached rows: mean and var, (rows, F), float64; batches, (rows,), int64."""
 
     mean: Tensor
     var: Tensor
@@ -198,7 +171,6 @@ class _Population(NamedTuple):
 
 
 def _write(site: Site, population: _Population) -> None:
-    """Set the statistics of a site; later rows are reset."""
     rows = len(population.batches)
     if rows == 0:
         return
@@ -279,7 +251,6 @@ class _Average:
         self.batches += 1
 
     def _pad(self, longest: int) -> None:
-        """Extend previous batches to this number of steps."""
         more = longest - self.longest
         if more > 0:
             rows = min(longest, self.rows) - self.sums.shape[1]
@@ -288,7 +259,6 @@ class _Average:
             self.longest = longest
 
     def _add(self, first: int, entries: Tensor) -> None:
-        """Add (2, steps, F + 1) to the rows from step ``first`` on."""
         steps = torch.arange(first, first + entries.shape[1], device=entries.device)
         self.sums.index_add_(1, steps.clamp_(max=self.rows - 1), entries)
 
@@ -356,7 +326,6 @@ def _combined(examples: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, 
 
 
 def _over_processes(a: Tensor, operation: str) -> Tensor:
-    """The sum or maximum over all processes."""
     result = a.clone()
     if result.numel() == 0:
         return result  # no process saw batches at this site

@@ -19,21 +19,13 @@ def _row_norms(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WeightNorm(Norm):
-    """Each row w of a weight is used as ``scale * w / |w|`` (eq. 2 there); summed inputs pass
-    unchanged.
+    """Use each row w of a weight as ``scale * w / |w|`` (eq. 2 there); summed inputs are unchanged.
 
     The scale (F,) starts as the row's own norm, so that a fresh layer computes what it would
     without normalisation; `ln_zoo.layers.data_dependent_init` starts it from data instead (section
     3 there). After re-initialising weights, call the layer's ``reset_norm()``. A row of zeros stays
     zero. A recurrent layer builds the effective weights once per call and then runs like one
     without normalisation.
-
-    Example:
-        >>> from ln_zoo.layers import Linear
-        >>> layer = Linear(5, 4, norm=WeightNorm())
-        >>> plain = torch.nn.functional.linear(torch.ones(1, 5), layer.weight, layer.bias)
-        >>> torch.allclose(layer(torch.ones(1, 5)), plain)
-        True
     """
 
     weight_scale: ClassVar[str | None] = "scale"

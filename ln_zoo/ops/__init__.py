@@ -1,4 +1,4 @@
-"""Functions of tensors: records of what is to be computed, and the loops that compute it."""
+"""Functional recurrent layers: cells, norm records, the generic loop and the kernels."""
 
 from ln_zoo.ops.cells import (
     CARRIED_LSTM,

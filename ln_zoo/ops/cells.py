@@ -1,7 +1,6 @@
 """Recurrent cells: a pure step function plus metadata.
 
-Time, layers, directions, packing and dropout are the same for all cells (`ln_zoo.ops.recurrence`).
-Layers, initialisers and analyses read everything else from `Cell`.
+Loops over time, layers and directions are the same for all cells (`ln_zoo.ops.recurrence`).
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ Sites = Mapping[str, Callable[[Tensor, int | None], Tensor]]
 
 
 class Weights(NamedTuple):
-    """The effective weights of one direction of one layer, in torch's order.
+    """Effective weights of one direction of one layer, in torch's order.
 
     Attributes:
-        ih: input-to-hidden, (G, I), with G the summed inputs of all gates (4H, 3H or H).
+        ih: input-to-hidden, (G, I), with G pre-activations of all gates (4H, 3H or H).
         hh: hidden-to-hidden, (G, H), or (G, P) with a projection to P features.
         bias_ih: (G,) or ``None``.
         bias_hh: (G,) or ``None``.
         hr: the projection, (P, H), or ``None``.
-        own: what `Cell.weights` names, in its order, (rows, H) each.
-        noise: what zoneout and recurrent dropout do.
+        own: the weights named in `Cell.weights`, in order, (rows, H) each.
+        noise: zoneout and recurrent dropout.
     """
 
     ih: Tensor
@@ -46,14 +45,13 @@ class Weights(NamedTuple):
 
     @property
     def bias(self) -> Tensor | float:
-        """Both biases summed, (G,); 0.0 where there are none."""
+        """Sum of both biases, (G,), or 0.0."""
         if self.bias_ih is None or self.bias_hh is None:
             return 0.0
         return self.bias_ih + self.bias_hh
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All parameters, in order."""
         return (*self[:5], *self.own)
 
     def dropped(self, h: Tensor) -> Tensor:
@@ -70,13 +68,12 @@ class Place:
     """A place in a cell where a norm may act.
 
     Args:
-        role: its name: ``"input"``, ``"recurrent"``, and any others that the step asks for.
-        groups: the runs of features that share statistics, in units of the hidden size H.
+        role: ``"input"``, ``"recurrent"``, or another name that the step uses.
+        groups: runs of features that share statistics, in units of H.
         weight: the weight that a norm may act on here, ``"ih"`` or ``"hh"``.
         sums: whether a norm acts on summed inputs here, or on the weight alone.
         own_shift: whether no bias of the layer is added here.
-        products: the weights whose products are summed here; default: ``weight``, where there is
-            one and ``sums`` is true.
+        products: weights whose products are summed here. Default: ``weight`` if ``sums``.
     """
 
     role: str
@@ -93,17 +90,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Form:
-    """A cell in the terms of kernels: its arithmetic and its places.
+    """The cell's arithmetic and places, as kernels define them.
 
     Args:
         arithmetic: ``"LSTM"``, ``"GRU"``, ``"light GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
-        roles: the roles of the places at the input term, at the recurrent term or (in joint cells)
-            the sum of both, and at the output; ``None``: the cell has no such place.
-        joint: whether input and recurrent term are added before they are normalised. All of a joint
-            GRU's candidate is multiplied by the reset gate.
+        roles: roles of the places at the input term, at the recurrent term (in joint cells: at the
+            sum) and at the output; ``None`` if there is no such place.
+        joint: whether the terms are added before normalisation. In a joint GRU the reset gate
+            multiplies the whole candidate.
         carried: whether an LSTM carries on the normalised cell state.
-        update_offset: if given, a GRU's update gate is that of the new state, with this offset:
-            ``h' = u n + (1 - u) h`` with ``u = sigmoid(a + update_offset)``.
+        update_offset: if given, a GRU computes ``h' = u n + (1 - u) h`` with ``u = sigmoid(a +
+            update_offset)``.
     """
 
     arithmetic: str
@@ -115,34 +112,30 @@ class Form:
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent cell, as layers, initialisers and analyses see it.
+    """A recurrent cell.
 
-    There must be places ``"input"``, with the weight ``"ih"``, and ``"recurrent"``, with ``"hh"``,
-    of equally many gates. Every state is (N, H); the first, projected or not, is the output.
+    Requires the places ``"input"`` (weight ``"ih"``) and ``"recurrent"`` (weight ``"hh"``) with the
+    same number of gates. Every state is (N, H); the first, projected or not, is the output.
 
     Args:
-        name: what it is called in messages and in the log.
-        step: the function ``step(wx, states, weights, sites, t)`` that gives the next states;
-            ``wx`` (n, G) is the input term, normalised where the cell's ``"input"`` place does so,
-            and ``t`` the time step. States are float32 at least; take products with `linear`. For
-            its layers to be pickled, it must be defined at the top level of a module.
+        name: name in messages and the log.
+        step: ``step(wx, states, weights, sites, t)`` returns the next states. ``wx`` (n, G) is the
+            input term, normalised at the ``"input"`` place; ``t`` is the time step. States are
+            float32 or wider; multiply with `linear`. Define it at the top level of a module, so
+            that layers can be pickled.
         places: where norms act.
         states: names of the states; the first is the output.
-        weights: further weights, each by its name and number of rows: one of ``("peephole", 3)`` is
-            the parameter ``weight_peephole_l0`` (3, H), and the first of ``weights.own``.
-        candidates: which blocks of H rows of the weights make candidate states, not gates.
-        forget: which blocks make gates that keep the old state where they are open, and so start
-            with a positive bias.
-        projects: whether the step projects its output by ``weights.hr``, if that is there.
-        drops: whether it takes recurrent products of ``weights.dropped(h)``, so that there can be
-            recurrent dropout.
-        unclipped: the cell of the same function that leaves derivatives as they are, if this one
-            does not.
-        form: what kernels compute of it; read of `CELLS` alone.
+        weights: name and number of rows of each further weight. ``("peephole", 3)`` is the
+            parameter ``weight_peephole_l0`` (3, H) and the first of ``weights.own``.
+        candidates: indices of the blocks of H rows that are candidate states, not gates.
+        forget: indices of the blocks that are forget gates; their bias starts positive.
+        projects: whether the step applies ``weights.hr`` if present.
+        drops: whether the step uses ``weights.dropped(h)``, which supports recurrent dropout.
+        unclipped: the same cell without clipped derivatives, if this one clips.
+        form: what kernels compute; used for `CELLS` only.
 
     Raises:
-        ValueError: for a cell without these places or without states, or for blocks that do not
-            exist.
+        ValueError: for missing places or states, or block indices out of range.
     """
 
     name: str
@@ -177,17 +170,16 @@ class Cell:
 
     @functools.cached_property
     def gates(self) -> int:
-        """Summed inputs per hidden unit."""
+        """Pre-activations per hidden unit."""
         return sum(next(place.groups for place in self.places if place.role == "input"))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Names of the places."""
         return tuple(place.role for place in self.places)
 
     @property
     def has_kernels(self) -> bool:
-        """Whether kernels run it (it is one of `CELLS`); other cells run on the generic loop."""
+        """Whether it is one of `CELLS`; other cells run on the generic loop."""
         return CELLS.get(self.name) is self
 
     @property
@@ -207,10 +199,7 @@ def _cell_called(name: str) -> Cell:
 
 
 def linear(a: Tensor, weight: Tensor) -> Tensor:
-    """The products (n, F) of states a (n, H) and a weight (F, H), in the weight's precision.
-
-    States are carried in float32 at least; half-precision weights need operands of their own kind.
-    """
+    """Product (n, F) of states a (n, H) and a weight (F, H), in the weight's dtype."""
     return F.linear(a.to(weight.dtype), weight)
 
 
@@ -246,11 +235,10 @@ def lstm_step(
     joint: bool = False,
     carried: bool = False,
 ) -> States:
-    """LSTM (paper, eq. 20-22; DRAW's, eq. 29-31), gates i, f, g, o.
+    """LSTM (paper, eq. 20-22; DRAW: eq. 29-31), gates i, f, g, o; ``clip`` acts on pre-activations.
 
-    The paper normalises both terms apart, and the cell state on its way to the output only: c
-    itself is carried as it is. Other libraries do not (`Form.joint`, `Form.carried`). The gates'
-    sums pass through ``clip``.
+    As in the paper, each term has its own norm, and the cell state is normalised only on its way to
+    the output. Other libraries differ (`Form.joint`, `Form.carried`).
     """
     h, c = states
     i, f, g, o = clip(_lstm_sums(wx, h, w, sites, t, joint)).chunk(4, dim=-1)
@@ -261,10 +249,9 @@ def lstm_step(
 def peephole_lstm_step(
     wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None, clip: Clip = _unclipped
 ) -> States:
-    """The LSTM whose gates see cell states (Graves 2013, eq. 7-10).
+    """LSTM with peepholes (Graves 2013, eq. 7-10), one weight per unit and gate.
 
-    Gates i and f see the one before, o the new one, each by a weight per unit. The cell state that
-    they see is not normalised.
+    Gates i and f see the previous cell state, o the new one; neither is normalised.
     """
     h, c = states
     i, f, g, o = _lstm_sums(wx, h, w, sites, t).chunk(4, dim=-1)
@@ -275,7 +262,7 @@ def peephole_lstm_step(
 
 
 class _ClipDerivative(torch.autograd.Function):
-    # In the form that transforms of torch.func accept.
+    # Separate setup_context: required by torch.func.
     generate_vmap_rule = True
 
     @staticmethod
@@ -292,14 +279,7 @@ class _ClipDerivative(torch.autograd.Function):
 
 
 def clip_derivative(a: Tensor, bound: float) -> Tensor:
-    """a itself; in the backward pass each element of its gradient is clipped to +-bound.
-
-    Example:
-        >>> a = torch.zeros(2, requires_grad=True)
-        >>> (clip_derivative(a, 10.0) * torch.tensor([3.0, -50.0])).sum().backward()
-        >>> a.grad
-        tensor([  3., -10.])
-    """
+    """Identity whose gradient is clipped elementwise to +-bound."""
     found: Tensor = _ClipDerivative.apply(a, bound)
     return found
 
@@ -307,7 +287,7 @@ def clip_derivative(a: Tensor, bound: float) -> Tensor:
 def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
     """GRU (paper, eq. 26-28), gates r, z, n; the reset gate acts after the product, as in torch.
 
-    With a weight of its own, a bias, the input term is normalised at the place ``"term"``.
+    With a bias in ``weights.own``, the input term is normalised at the place ``"term"``.
     """
     (h,) = states
     if w.own:
@@ -329,9 +309,9 @@ def joint_gru_step(
     t: int | None,
     update_offset: float | None = None,
 ) -> States:
-    """GRU with one norm of the sum of both terms, with a bias inside if it has a weight of its own.
+    """GRU that normalises the sum of both terms; a bias in ``weights.own`` is added before.
 
-    For ``update_offset`` see `Form`.
+    See `Form` for ``update_offset``.
     """
     (h,) = states
     a = wx + linear(w.dropped(h), w.hh)
@@ -340,7 +320,7 @@ def joint_gru_step(
     r, z, n = (sites["sum"](a, t) + w.bias).chunk(3, dim=-1)
     z = z.sigmoid() if update_offset is None else (-z - update_offset).sigmoid()
     n = (r.sigmoid() * n).tanh()
-    # Without a norm, gates of half-precision products are in half precision, unlike the state.
+    # Without a norm, gates may be half precision, unlike the state.
     return (torch.lerp(n.to(h.dtype), h, z.to(h.dtype)),)
 
 
@@ -357,12 +337,12 @@ def _rnn_sums(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | Non
 
 
 def rnn_tanh_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    """Simple RNN (paper, eq. 4) with tanh: the sum of both terms is normalised."""
+    """Simple RNN (paper, eq. 4) with tanh and a norm of the sum of both terms."""
     return (_rnn_sums(wx, states, w, sites, t).tanh(),)
 
 
 def rnn_relu_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    """Simple RNN (paper, eq. 4) with ReLU: the sum of both terms is normalised."""
+    """Simple RNN (paper, eq. 4) with ReLU and a norm of the sum of both terms."""
     return (_rnn_sums(wx, states, w, sites, t).relu(),)
 
 
@@ -371,7 +351,7 @@ _LSTM_PLACES = (
     Place("recurrent", (4,), weight="hh"),
     Place("cell", (1,), own_shift=True),
 )
-# Both gates share statistics, the candidate has its own: eq. 26-28 normalise them apart.
+# As in eq. 26-28, both gates share statistics, and the candidate has its own.
 _GRU_PLACES = (
     Place("input", (2, 1), weight="ih"),
     Place("recurrent", (2, 1), weight="hh"),
@@ -380,7 +360,6 @@ _INNER_BIAS = (("prenorm_bias", 3),)
 
 
 def _summed(gates: int) -> tuple[Place, ...]:
-    """The places of a cell that normalises the sum of both terms."""
     return (
         Place("input", (gates,), weight="ih", sums=False),
         Place("recurrent", (gates,), weight="hh", sums=False),
@@ -434,9 +413,8 @@ def _rnn(name: str, step: Step) -> Cell:
     return Cell(name, step, _summed(1), candidates=(0,), drops=True, form=form)
 
 
-#: The cells that kernels run, by name. Those of torch have torch's name: the ``mode`` of
-#: `torch.nn.RNNBase`. The others are of other libraries; docs/explanation/dialects.md has their
-#: equations.
+#: Cells with kernels, by name; torch's by the ``mode`` of `torch.nn.RNNBase`. Equations of other
+#: libraries' cells: docs/explanation/dialects.md.
 CELLS = {
     cell.name: cell
     for cell in (
@@ -484,7 +462,7 @@ PRENORM_GRU = CELLS["GRU with a bias inside the norm"]
 
 @functools.cache
 def kernel_cell(arithmetic: str, joint: bool, carried: bool) -> Cell:
-    """The cell that kernels compute; update offsets and biases inside norms are folded before."""
+    """The cell that kernels compute; update offsets and inner biases are folded earlier."""
     if arithmetic == "LSTM":
         return _lstm(arithmetic, joint, carried)
     if not joint:
@@ -494,21 +472,13 @@ def kernel_cell(arithmetic: str, joint: bool, carried: bool) -> Cell:
 
 
 def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> Cell:
-    """An LSTM: the one of `CELLS`, or one with peepholes, clipped derivatives or both.
+    """An LSTM, optionally with peepholes (Graves 2013, eq. 7-10).
 
-    Args:
-        peephole: whether gates see cell states (Graves 2013, eq. 7-10).
-        derivative_bound: clips the derivative of the loss with respect to each gate's sum to this
-            size (Graves 2013, section 2.1).
+    ``derivative_bound`` clips the derivative of the loss with respect to pre-activations (Graves
+    2013, section 2.1).
 
     Raises:
-        ValueError: unless the bound is positive, or ``None``.
-
-    Example:
-        >>> lstm_cell() is CELLS["LSTM"]
-        True
-        >>> lstm_cell(peephole=True, derivative_bound=10.0).name
-        'LSTM with peepholes, clipped'
+        ValueError: if the bound is not positive.
     """
     cell = CELLS["LSTM"]
     if peephole:

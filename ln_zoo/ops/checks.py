@@ -1,7 +1,8 @@
 """Validate devices, dtypes and sizes of a call, with torch's error messages.
 
-Errors name the layer's arguments, and are the same on every kernel and on the generic loop. Kernels
-validate the tensors that they read once more (`ln_zoo.ops.ctypes_arguments`).
+Errors name the layer's arguments and are the same on every kernel. C++ validates the tensors that
+it reads again (`ln_zoo.ops.ctypes_arguments`). Unless stated otherwise, functions raise
+``RuntimeError``.
 """
 
 from __future__ import annotations
@@ -24,21 +25,7 @@ _NOT_ON_CPU = (
 
 
 def check_devices(input: Tensor, /, **others: Tensor | None) -> None:
-    """Validate that tensors are on the device of the input; not all torch functions do.
-
-    Args:
-        input: the input.
-        **others: tensors by name.
-
-    Raises:
-        RuntimeError: if one of them is on another device.
-
-    Example:
-        >>> check_devices(torch.ones(2), weight=torch.ones(2, device="meta"))
-        Traceback (most recent call last):
-            ...
-        RuntimeError: Expected all tensors to be on the same device, but got weight is on meta, ...
-    """
+    """Validate that tensors are on the device of the input; not all torch functions do."""
     device = input.device
     for name, a in others.items():
         if a is not None and a.device != device:
@@ -49,16 +36,7 @@ def check_devices(input: Tensor, /, **others: Tensor | None) -> None:
 
 
 def check_states(input: Tensor, states: States, sizes: Sequence[tuple[int, ...]]) -> None:
-    """Checks initial states.
-
-    Args:
-        input: the input.
-        states: the states.
-        sizes: the shape that each must have.
-
-    Raises:
-        RuntimeError: if a state has another size, precision or device.
-    """
+    """Validate size, dtype and device of initial states."""
     for i, (state, size) in enumerate(zip(states, sizes, strict=True)):
         place = f"[{i}]" if len(sizes) > 1 else ""
         if state.shape != size:
@@ -83,19 +61,11 @@ def check_parameters(
     sizes: tuple[int, int, int],
     suffix: str = "",
 ) -> None:
-    """Checks the weights, gains and shifts of one direction of one layer.
+    """Validate weights, gains and shifts of one direction of one layer.
 
-    Args:
-        cell: the cell.
-        records: what happens to summed inputs, by role.
-        weights: the effective weights.
-        input: the input.
-        sizes: features of the input of this direction, I, of its states, H, and of its outputs.
-        suffix: of the parameters' names.
-
-    Raises:
-        RuntimeError: if one has another size or device, or a weight another precision than the
-            input outside of autocast. Gains and shifts may have any.
+    ``sizes`` are features I of the input, H of the states, and of the output; ``suffix`` that of
+    parameter names. Outside autocast, weights need the dtype of the input; gains and shifts may
+    have any.
     """
     inputs, hidden, outputs = sizes
     gates = cell.gates * hidden
@@ -141,22 +111,11 @@ def _is_autocast(input: Tensor) -> bool:
 
 
 def check_packed(data: Tensor, batch_sizes: Tensor) -> None:
-    """Checks packed data.
-
-    Args:
-        data: rows, (total, I).
-        batch_sizes: examples n_t that are active at each step, (T,).
+    """Validate packed data (total, I) and the active examples n_t of each step, (T,).
 
     Raises:
         ValueError: if ``batch_sizes`` are not on the CPU.
-        RuntimeError: unless they are whole numbers that never grow and sum to the rows.
-
-    Example:
-        >>> check_packed(torch.ones(6, 2), torch.tensor([3, 2, 1]))
-        >>> check_packed(torch.ones(6, 2), torch.tensor([3, 3, 3]))
-        Traceback (most recent call last):
-            ...
-        RuntimeError: batch_sizes of packed data must never grow and sum to its 6 rows, got ...
+        RuntimeError: if they are not integers, grow, or do not sum to the rows.
     """
     if batch_sizes.device.type != "cpu":
         raise ValueError(_NOT_ON_CPU.format(batch_sizes.device))
@@ -184,16 +143,12 @@ def check_packed(data: Tensor, batch_sizes: Tensor) -> None:
 def check_operands(
     operands: Operands, cell: str, scales: Sequence[bool], batch_sizes: Tensor | None
 ) -> None:
-    """Checks the tensors that an operator is called with.
+    """Validate the tensors of an operator call.
 
-    Args:
-        operands: the tensors.
-        cell: the cell's name.
-        scales: whether the input term, the recurrent term and the output are normalised.
-        batch_sizes: of packed data.
+    ``scales``: whether the input term, the recurrent term and the output are normalised.
 
     Raises:
-        RuntimeError: if one is missing or has another size, precision or device.
+        RuntimeError: for a missing tensor, or a wrong size, dtype or device.
         ValueError: if ``batch_sizes`` are not on the CPU.
     """
     x, w_hh, h0 = operands.x, operands.w_hh, operands.h0
@@ -230,16 +185,7 @@ def check_operands(
 
 
 def check_masks(masks: Sequence[Tensor | None], cell: str, operands: Operands) -> None:
-    """Checks the masks that an operator is called with.
-
-    Args:
-        masks: of recurrent dropout, of zoneout of h and c, and of resets.
-        cell: the cell's name.
-        operands: the operands, which are checked already.
-
-    Raises:
-        RuntimeError: if one has another size, precision or device, or the cell has no such state.
-    """
+    """Validate masks of recurrent dropout, zoneout of h and c, and resets; operands are valid."""
     x, h0 = operands.x, operands.h0
     dropout, of_h, of_c, reset = masks
     if of_c is not None and cell != "LSTM":
@@ -252,15 +198,10 @@ def check_masks(masks: Sequence[Tensor | None], cell: str, operands: Operands) -
 
 
 def check_together(batch_sizes: Tensor | None, /, x: Tensor, **others: Tensor | None) -> None:
-    """Checks devices alone, where nothing is computed: one tensor on the meta device is enough.
-
-    Args:
-        batch_sizes: of packed data; they are on the CPU.
-        x: the input.
-        **others: all other tensors of an operator, by name.
+    """Validate devices only, for calls with a tensor on the meta device.
 
     Raises:
-        RuntimeError: if one is on another device.
+        RuntimeError: for a tensor on another device.
         ValueError: if ``batch_sizes`` are not on the CPU.
     """
     check_devices(x, **others)
@@ -271,18 +212,7 @@ def check_together(batch_sizes: Tensor | None, /, x: Tensor, **others: Tensor | 
 def check_form(
     name: str, a: Tensor | None, size: tuple[int, ...], dtype: torch.dtype, input: Tensor
 ) -> None:
-    """Checks a tensor of an operator.
-
-    Args:
-        name: its name.
-        a: the tensor, or ``None``, which is not checked.
-        size: the shape it must have.
-        dtype: the precision it must have.
-        input: a tensor on the device it must be on.
-
-    Raises:
-        RuntimeError: if it has another size, precision or device.
-    """
+    """Validate size, dtype and device (that of ``input``) of a tensor; None is valid."""
     if a is None:
         return
     check_devices(input, **{name: a})
@@ -295,17 +225,7 @@ def check_form(
 def check_given(
     given: Sequence[Tensor | None], widths: Sequence[int], needed: Sequence[bool], like: Tensor
 ) -> None:
-    """Checks the statistics that an operator is given.
-
-    Args:
-        given: mean and variance in rows, (2, K, F), for each place.
-        widths: features F of each.
-        needed: whether the place has statistics.
-        like: a tensor of their precision and device.
-
-    Raises:
-        RuntimeError: if one is missing or has another size, precision or device.
-    """
+    """Validate given statistics, mean and variance (2, K, F) with F in ``widths``, where needed."""
     for a, width, wanted in zip(given, widths, needed, strict=True):
         if a is None:
             if wanted:

@@ -1,8 +1,7 @@
 """Checked tensor addresses for C++ code, which reads and writes memory without bounds checks.
 
-`address` validates device, dtype, shape and contiguity; other modules only pass addresses of memory
-that they allocated themselves. A structure passed to C++ is a subclass of `Arguments`, which states
-the form of each tensor; `Arguments.fill` is the only way to set an address.
+A structure passed to C++ subclasses `Arguments`, which states the form of each tensor;
+`Arguments.fill` is the only way to set an address.
 """
 
 from __future__ import annotations
@@ -15,35 +14,22 @@ import torch
 from torch import Tensor
 
 _CPU = torch.device("cpu")
-#: Precisions in a `TensorForm`; ``"kind"`` is that of products.
+#: Dtypes in a `TensorForm`; ``"kind"`` is that of products.
 _PRECISIONS = {"wide": torch.float32, "whole": torch.int64, "flag": torch.bool}
 
-#: A precision (``"wide"``: float32, ``"kind"``: that of products, ``"whole"``: int64, ``"flag"``:
-#: bool) and a shape, as names of sizes; or ``"packed"`` and the rows and columns of a matrix that
-#: was packed.
+#: A dtype (``"wide"``: float32, ``"kind"``: that of products, ``"whole"``: int64, ``"flag"``: bool)
+#: and a shape as names of sizes; or ``"packed"``, rows and columns of a packed matrix.
 TensorForm = tuple[str, ...]
 
 
 def address(
     name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device = _CPU
 ) -> int:
-    """Address of the first element of a contiguous tensor.
-
-    Args:
-        name: what to call it in an error.
-        a: the tensor.
-        dtype: the precision it must have.
-        shape: the shape it must have.
-        device: the device it must be on.
+    """Address of a contiguous tensor.
 
     Raises:
-        RuntimeError: unless it has all of these, is contiguous and has memory.
-
-    Example:
-        >>> address("gain", torch.ones(3), torch.float32, (4,))
-        Traceback (most recent call last):
-            ...
-        RuntimeError: Expected gain size (4,), got [3]
+        RuntimeError: for another dtype, shape or device, or if the tensor is not contiguous or has
+            no memory. The message uses ``name``.
     """
     if (
         a.device != device
@@ -61,15 +47,10 @@ def addresses(
     tensors: Sequence[Tensor | None],
     shapes: Sequence[tuple[int, ...] | None],
 ) -> list[int]:
-    """Addresses of float32 tensors on the CPU; a fast path of `address`.
-
-    Args:
-        names: what to call them in an error.
-        tensors: the tensors; the address of ``None`` is 0.
-        shapes: the shape that each must have; ``None``: it must be ``None``.
+    """Addresses of float32 tensors on the CPU, 0 for None; a fast path of `address`.
 
     Raises:
-        RuntimeError: as `address`, and for ``None`` in place of a tensor, or the reverse.
+        RuntimeError: as `address`, and if only one of tensor and shape is None.
     """
     found: list[int] = []
     for a, shape in zip(tensors, shapes, strict=True):
@@ -116,7 +97,6 @@ def _start(name: str, a: Tensor) -> int:
 def _wrong(
     name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
 ) -> str:
-    """Error message for a tensor, worded as torch's own."""
     if a.device != device:
         return (
             f"Expected all tensors to be on the same device, but got {name} is on {a.device}, "
@@ -132,18 +112,12 @@ def _wrong(
 
 
 class Packed(NamedTuple):
-    """A matrix packed for the C++ products.
-
-    Attributes:
-        memory: its numbers.
-        shape: its rows and columns.
-    """
+    """A matrix packed for the C++ products; ``shape`` is that of the matrix."""
 
     memory: Tensor
     shape: tuple[int, int]
 
     def address(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-        """As `address`, of a matrix of this shape."""
         if self.shape != shape:
             raise RuntimeError(f"Expected {name} size {tuple(shape)}, got {list(self.shape)}")
         return address(name, self.memory, dtype, tuple(self.memory.shape))
@@ -152,7 +126,7 @@ class Packed(NamedTuple):
 class Arguments(Structure):
     """A ctypes structure; fields named in ``tensors`` hold addresses."""
 
-    #: The form of each tensor, by the name of the field that holds its address.
+    #: Form of each tensor by its address field.
     tensors: ClassVar[Mapping[str, TensorForm]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -166,15 +140,10 @@ class Arguments(Structure):
         sizes: Mapping[str, int],
         kind: torch.dtype = torch.float32,
     ) -> None:
-        """Set addresses; the caller keeps the tensors alive.
+        """Set addresses; None leaves a field unchanged. The caller keeps the tensors alive.
 
-        Args:
-            tensors: by field; ``None`` leaves a field as it is.
-            sizes: the sizes that forms name.
-            kind: the precision of products.
-
-        Raises:
-            RuntimeError: for a tensor that does not have the form it must have.
+        ``sizes`` are those that shapes refer to, ``kind`` is the dtype of products. RuntimeError
+        for a tensor of another form.
         """
         for name, a in tensors.items():
             if a is not None:
@@ -196,15 +165,10 @@ class Arguments(Structure):
 
 
 def check_steps(sizes: Sequence[int], rows: int, examples: int) -> None:
-    """Validate the number of rows of each time step, from which kernels compute offsets.
-
-    Args:
-        sizes: rows n_t of each step.
-        rows: rows of all steps.
-        examples: examples N.
+    """Validate rows n_t of each time step, from which kernels compute offsets.
 
     Raises:
-        RuntimeError: if they grow, are more than the examples, or do not sum to the rows.
+        RuntimeError: if they grow, exceed ``examples``, or do not sum to ``rows``.
     """
     sizes = list(sizes)
     if (

@@ -21,7 +21,7 @@ from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import LayersKernel, Recurrence
 from ln_zoo.ops.registry import KERNELS, select
 
-#: Rows, and steps, of packed sequences from which our own loops are faster than torch's.
+#: Minimum rows and steps of packed sequences for which our loops beat torch's.
 _PACKED_ROWS, _PACKED_STEPS = 257, 8
 _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
@@ -44,27 +44,13 @@ KERNELS += [
 def select_kernel(call: RecurrentCall) -> LayersKernel | None:
     """Select the kernel for a call; None for the generic loop, which supports everything.
 
-    The environment variable ``LN_ZOO_KERNELS``, read at each call, chooses among kernels: ``0``
-    turns all off, ``1`` (the default) allows all, and a comma-separated list of names allows only
-    those. What runs a cell, and each reason for a refusal, is logged once, to the logger
+    The environment variable ``LN_ZOO_KERNELS``, read at each call, restricts the choice: ``0``
+    disables all kernels, ``1`` (default) allows all, a comma-separated list of names allows only
+    these. The selected kernel and the reasons against others are logged once, to the logger
     ``ln_zoo``.
 
-    Args:
-        call: the call.
-
     Raises:
-        ValueError: if ``LN_ZOO_KERNELS`` names no kernel.
-
-    Example:
-        >>> from ln_zoo.ops.cells import CELLS, Weights
-        >>> from ln_zoo.ops.norm_records import RowNorm
-        >>> x, weights = torch.randn(500, 2, 3), Weights(torch.randn(6, 3), torch.randn(6, 2))
-        >>> plain = {"input": RowNorm((4, 2)), "recurrent": RowNorm((4, 2))}
-        >>> states = (torch.zeros(1, 2, 2),)
-        >>> call = RecurrentCall(CELLS["GRU"], [plain], x, None, states, [weights])
-        >>> select_kernel(call._replace(x=x.double())).name
-        'torch'
-        >>> select_kernel(call._replace(records=[plain | {"input": None}]))
+        ValueError: if ``LN_ZOO_KERNELS`` contains an unknown name.
     """
     last = ("torch", "aten") if _ours_is_faster(call) else ()
     kinds = call.weights[0].noise.kinds
@@ -83,15 +69,14 @@ def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
 def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's loop without normalisation.
 
-    On CPUs they do in padded calls: a GRU or a simple RNN takes 0.14 to 0.8 of the time, an LSTM
-    0.5 to 1.2 (docs/results/performance.md). Of packed sequences torch runs each step by itself,
-    which takes up to 20 times as long, unless there are few steps or rows. In other precisions
-    torch's runs, which has its own rules for the precision of results.
+    Padded on a CPU, a GRU or a simple RNN takes 0.14 to 0.8 of torch's time, an LSTM 0.5 to 1.2
+    (docs/results/performance.md). On packed sequences torch runs the steps one by one, up to 20
+    times slower, except for few steps or rows. Other dtypes follow torch's own precision rules.
     """
     x, sizes = call.x, call.batch_sizes
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
     if torch.compiler.is_compiling():
-        return False  # torch's loop refuses these calls anyway, and sizes may be symbolic
+        return False  # unsupported by torch's loop, and sizes may be symbolic
     rows = x.numel() // max(1, x.shape[-1])
     return sizes is None or (rows >= _PACKED_ROWS and len(sizes) >= _PACKED_STEPS)

@@ -1,9 +1,8 @@
 """CPU memory without page faults.
 
-The kernel maps and zeroes fresh memory page by page on first access. For the tensors that a
-recurrent layer saves for its backward pass, this can take as long as the training step itself,
-above all on virtual machines. Saved tensors and scratch memory are therefore pooled across calls,
-and large results use huge pages.
+The OS maps and zeroes fresh memory page by page on first access. For the tensors that a recurrent
+layer saves, this can take as long as the training step, above all on virtual machines. Saved
+tensors and scratch memory are therefore pooled, and large results use huge pages.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-#: Bytes from which large pages pay, and up to which scratch memory is kept for the next call.
+#: Minimum bytes for huge pages, and maximum bytes of cached scratch memory.
 _LARGE, _KEPT = 1 << 22, 1 << 26
 #: Upper bound of the pool of `pooled_empty` in bytes.
 _POOL = 1 << 29
@@ -32,16 +31,13 @@ _kept = threading.local()
 def scratch(name: str, *size: int, dtype: torch.dtype) -> Tensor:
     """Uninitialised scratch memory for one call, aligned to a cache line.
 
-    Args:
-        name: pieces of memory of different names are never the same; each thread has its own.
-        *size: the shape.
-        dtype: the precision.
+    Different names never share memory; each thread has its own.
     """
     found: dict[str, Tensor] = _kept.__dict__
     bytes_ = math.prod(size) * dtype.itemsize
     memory = found.get(name)
     if memory is None or memory.numel() < bytes_ + _LINE:
-        # Otherwise torch would not let it be written to outside of inference mode.
+        # Inference tensors could not be modified outside of inference mode.
         with torch.inference_mode(False):
             memory = torch.empty(bytes_ + _LINE, dtype=torch.uint8, device="cpu")
         if bytes_ <= _KEPT:
@@ -51,13 +47,7 @@ def scratch(name: str, *size: int, dtype: torch.dtype) -> Tensor:
 
 
 def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Uninitialised tensor, in huge pages if it is large.
-
-    Args:
-        *size: the shape.
-        like: a tensor on the same device.
-        dtype: the precision.
-    """
+    """Uninitialised tensor on the device of ``like``, in huge pages if it is large."""
     memory = like.new_empty(size, dtype=dtype)
     bytes_ = memory.numel() * dtype.itemsize
     advise = _advise()
@@ -73,13 +63,8 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 def pooled_empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Uninitialised tensor from a pool; its memory returns to the pool when the tensor is freed.
 
-    For internal tensors only, since they cannot be resized. Small tensors, and those beyond the
-    pool's 512 MiB, come from `empty`.
-
-    Args:
-        *size: the shape.
-        like: a tensor on the same device.
-        dtype: the precision.
+    For internal tensors only: they cannot be resized. Small tensors, and those beyond the pool's
+    512 MiB, come from `empty`.
     """
     bytes_ = math.prod(size) * dtype.itemsize
     if bytes_ >= _LARGE and like.device.type == "cpu" and _COUNTS:
@@ -91,28 +76,18 @@ def pooled_empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_device(a: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to a device without synchronising.
-
-    Args:
-        a: the tensor.
-        device: where to copy it.
-    """
+    """Copy a CPU tensor to a device without synchronising."""
     if device.type != "cuda" or torch.compiler.is_compiling():
         return a.to(device, non_blocking=True)
     if torch.cuda.is_current_stream_capturing():
-        return a.to(device)  # an error: the graph would read memory that others write to
-    return a.pin_memory().to(device, non_blocking=True)  # torch keeps it until it was copied
+        return a.to(device)  # raises: the graph would read memory that others overwrite
+    return a.pin_memory().to(device, non_blocking=True)  # torch keeps it alive until copied
 
 
 def release() -> None:
     """Free pooled memory that no tensor uses, and the scratch memory of the calling thread.
 
-    Scratch memory inside the C++ kernels is not freed: each thread keeps buffers of at most 64 MiB
-    each.
-
-    Example:
-        >>> from ln_zoo.ops import memory
-        >>> memory.release()
+    C++ kernels keep their scratch memory, at most 64 MiB per buffer and thread.
     """
     _kept.__dict__.clear()
     _blocks.release()
@@ -197,10 +172,9 @@ def _references(items: list[mmap.mmap], i: int) -> int:
 
 
 def _map(bytes_: int) -> mmap.mmap:
-    """Map private anonymous memory, in huge pages if available."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, bytes_)
-    # The default is memory that is shared with forked processes.
+    # The default is shared with forked processes.
     block = mmap.mmap(-1, bytes_, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
@@ -211,9 +185,9 @@ def _map(bytes_: int) -> mmap.mmap:
 _blocks = _Blocks()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_blocks.forked)
-#: Whether references are counted exactly: not by a Python without the global interpreter lock.
+#: Whether reference counts are exact: not in free-threaded Python.
 _COUNTS: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
-#: References to a block that only the list holds.
+#: Reference count of a block that only the list holds.
 _UNUSED = _references([mmap.mmap(-1, 1)], 0)
 
 

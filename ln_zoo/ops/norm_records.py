@@ -13,22 +13,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowNorm:
-    """One normalisation of rows (N, F): ``gain * (a - mean) / sqrt(mean square + eps) + shift``.
+    """Normalisation of rows (N, F): ``gain * (a - mean) / sqrt(mean square + eps) + shift``.
 
     Args:
         groups: sizes of the runs of features that share statistics; they sum to F.
-        scale: whether a row is divided by its root mean square. ``False`` means the identity:
-            the row passes unchanged and every other field is without effect.
+        scale: whether a row is divided by its root mean square. ``False``: the identity; all other
+            fields are ignored.
         center: whether the mean is subtracted first (layer norm) or not (RMS norm).
         eps: added to the mean square, inside the root.
-        gain: multiplies the normalised row, shape (F,), or ``None`` for 1.
-        shift: added last, shape (F,), or ``None`` for 0.
-
-    Example:
-        >>> RowNorm(groups=(8,)).identity
-        True
-        >>> RowNorm(groups=(8,), scale=True, center=True).identity
-        False
+        gain: (F,), or ``None`` for 1.
+        shift: (F,), or ``None`` for 0.
     """
 
     groups: tuple[int, ...]
@@ -40,37 +34,34 @@ class RowNorm:
 
     @property
     def identity(self) -> bool:
-        """Whether rows pass unchanged."""
         return not self.scale
 
 
 @dataclass(frozen=True)
 class StepNorm:
-    """One normalisation over examples, at each time step t of a recurrent layer separately.
+    """Normalisation over examples, at each time step t of a recurrent layer separately.
 
-    Of the rows (n, F) of the n examples active at t, each feature becomes
-    ``gain * (a - mean) / sqrt(variance + eps) + shift``. Where ``batch`` is set and n is at least
-    2, mean and variance are those of the n examples, and gradients flow through them; elsewhere
-    they are those that ``population`` gives.
+    In the rows (n, F) of the n examples active at t, each feature becomes ``gain * (a - mean) /
+    sqrt(variance + eps) + shift``. If ``batch`` and n > 1, mean and variance are those of the n
+    examples, with gradients; otherwise they come from ``population``.
 
-    Statistics are kept by the norm, which receives new ones through ``track``. The order of calls
-    is that of time: ``population`` may depend on what ``track`` received for earlier steps.
+    The norm owns the statistics and receives new ones through ``track``. Calls are in order of
+    time: ``population`` may depend on earlier calls of ``track``.
 
     Args:
         features: F.
-        batch: whether the examples' own statistics are used, as in training.
+        batch: whether to use batch statistics, as in training.
         eps: added to the variance, inside the root.
         correction: 0 or 1: the sum of squares is divided by n minus this.
-        gain: multiplies the normalised rows, shape (F,), or ``None`` for 1.
-        shift: added last, shape (F,), or ``None`` for 0.
-        check: ``check(n)`` is called first where ``batch`` is set, with the number of examples of
-            the first step; it raises where they are too few.
-        population: ``population(first, steps)`` gives mean and variance for that many steps from
-            step ``first`` on: new tensors (K, F) with ``1 <= K <= steps``. The i-th of these
-            steps, counted from 0, uses row ``min(i, K - 1)``.
-        track: ``track(first, sizes, mean, var)`` receives the number n of examples of consecutive
-            steps from step ``first`` on, and their means and biased variances, (steps, F), without
-            gradient.
+        gain: (F,), or ``None`` for 1.
+        shift: (F,), or ``None`` for 0.
+        check: called first if ``batch``, with the number of examples of the first step; raises if
+            they are too few.
+        population: ``population(first, steps)`` returns mean and variance for that many steps from
+            ``first`` on: new tensors (K, F) with ``1 <= K <= steps``. Step i, counted from 0, uses
+            row ``min(i, K - 1)``.
+        track: ``track(first, sizes, mean, var)`` receives the numbers n of examples of consecutive
+            steps from ``first`` on, and their means and biased variances, (steps, F), detached.
     """
 
     features: int
@@ -85,7 +76,6 @@ class StepNorm:
 
     @property
     def identity(self) -> bool:
-        """Whether rows pass unchanged: never."""
         return False
 
 

@@ -1,15 +1,9 @@
 """One direction of one layer as a torch operator; every recurrent engine runs inside it.
 
-Time is split into chunks of consecutive steps. Work that does not depend on the previous step runs
-once per chunk: the input products, and in the backward pass one product each for the gradients of
-weights and inputs. Tensors that the backward pass needs (`Saved`) are stored for all steps. All
-other buffers, above all the gradients of pre-activations, exist for one chunk at a time.
-
-The operators have no side effects. They return batch statistics, and the kernel
-(`ln_zoo.ops.recurrent_kernel`) passes these to the norm.
-
-The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Double backward reruns
-the generic loop. Batched gradients are processed one by one.
+Time is split into chunks of steps. Input products and, in the backward pass, gradients of weights
+and inputs run once per chunk. `Saved` tensors exist for all steps, other buffers for one chunk. The
+operators have no side effects; `ln_zoo.ops.recurrent_kernel` passes batch statistics to the norm.
+Double backward reruns the generic loop; batched gradients run one by one.
 """
 
 from __future__ import annotations
@@ -70,7 +64,7 @@ def no_autocast(x: Tensor) -> Iterator[None]:
 
 
 class FixedStatistics(NamedTuple):
-    """Mean and variance in rows (2, K, F), of each place that uses given ones."""
+    """Given mean and variance in rows (2, K, F), by place."""
 
     given_input: Tensor | None = None
     given_recurrent: Tensor | None = None
@@ -89,17 +83,13 @@ class Options(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Results of the operator; ``v`` to ``stats`` are empty unless ``save``.
+    """Results of the operator; ``v`` to ``stats`` (see `Saved`) are empty unless ``save``.
 
     Attributes:
         out: states after each step, padded (T, N, H) or packed (total, H).
-        h: the last states, (N, H).
-        c: the last cell states of an LSTM.
-        v: see `Saved`, as the next three.
-        u: of all rows.
-        cells: of all rows.
-        stats: of all rows.
-        statistics: means and variances of the batch, one after the other: `split_statistics`.
+        h: final states, (N, H).
+        c: final cell states of an LSTM.
+        statistics: batch means and variances, concatenated; see `split_statistics`.
     """
 
     out: Tensor
@@ -142,7 +132,7 @@ def _split(arguments: Sequence[Any], *kinds: Any) -> Iterator[Any]:
 
 
 def _named(kind: Any, optional: Sequence[str] | None = None) -> str:
-    """Schema of the fields of a tuple; ``optional`` names those that may be None (default: all)."""
+    """Schema of the fields of a tuple; ``optional``: fields that may be None (default: all)."""
     return ", ".join(
         f"Tensor{'?' if optional is None or name in optional else ''} {name}"
         for name in kind._fields
@@ -192,7 +182,6 @@ def _steps(x: Tensor, batch_sizes: Tensor | None) -> int:
 
 
 def _places(found: Sequence[Statistics | None], given: FixedStatistics, steps: slice) -> Places:
-    """Statistics of a chunk: batch statistics where computed, else the given ones."""
     parts: list[Statistics | None] = []
     for own, rows in zip(found, given, strict=True):
         if own is not None:
@@ -214,7 +203,6 @@ def _check(
     masks: Masks,
     batch_sizes: Tensor | None,
 ) -> None:
-    """Validate operands. RuntimeError: for mismatched tensors or an unsupported spec."""
     check_operands(operands, spec.cell, spec.scales, batch_sizes)
     needed = [isinstance(place, Examples) and not place.batch for place in spec.places]
     if any(needed) or any(a is not None for a in given):
@@ -291,7 +279,7 @@ def forward_chunks(
 ) -> Results:
     """Run all time steps, chunk by chunk; arguments as in the schema.
 
-    ``steps_of_call`` replaces what the engine would prepare.
+    ``steps_of_call`` replaces the engine's `prepare`.
     """
     x, hidden = operands.x, operands.w_hh.shape[1]
     packed, steps = batch_sizes is not None, _steps(x, batch_sizes)
@@ -308,7 +296,7 @@ def forward_chunks(
     flat, masks = out.view(-1, hidden), _by_rows(masks, hidden)
     first, _ = spec.products
     inner = operands.bias_inner
-    if inner is not None:  # as the products are
+    if inner is not None:  # in the dtype of products
         inner = centred(inner.unsqueeze(1), first).squeeze(1).to(x.dtype)
     with no_autocast(x):
         p = steps_of_call or engine.prepare(spec, operands, backward=False)
@@ -384,7 +372,7 @@ def _check_saved(
 def _allocate_gradients(
     operands: Operands, needs: Sequence[bool], empty: Callable[..., Tensor]
 ) -> tuple[Tensor, ...]:
-    """Allocate gradients of the operands; empty tensors for those that are not needed."""
+    """Allocate gradients of the operands; empty tensors if not needed."""
     x = operands.x
     return tuple(
         empty(
@@ -423,8 +411,7 @@ def backward_chunks(
 ) -> tuple[Tensor, ...]:
     """Backpropagate through all time steps, last chunk first; see `forward_chunks`.
 
-    Returns:
-        Gradients of the operands; empty tensors for those that are not needed.
+    Returns gradients of the operands; empty tensors if not needed.
     """
     x, h0, c0, hidden = operands.x, operands.h0, operands.c0, operands.w_hh.shape[1]
     packed, wide, steps = batch_sizes is not None, h0.dtype, _steps(x, batch_sizes)
@@ -453,7 +440,7 @@ def backward_chunks(
     saved = Saved(None if spec.merged else v, u, None if c0 is None else cells, stats)
     found = split_statistics(statistics, spec, steps, hidden)
     for k, own in enumerate(found):
-        # Products were kept without their means.
+        # Products are saved centred.
         if own is not None and k in spec.product_places:
             found[k] = own._replace(mean=None)
     first, second = spec.products
@@ -582,12 +569,10 @@ class _Recurrence(torch.autograd.Function):
 
 
 def recurrence(*arguments: Any) -> tuple[Tensor, ...]:
-    """Call ``ln_zoo::recurrence``, bypassing the dispatcher for plain tensors.
+    """Call ``ln_zoo::recurrence`` (its arguments, then ``save``), bypassing the dispatcher if
+    possible.
 
     Dispatch takes a sixth of the host time of a training step on a GPU.
-
-    Args:
-        *arguments: as in the schema; the last one is ``save``.
     """
     if (
         torch.compiler.is_compiling()
@@ -613,17 +598,12 @@ def differentiable(
 ) -> list[Tensor | None]:
     """Gradients of an operator through autograd, differentiable again in grad mode.
 
-    Incoming gradients may be `batched`.
-
-    Args:
-        replayed: computes its output and final states from the operands, differentiably.
-        operands: the operands, x first.
-        grads: gradients of the output and final states.
-        needs: of which operands gradients are needed.
+    ``replayed`` computes output and final states from the operands, x first. ``grads``, theirs, may
+    be `batched`; ``needs``: which operands need gradients.
     """
     again = torch.is_grad_enabled()
     with torch.enable_grad(), no_autocast(operands[0]):
-        # Views: the history of a state leads to the weights too, but belongs to earlier calls.
+        # Views cut the history of states, which belongs to earlier calls.
         operands = [a.view_as(a) if need else a for a, need in zip(operands, needs, strict=True)]
         results = replayed(operands)
         pairs = [
@@ -659,12 +639,8 @@ _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 def check_first_order(kernels: str, grads: Sequence[Tensor | None]) -> None:
     """Reject double backward and batched gradients, for operators without a generic loop.
 
-    Args:
-        kernels: name of the operator, for the message.
-        grads: incoming gradients.
-
     Raises:
-        RuntimeError: in grad mode, or for batched gradients.
+        RuntimeError: in grad mode, or for batched gradients; names the operator ``kernels``.
     """
     if torch.is_grad_enabled():
         what, where = "gradients of gradients", "create_graph=True"
@@ -685,15 +661,7 @@ def replay(
     given: FixedStatistics = NO_STATISTICS,
     masks: Masks = NO_MASKS,
 ) -> tuple[Tensor, ...]:
-    """Compute the operator's output and final states with the generic loop; differentiable.
-
-    Args:
-        spec: what is computed.
-        operands: the tensors.
-        batch_sizes: of packed data, (T,).
-        given: statistics of places that use given ones.
-        masks: noise and resets.
-    """
+    """Compute the operator's output and final states with the generic loop; differentiable."""
     hidden, x, w_ih = operands.w_hh.shape[1], operands.x, operands.w_ih
     affine = (operands.gain_input, operands.gain_recurrent, operands.gain_out, operands.shift_out)
     sites = normalized_sites(spec, hidden, *affine, given=given)
@@ -703,7 +671,7 @@ def replay(
     bias_hh = torch.zeros_like(bias)
     if operands.bias_hn is not None:
         bias_hh = torch.cat([bias_hh[hidden:], operands.bias_hn])
-    if operands.bias_inner is not None:  # the weight of a further input, 1
+    if operands.bias_inner is not None:  # weight of a constant input 1
         x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
         w_ih = torch.cat([w_ih, operands.bias_inner.to(w_ih.dtype).unsqueeze(1)], 1)
     states = (operands.h0,) if operands.c0 is None else (operands.h0, operands.c0)
@@ -732,12 +700,7 @@ def normalized_sites(
 ) -> Sites:
     """Normalisation functions of a cell's places, by role; differentiable.
 
-    Args:
-        spec: what is computed.
-        hidden: H.
-        *affine: gains of the input term, of the recurrent term and of the output, and the shift of
-            the output.
-        given: statistics of places that use given ones.
+    ``affine``: gains of the input term, the recurrent term and the output, shift of the output.
     """
     gain_input, gain_recurrent, gain_out, shift_out = affine
     by_input, by_recurrent, by_out = given
@@ -764,15 +727,7 @@ def normalized_sites(
 def normalized_rows(
     a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None, hidden: int
 ) -> Tensor:
-    """Rows (N, F) normalised, with gain and shift; differentiable.
-
-    Args:
-        a: the rows.
-        rows: how they are normalised.
-        gain: (F,), or ``None`` for 1.
-        shift: (F,), or ``None`` for 0.
-        hidden: H, in whose units the groups are.
-    """
+    """Normalise rows (N, F), with gain and shift (F,); differentiable."""
     if not rows.scale:
         return a
     a = a.to(torch.promote_types(a.dtype, torch.float32))
@@ -792,15 +747,9 @@ def normalized_over_examples(
     shift: Tensor | None,
     step: int | None,
 ) -> Tensor:
-    """Rows (n, F) of one step normalised over examples, with gain and shift; differentiable.
+    """Normalise rows (n, F) of one step over examples, with gain and shift (F,); differentiable.
 
-    Args:
-        a: the rows.
-        examples: how they are normalised.
-        given: mean and variance in rows (2, K, F), where they are given.
-        gain: (F,), or ``None`` for 1.
-        shift: (F,), or ``None`` for 0.
-        step: the time step.
+    ``given`` are mean and variance in rows (2, K, F), unless batch statistics are used.
     """
     a = a.to(torch.promote_types(a.dtype, torch.float32))
     if examples.batch:

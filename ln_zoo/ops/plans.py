@@ -1,7 +1,6 @@
-"""What layers remember from call to call: how calls of the same form run.
+"""Cache of how calls of the same form run, since small calls cost less than selecting a kernel.
 
-The cost of a small call is that of deciding how to run it. A `Plans` is not part of a layer's
-state: copies start with an empty one.
+`Plans` are not part of a layer's state: copies start with an empty one.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import product_dtype
 
-#: Places where a layer keeps what its calls depend on: a dictionary and a key in it.
+#: Dictionary entries (dict, key) that calls of a layer depend on.
 Entries = Sequence[tuple[dict[str, Any], str]]
 Run = Callable[[RecurrentCall], tuple[Any, States]]
 Draw = Callable[[States], Sequence[Noise]]
-#: Plans that one layer keeps: for as many shapes of inputs.
+#: Maximum plans per layer, one per input shape.
 _MAX_PLANS = 64
-#: Of inputs of which there may be plans.
+#: Dtypes of inputs with plans.
 _PLANNED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Plan:
-    """How one kind of call runs on a kernel that has nothing to prepare."""
+    """How one kind of call runs on a kernel without preparation."""
 
     def __init__(self, kernel: Run, call: RecurrentCall) -> None:
         self._kernel, self._call = kernel, without_tensors(call)
@@ -87,14 +86,14 @@ def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _AutocastPl
 
 
 class Plans:
-    """How calls of one layer or cell run, by the form of its input.
+    """How calls of one layer or cell run, by the form of the input.
 
-    They hold for calls in float32 on the CPU, under autocast too, as long as nothing that a call
-    depends on was replaced; where tensors have changed their form, `run` notices.
+    For float32 calls on the CPU, also under autocast. Valid until something that the call depends
+    on is replaced; `run` detects tensors that have changed their form.
     """
 
     def __init__(self) -> None:
-        #: Owner, what is watched, and plans: in one tuple, since other threads may replace it.
+        #: Owner, watched entries and plans: one tuple, replaced atomically by other threads.
         self._kept: tuple[Any, list[tuple[dict[str, Any], str, Any]], dict[Any, Any]]
         self._kept = (None, [], {})
 
@@ -112,17 +111,17 @@ class Plans:
         draw: Draw | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Any, States] | None:
-        """Output and last states, or ``None`` where there is no plan for such a call.
+        """Output and final states, or None without a plan.
 
         Args:
-            owner: ``__dict__`` of the layer, which shallow copies do not share.
+            owner: ``__dict__`` of the layer; shallow copies do not share it.
             x: inputs, (T, N, I), or (N, I) for a single step.
             states: initial states; ``None`` for zeros.
-            count: how many states there are.
-            dropout: probability of a zero between two layers.
+            count: number of states.
+            dropout: probability of zeroing an element between layers, in training mode.
             training: whether the layer is in training mode.
-            draw: draws the noise of a call, from its initial states; ``None``: there is none.
-            reset: rows before which states start anew, (T * N,); ``None``: none.
+            draw: samples the noise of a call, given its initial states.
+            reset: rows before which states are reset, (T * N,).
         """
         whose, watched, plans = self._kept
         key = _key(x, draw is not None, reset is not None)
@@ -139,7 +138,7 @@ class Plans:
                 states = (x.new_zeros(state, dtype=torch.float32),) * count
             starts = addresses(("h", "c"), states, (state,) * count)
         except RuntimeError:
-            return None  # What is wrong, if anything is, is reported where there is no plan.
+            return None  # the path without a plan reports errors
         noise = None if draw is None else draw(states)
         return plan(found, x, starts, states, dropout, training, noise, reset)
 
@@ -150,14 +149,9 @@ class Plans:
         kernel: Run,
         call: RecurrentCall,
     ) -> None:
-        """Makes a plan for calls such as one that was just checked, where that is possible.
+        """Plan calls like this one, with padded inputs, if possible.
 
-        Args:
-            owner: ``__dict__`` of the layer.
-            entries: the places that hold all that records and weights depend on; ``None``: not
-                known.
-            kernel: what runs it.
-            call: such a call, of padded inputs.
+        ``entries``: where records and weights are stored, or None if unknown.
         """
         cell, records, x, _, _, weights, *_ = call
         key = _key(x, any(w.noise.sampled for w in weights), call.reset is not None)
@@ -168,14 +162,14 @@ class Plans:
         if not all(isinstance(r, RowNorm) for direction in records for r in direction.values()):
             return
         watched = [(where, name, where.get(name)) for where, name in entries]
-        # The graph of tensors that were computed, as for `functional_call`, would stay alive.
+        # Computed tensors (`functional_call`) would keep their graph alive.
         if any(isinstance(a, Tensor) and a.grad_fn is not None for _, _, a in watched):
             return
         whose, before, plans = self._kept
         same = whose is owner and len(before) == len(watched)
         for old, new in zip(before, watched, strict=False):
             same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
-        # Plans take weights as they are, and inputs too where nothing widens them.
+        # Plans use weights, and usually inputs, without conversion.
         needed = [w.hh for w in weights] if isinstance(kernel, MixedPrecision) else [x]
         if any(a.dtype != torch.float32 for a in needed):
             return
@@ -188,7 +182,7 @@ class Plans:
 
 
 def _key(x: Tensor, drawn: bool, resets: bool) -> tuple[Any, ...] | None:
-    """All that the choice of a kernel depends on, but for the layer; ``None``: there is no plan."""
+    """Everything that kernel selection depends on, except the layer; None: no plan."""
     if (
         torch.compiler.is_compiling()
         or type(x) not in (Tensor, nn.Parameter)

@@ -1,7 +1,7 @@
 """The generic recurrent loop: any cell and any norm, over time steps, directions and layers.
 
 Sequences of different lengths are packed: data (total, F) and the number n_t of active examples at
-each time step, longest example first. A padded batch (T, N, F) is the case of T equal numbers.
+each time step, longest example first. A padded batch (T, N, F) has equal n_t.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ln_zoo.ops.norm_records import Records
 from ln_zoo.ops.regularization import zoneout_mix
 from ln_zoo.ops.time_chunks import previous_rows, time_chunks
 
-#: Runs direction i (counted through the layers) over ``(x, sizes, states, reset)``; see `scan`.
+#: Runs direction i (counted across layers) on ``(x, sizes, states, reset)``; see `scan`.
 Direction = Callable[
     [int, Tensor, Sequence[int] | None, States, Tensor | None], tuple[Tensor, States]
 ]
@@ -30,19 +30,17 @@ class RecurrentCall(NamedTuple):
 
     Attributes:
         cell: the cell.
-        records: what happens to summed inputs, by role, for each direction of each layer; a record
-            ``None`` says that only the norm knows.
-        x: padded (T, N, I) or packed (total, I); of a single step (N, I).
-        batch_sizes: of packed data, (T,); ``None`` says that x is padded.
-        states: initial states, each (layers * directions, N, H) in torch's order; of a single step
-            (N, H).
+        records: norm records by role, for each direction of each layer; ``None``: opaque norm.
+        x: padded (T, N, I) or packed (total, I); (N, I) for a single step.
+        batch_sizes: of packed data, (T,); ``None`` if x is padded.
+        states: initial states, each (layers * directions, N, H) in torch's order; (N, H) for a
+            single step.
         weights: effective weights, one for each direction of each layer.
         bidirectional: whether each layer has a reverse direction.
-        dropout: probability with which an output between two layers is set to zero.
-        training: whether there is dropout at all.
-        reset: where the states before a step are zeros: boolean, one for each row, (T * N,) or
-            (total,). It flags steps of the input: a reverse direction starts anew where the step
-            that follows in the input is flagged. ``None``: nowhere.
+        dropout: probability of zeroing an element between layers.
+        training: whether dropout is active.
+        reset: steps before which states are replaced by zeros: boolean, (T * N,) or (total,). A
+            reverse direction resets where the following input step is flagged.
     """
 
     cell: Cell
@@ -67,25 +65,21 @@ def scan(
     per_timestep: bool = False,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, States]:
-    """Runs one direction of one layer.
-
-    States are float32 or wider, for weights of any dtype.
+    """Run one direction of one layer.
 
     Args:
-        cell: what is done at each step.
+        cell: the cell.
         x: inputs, (T, N, I), or packed (total, I).
-        sizes: of packed inputs: examples n_t active at each time step, never growing; they sum to
-            total. ``None`` says that x is not packed.
+        sizes: of packed inputs: active examples n_t at each step, never growing. ``None``: padded.
         states: initial states, each (N, H).
-        weights: the effective weights, and the noise.
-        sites: what happens to summed inputs, by role.
-        per_timestep: whether the ``"input"`` site must see the time steps one by one; otherwise it
-            is called once for all of them.
-        reset: where the states before a step are zeros, boolean, (T * N,) or (total,).
+        weights: effective weights, and the noise.
+        sites: normalisation functions by role.
+        per_timestep: whether the ``"input"`` site is called for each step, or once for all.
+        reset: steps before which states are zeros, boolean, (T * N,) or (total,).
 
     Returns:
-        Outputs, (T, N, H) or packed (total, H), in the precision of the matrix products, and the
-        final states of each example, (N, H), in the precision of the weights.
+        Outputs, (T, N, H) or (total, H), in the dtype of matrix products, and final states of each
+        example, (N, H), in the dtype of the weights. States are carried in float32 or wider.
     """
 
     def steps(a: Tensor) -> Sequence[Tensor]:
@@ -113,7 +107,7 @@ def scan(
         flag = None if flags is None else flags[t]
         states = next_states(cell, wx, states, weights, sites, t, now, flag)
         outputs.append(states[0])
-    # The last to finish are the first in the batch.
+    # Examples that end last are first in the batch.
     ends = reversed([*finished, states])
     final = tuple(torch.cat(end).to(weights.hh.dtype) for end in zip(*ends, strict=True))
     output = torch.stack(outputs) if sizes is None else torch.cat(outputs)
@@ -130,17 +124,10 @@ def next_states(
     zoneout: Sequence[Tensor | float],
     flag: Tensor | None,
 ) -> States:
-    """One step of `scan`.
+    """One step of `scan`, number t, for the input term wx (n, G) and states (n, H).
 
-    Args:
-        cell: what is done.
-        wx: the input term, (n, G).
-        states: the states before it, each (n, H).
-        weights: the effective weights, and the noise.
-        sites: what happens to summed inputs, by role.
-        t: the number of the step.
-        zoneout: what `ln_zoo.ops.regularization.zoneout_mix` takes, for each state; empty for none.
-        flag: where the states before it are zeros, boolean, (n, 1).
+    ``zoneout`` has the argument of `zoneout_mix` for each state, or is empty; ``flag`` (n, 1) marks
+    examples whose states are reset.
     """
     if flag is not None:
         states = tuple(s.masked_fill(flag, 0) for s in states)
@@ -152,16 +139,13 @@ def next_states(
 
 
 def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
-    """Runs all layers and directions, with dropout between layers.
+    """Run all layers and directions, with dropout between layers.
 
-    The reverse direction runs forward over each sequence reversed within its own length.
-
-    Args:
-        run: runs one direction of one layer: `scan`, or a kernel of its signature.
-        call: what it runs.
+    The reverse direction runs forward over each sequence reversed within its own length. ``run``
+    runs one direction: `scan`, or a kernel of its signature.
 
     Returns:
-        The outputs of the last layer, (T, N, D * H) or (total, D * H), and the final states.
+        Outputs of the last layer, (T, N, D * H) or (total, D * H), and final states.
     """
     _, _, x, batch_sizes, states, _, bidirectional, dropout, training, reset = call
     sizes = None if batch_sizes is None else batch_sizes.tolist()
@@ -195,7 +179,7 @@ def _reverse(a: Tensor, order: Tensor | None) -> Tensor:
 def _reversed_flags(
     reset: Tensor, x: Tensor, sizes: Sequence[int] | None, order: Tensor | None
 ) -> Tensor:
-    """Reset flags of reversed sequences: each step takes the flag of its successor in the input."""
+    """Reset flags of reversed sequences: each step gets the flag of its successor in the input."""
     if sizes is None:
         flags = reset.view(x.shape[:-1]).flip(0)
         return torch.cat([torch.zeros_like(flags[:1]), flags[:-1]]).flatten()
@@ -205,15 +189,9 @@ def _reversed_flags(
 
 
 def reversal(batch_sizes: Tensor) -> Tensor:
-    """Permutation of packed rows that reverses every sequence within its own length.
+    """Permutation of packed rows, (total,), that reverses every sequence within its own length.
 
-    It is its own inverse.
-
-    Args:
-        batch_sizes: examples active at each time step, (T,), int64.
-
-    Returns:
-        Row numbers, (total,), int64.
+    It is its own inverse. ``batch_sizes``: active examples at each time step, (T,), int64.
 
     Example:
         >>> reversal(torch.tensor([2, 1, 1]))  # lengths 3 and 1: rows a0, b0, a1, a2

@@ -1,8 +1,7 @@
 """Adapt engines to kernels: run all layers and directions, one operator call for each.
 
-Running statistics belong to the norm: it supplies given statistics and receives batch statistics.
-When only one example of a packed batch is left, a second operator call runs the remaining steps
-with the running statistics, which include the previous steps.
+When one example of a packed batch is left, a second operator call runs the remaining steps with the
+norm's running statistics, which include the previous steps.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ def no_custom_ops_reason() -> str | None:
 
 def is_exporting() -> bool:
     """Whether torch.export is tracing, also inside torch.compile."""
-    # torch.compile of torch 2.11 takes `torch.compiler.is_exporting()` to be True, so that all it
-    # compiles would be left to the generic loop; the flag itself it reads correctly.
+    # torch.compile of torch 2.11 evaluates `torch.compiler.is_exporting()` to True, which would
+    # force the generic loop; it reads the flag itself correctly.
     return bool(torch.compiler._is_exporting_flag)
 
 
 def no_fused_loop_reason() -> str | None:
     """Why no fused loop, torch's included, supports the active transforms, or None."""
-    # torch.compile knows both at the time of tracing, and compiles anew where they change.
+    # torch.compile evaluates both while tracing, and recompiles if they change.
     if torch._C._are_functorch_transforms_active():
         return "transforms of torch.func pass through elementary functions of torch alone"
     if forward_ad._current_level >= 0:
@@ -66,15 +65,7 @@ def masks_of(noise: Noise) -> Masks:
 def given_statistics(
     spec: Spec, norms: Sequence[Record], first: int, steps: int, dtype: torch.dtype
 ) -> operator.FixedStatistics:
-    """Running statistics for consecutive steps, at places that do not use batch statistics.
-
-    Args:
-        spec: what is computed.
-        norms: the norm of each place.
-        first: the number of the first step.
-        steps: how many there are.
-        dtype: the precision of statistics.
-    """
+    """Running statistics for consecutive steps, at places that do not use batch statistics."""
     return operator.FixedStatistics(
         *(
             torch.stack(norm.population(first, steps)).to(dtype)
@@ -93,15 +84,8 @@ def update_running_statistics(
     statistics: Tensor,
     hidden: int,
 ) -> None:
-    """Pass batch statistics to the norms.
-
-    Args:
-        spec: what is computed.
-        norms: the norm of each place.
-        first: the number of the first step.
-        sizes: examples of each step.
-        statistics: what was found, as the operator gives it.
-        hidden: H.
+    """Pass batch statistics of steps from ``first`` on to the norms; ``sizes``: examples of each
+    step.
     """
     found = operator.split_statistics(statistics, spec, len(sizes), hidden)
     for norm, own in zip(norms, found, strict=True):
@@ -121,15 +105,8 @@ class LayersKernel(Kernel, Protocol):
 
 
 class Recurrence:
-    """A kernel from an engine, for cells whose sites normalise rows, over examples, or not at all.
-
-    Args:
-        engine: what runs the time steps.
-
-    Example:
-        >>> from ln_zoo.ops.engines.aten import AtenEngine
-        >>> Recurrence(AtenEngine()).name
-        'aten'
+    """A kernel from an engine, for cells whose sites normalise rows or over examples, or not at
+    all.
     """
 
     tasks: tuple[Task, ...] = ("layers",)
@@ -139,11 +116,9 @@ class Recurrence:
         self.name, self.title = engine.name, engine.title
 
     def missing(self) -> str | None:
-        """Why the engine is unavailable here, or None."""
         return self.engine.missing()
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """Why the engine does not support this call, or None."""
         cell, records, x, _, _, weights, *_ = call
         if self.engine.device not in (None, x.device.type):
             return f"the input is on the device {x.device.type}, not on {self.engine.device}"
@@ -165,7 +140,6 @@ class Recurrence:
         return None
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        """Runs the layers."""
         cell, records, _, batch_sizes, _, weights, *_ = call
 
         def run(
@@ -184,7 +158,7 @@ class Recurrence:
             else:
                 masks = masks_of(weights[i].noise)._replace(reset=reset)
                 out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes, masks)
-            # States keep the precision of weights, so that splitting a sequence loses nothing.
+            # States keep the dtype of weights, so splitting a sequence does not round.
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
 
         return run_layers(run, call)
@@ -197,7 +171,6 @@ class Recurrence:
         batch_sizes: Tensor | None,
         masks: Masks = NO_MASKS,
     ) -> tuple[Tensor, ...]:
-        """Output, final states and batch statistics."""
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands)
         out, h, c, *_, statistics = operator.recurrence(
             *operands, *given, *masks, batch_sizes, spec.encode(), self.name, save
@@ -212,7 +185,6 @@ class Recurrence:
         batch_sizes: Tensor | None,
         sizes: Sequence[int],
     ) -> tuple[Tensor, States]:
-        """Run one direction whose sites normalise over examples."""
         for norm in norms:
             if isinstance(norm, StepNorm) and norm.batch:
                 norm.check(sizes[0])
@@ -221,7 +193,7 @@ class Recurrence:
         if together == steps:
             return self._some_steps(spec, norms, operands, batch_sizes, sizes, 0)
         # One example is not a batch: its steps use running statistics, which are known only after
-        # the norm has received those of the previous steps.
+        # the norm has received the previous steps'.
         assert batch_sizes is not None
         first, second, out = (p.given if isinstance(p, Examples) else p for p in spec.places)
         rows = sum(sizes[:together])
@@ -256,7 +228,6 @@ class Recurrence:
         sizes: Sequence[int],
         first: int,
     ) -> tuple[Tensor, States]:
-        """Outputs and final states of consecutive steps from ``first`` on."""
         given = given_statistics(spec, norms, first, len(sizes), operands.h0.dtype)
         out, *final, statistics = self._operator(spec, operands, given, batch_sizes)
         update_running_statistics(spec, norms, first, sizes, statistics, operands.w_hh.shape[1])

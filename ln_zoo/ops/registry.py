@@ -16,8 +16,8 @@ import torch
 if TYPE_CHECKING:
     from ln_zoo.ops.engines.base import Engine
 
-#: What a kernel may run: all layers and directions of a recurrent layer, a single step of a cell,
-#: a layer with a window over a text, or all glimpses of DRAW.
+#: Tasks of a kernel: all layers and directions of a recurrent layer, a single step of a cell, a
+#: layer with a window over a text, or all glimpses of DRAW.
 Task = Literal["layers", "step", "window", "DRAW"]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -52,19 +52,13 @@ KERNELS: list[Kernel] = []
 def select(
     task: Task, what: str, call: Sequence[Any], otherwise: str, last: Sequence[str] = ()
 ) -> Any:
-    """The first kernel that supports the call, or None.
+    """The first kernel that supports the call, or None; ``last`` are tried last, in this order.
 
-    What runs, and each reason for a refusal, is logged once, to the logger ``ln_zoo``.
-
-    Args:
-        task: what it has to run.
-        what: what to call it in the log.
-        call: what kernels are asked with.
-        otherwise: what runs where none does, for the log.
-        last: names of kernels that are tried after all others, in this order.
+    The selected kernel and reasons against others are logged once, to the logger ``ln_zoo``, with
+    ``what``, a description of the call, and ``otherwise``, that of the fallback.
 
     Raises:
-        ValueError: if ``LN_ZOO_KERNELS`` names no kernel.
+        ValueError: if ``LN_ZOO_KERNELS`` contains an unknown name.
     """
     kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
     if last:
@@ -82,18 +76,12 @@ def select(
 
 
 def say_unsupported(what: str, otherwise: str, why: str = "") -> None:
-    """Log once that no kernel supports a call.
-
-    Args:
-        what: what it is.
-        otherwise: what runs it.
-        why: the reason, after a colon, or nothing if it was logged before.
-    """
+    """Log once that no kernel supports a call; ``why`` is empty or starts with a colon."""
     _log_once(f"{what}: runs on {otherwise}{why}")
 
 
 def allowed(value: str) -> tuple[list[Kernel], str]:
-    """The kernels that a value of ``LN_ZOO_KERNELS`` allows, and how the log says so."""
+    """Kernels allowed by a value of ``LN_ZOO_KERNELS``, and a description for the log."""
     if value in ("", "1"):
         return KERNELS, ""
     why = f": LN_ZOO_KERNELS={value}"
@@ -111,12 +99,12 @@ def allowed(value: str) -> tuple[list[Kernel], str]:
 
 
 def kernel_named(task: Task, name: str) -> Any:
-    """The kernel of that name that runs something."""
+    """The kernel of that name for a task."""
     return next(k for k in KERNELS if k.name == name and task in k.tasks)
 
 
 def engine_named(name: str) -> Engine:
-    """The engine of that name, for operators; it belongs to a kernel that runs layers."""
+    """The engine of that name, for operators."""
     for kernel in KERNELS:
         engine = getattr(kernel, "engine", None)
         if kernel.name == name and "layers" in kernel.tasks and engine is not None:
@@ -128,18 +116,10 @@ def untraced(check: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
     """Decorate a check of the environment that torch.compile must not trace, such as an import.
 
     It runs during tracing, and its result becomes a constant. Arguments must be constants too:
-    devices, dtypes, numbers, strings. `functools.cache` goes below it.
-
-    Example:
-        >>> @untraced
-        ... @functools.cache
-        ... def cores():
-        ...     return os.cpu_count()
-        >>> cores() == os.cpu_count()
-        True
+    devices, dtypes, numbers, strings. Apply `functools.cache` below it.
     """
 
-    # What is marked must be a function; the mark on that of `functools.cache` goes unnoticed.
+    # The mark must be on a plain function: dynamo ignores it on `functools.cache` objects.
     @functools.wraps(check)
     def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         return check(*args, **kwargs)

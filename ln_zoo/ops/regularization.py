@@ -1,7 +1,7 @@
-"""Zoneout and recurrent dropout: sampling masks, and applying them to states.
+"""Zoneout and recurrent dropout: sample masks, and apply them to states.
 
-Masks are sampled before a kernel runs, by torch's generator, so that the same seed gives the same
-masks on every kernel.
+Masks are sampled before a kernel runs, by torch's generator: masks depend on the seed, not on the
+kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Noise(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """Names of the regularisers in use."""
         found = {
             "recurrent dropout": self.dropout is not None,
             "zoneout": any(isinstance(d, Tensor) or d for d in self.zoneout),
@@ -39,12 +38,10 @@ class Noise(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether any mask was sampled for a single call."""
         return self.dropout is not None or any(isinstance(d, Tensor) for d in self.zoneout)
 
     @property
     def shares(self) -> Noise:
-        """The same without sampled masks."""
         return Noise(None, tuple(0.0 if isinstance(d, Tensor) else d for d in self.zoneout))
 
 
@@ -58,21 +55,12 @@ def draw_noise(
     """Sample the noise of one call, for each direction of each layer.
 
     Args:
-        zoneout: for each state the probability with which an element of it stays as it was, rounded
-            to a multiple of 2^-16 where masks are drawn.
-        dropout: probability of a zero in the h that recurrent products see, rounded likewise.
+        zoneout: probability for each state that an element keeps its previous value.
+        dropout: probability of zeroing an element of h in recurrent products.
         states: initial states, each (layers * directions, N, F).
-        lead: the shape of the inputs without their features: T and N, or the rows of packed data.
-        training: whether to draw. In evaluation there is no dropout, and zoneout is its
+        lead: T and N of the inputs, or the rows of packed data.
+        training: whether to sample. In evaluation there is no dropout, and zoneout is its
             expectation (Krueger et al. 2017, section 3.2).
-
-    Example:
-        >>> h = torch.zeros(2, 4, 5)
-        >>> drawn = draw_noise([0.1], 0.2, [h], (7, 4), training=True)
-        >>> len(drawn), drawn[0].dropout.shape, drawn[0].zoneout[0].shape
-        (2, torch.Size([4, 5]), torch.Size([7, 4, 5]))
-        >>> draw_noise([0.1], 0.2, [h], (7, 4), training=False)[0]
-        Noise(dropout=None, zoneout=(0.1,))
     """
     runs = len(states[0])
     masks = dropout_mask(dropout, states[0]) if dropout and training else [None] * runs
@@ -86,34 +74,31 @@ def draw_noise(
 def bernoulli(p: float, size: Sequence[int], device: torch.device) -> Tensor:
     """True with probability p, rounded to a multiple of 2^-16; boolean.
 
-    On CPUs it takes a fifth of the time of `torch.Tensor.bernoulli_`, which would be a tenth of a
-    training step.
+    On CPUs, five times as fast as `torch.Tensor.bernoulli_`, which would be a tenth of a training
+    step.
     """
     whole, below = 2**16, round(p * 2**16)
     if device.type != "cpu":
-        # The rounded probability, as on CPUs.
+        # Rounded, as on CPUs.
         return torch.empty(size, dtype=torch.bool, device=device).bernoulli_(below / whole)
-    if below == whole:  # more than 16 bits hold
+    if below == whole:  # exceeds 16 bits
         return torch.ones(size, dtype=torch.bool, device=device)
     count = math.prod(size)
-    # Each of these integers is read as four of 16 bits.
+    # Each integer is viewed as four of 16 bits.
     drawn = torch.randint(-(2**63), 2**63 - 1, (-(-count // 4),), device=device)
     return drawn.view(torch.int16)[:count].lt(below - whole // 2).view(size)
 
 
 def dropout_mask(p: float, like: Tensor) -> Tensor:
-    """Zeros with probability p, else 1 / (1 - p), float32 at least, in the shape of a tensor."""
+    """Zeros with probability p, else 1 / (1 - p), float32 or wider, in the shape of a tensor."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     return bernoulli(1 - p, like.shape, like.device).to(dtype).div_(1 - p)
 
 
 def zoneout_mix(before: Tensor, after: Tensor, d: Tensor | float) -> Tensor:
-    """A state under zoneout: ``d * before + (1 - d) * after`` (Krueger et al. 2017, section 3).
+    """Apply zoneout: ``d * before + (1 - d) * after`` (Krueger et al. 2017, section 3).
 
-    Args:
-        before: the state before a step, (n, F).
-        after: what the step makes of it, (n, F).
-        d: where it stays as it was, boolean, (n, F), or the share of it that stays.
+    States are (n, F); d is a boolean mask, (n, F), or the share that is kept.
     """
     if isinstance(d, Tensor):
         return torch.where(d, before, after)

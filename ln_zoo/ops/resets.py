@@ -17,14 +17,13 @@ from ln_zoo.ops.recurrence import RecurrentCall
 
 
 class Segments(NamedTuple):
-    """The pieces of a batch of sequences as a packed batch, longest first.
+    """The segments of a batch of sequences as a packed batch, longest first.
 
     Attributes:
-        rows: where each packed row comes from, among rows (T * N) of a padded batch, or among
-            those of packed data, (total,), int64.
-        batch_sizes: pieces active at each time step, (T',), int64, on the CPU.
-        first: which piece is the first of each sequence, (N,), int64.
-        last: which one is its last, (N,), int64.
+        rows: source row of each packed row, in padded (T * N) or packed data, (total,), int64.
+        batch_sizes: segments active at each time step, (T',), int64, on the CPU.
+        first: index of each sequence's first segment, (N,), int64.
+        last: index of its last segment, (N,), int64.
     """
 
     rows: Tensor
@@ -36,22 +35,15 @@ class Segments(NamedTuple):
 def split_at_resets(reset: Tensor, batch_sizes: Tensor) -> Segments:
     """Split each sequence before every step at which it is reset.
 
-    Args:
-        reset: boolean, one for each packed row, (total,).
-        batch_sizes: examples active at each time step, (T,), int64, never growing.
-
-    Example:
-        >>> reset = torch.tensor([[False, False], [True, False], [False, False]])
-        >>> split_at_resets(reset.flatten(), torch.tensor([2, 2, 2])).batch_sizes
-        tensor([3, 2, 1])
+    ``reset`` is boolean, (total,), one for each packed row.
     """
     device, reset, sizes = reset.device, reset.cpu(), batch_sizes.cpu()
-    # Explicitly on the CPU: torch's default device may be another.
+    # Explicitly on the CPU: torch's default device may differ.
     numbers = functools.partial(torch.arange, device="cpu")
     steps = numbers(len(sizes)).repeat_interleave(sizes)
     starts = (sizes.cumsum(0) - sizes)[steps]
     example = numbers(len(reset)) - starts
-    # Row by row of each sequence, one sequence after the other.
+    # Rows sequence by sequence.
     in_order = torch.argsort(example * len(sizes) + steps)
     begins = (reset | (steps == 0))[in_order]
     piece = begins.cumsum(0) - 1
@@ -61,7 +53,7 @@ def split_at_resets(reset: Tensor, batch_sizes: Tensor) -> Segments:
     slot = torch.empty_like(lengths)
     slot[torch.argsort(lengths, descending=True, stable=True)] = numbers(len(lengths))
     packed = torch.argsort(position * len(lengths) + slot[piece])
-    # The pieces of a sequence stand one after the other.
+    # Segments of a sequence are adjacent.
     owner = example[in_order][first_rows]
     first = torch.searchsorted(owner, numbers(int(sizes[0])))
     last = torch.cat([first[1:], first.new_tensor([len(lengths)])]) - 1
@@ -71,20 +63,15 @@ def split_at_resets(reset: Tensor, batch_sizes: Tensor) -> Segments:
 
 
 def split_call_at_resets(call: RecurrentCall) -> tuple[RecurrentCall, Segments | None]:
-    """The same call over segments, without resets.
+    """The same call over segments, without resets; synchronises to read the flags.
 
-    Only the first pieces start from the given states, in a reverse direction the last ones.
-
-    Args:
-        call: a call with resets, of which this waits for the values.
-
-    Returns:
-        The call, and how sequences were cut; ``None`` where nothing had to be cut.
+    Only first segments (in a reverse direction, last segments) start from the given states. If
+    nothing is split, the second result is None.
     """
     x, sizes, reset, both = call.x, call.batch_sizes, call.reset, call.bidirectional
     assert reset is not None
     examples = x.shape[1] if sizes is None else int(sizes[0])
-    # A forward direction that is reset at once does not start from the given states.
+    # A sequence that is reset at step 0 does not start from the given states.
     backwards = [both and i % 2 == 1 for i in range(len(call.states[0]))]
     forwards = ~torch.tensor(backwards, device=x.device)
     states = tuple(
@@ -104,21 +91,15 @@ def split_call_at_resets(call: RecurrentCall) -> tuple[RecurrentCall, Segments |
 def join_segments(
     output: Tensor, states: States, pieces: Segments, bidirectional: bool
 ) -> tuple[Tensor, States]:
-    """Output (rows, D * H), in the order of the sequences' rows, and final states of sequences."""
+    """Output (rows, D * H), in the order of the input rows, and final states of sequences."""
     output = output.index_select(0, torch.argsort(pieces.rows))
     return output, tuple(join_states(s, pieces, bidirectional) for s in states)
 
 
 def split_states(states: Tensor, pieces: Segments, bidirectional: bool) -> Tensor:
-    """The initial states of all pieces: given ones where sequences begin, else zeros.
+    """Initial states (L, segments, F): those given (L, N, F) where sequences start, else zeros.
 
-    Args:
-        states: those of the sequences, (L, N, F).
-        pieces: what `split_at_resets` gave.
-        bidirectional: whether every second of L runs backwards, and so starts in the last pieces.
-
-    Returns:
-        (L, pieces, F).
+    If ``bidirectional``, every second of L is a reverse direction and starts in the last segments.
     """
     zeros = states.new_zeros(int(pieces.batch_sizes[0]), states.shape[2])
     return torch.stack(
@@ -130,7 +111,7 @@ def split_states(states: Tensor, pieces: Segments, bidirectional: bool) -> Tenso
 
 
 def join_states(states: Tensor, pieces: Segments, bidirectional: bool) -> Tensor:
-    """The final states of the sequences, (L, N, F), of those of all pieces; see `split_states`."""
+    """Final states of the sequences, (L, N, F), from all segments' states; see `split_states`."""
     return torch.stack(
         [
             state.index_select(0, pieces.first if bidirectional and i % 2 else pieces.last)

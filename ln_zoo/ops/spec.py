@@ -1,8 +1,7 @@
-"""The arguments of a recurrent kernel: which normalisations act where, and tensors of a direction.
+"""Arguments of a recurrent kernel: the normalisations, and the tensors of one direction.
 
-A kernel computes one direction of one layer. Records are lowered to its terms here, by
-differentiable torch functions: what can be folded into a bias is folded, so that kernels have fewer
-cases to handle, and autograd takes each gradient back to its parameter.
+Records are lowered to kernel arguments by differentiable torch functions, which fold biases where
+possible; autograd routes gradients to the parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def specialized(value: float) -> float:
     """Specialise torch.compile on a norm's hyperparameter; another value recompiles."""
     if not torch.compiler.is_compiling():
         return value
-    # Not at the top: it imports sympy.
+    # Imported here, since it imports sympy.
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     return float(guard_scalar(value))
@@ -38,7 +37,7 @@ class Rows:
             other fields keep their defaults.
         center: whether the mean is subtracted first.
         eps: added to the mean square, inside the root.
-        groups: the runs of features that share statistics, in units of the hidden size H.
+        groups: runs of features that share statistics, in units of H.
     """
 
     scale: bool = False
@@ -46,7 +45,7 @@ class Rows:
     eps: float = 0.0
     groups: tuple[int, ...] = ()
 
-    #: Whether statistics of the batch are used: see `Examples`.
+    #: See `Examples.batch`.
     batch: ClassVar[bool] = False
 
     def encode(self) -> str:
@@ -56,7 +55,6 @@ class Rows:
 
     @staticmethod
     def decode(text: str) -> Rows:
-        """The inverse of `encode`."""
         scale, center, eps, groups = text.split(",")
         return Rows(
             bool(int(scale)),
@@ -70,34 +68,29 @@ class Rows:
 class Examples:
     """How one place is normalised over examples, at each step separately, without gain and shift.
 
-    Args:
-        batch: whether by the statistics of the batch, or by given ones.
-        eps: added to the variance, inside the root.
-        correction: the sum of squares over n examples is divided by n minus this.
+    ``batch``: by batch statistics or given ones; ``eps`` is added to the variance, inside the root;
+    the sum of squares over n examples is divided by n minus ``correction``.
     """
 
     batch: bool
     eps: float
     correction: int = 0
 
-    #: As in `Rows`: it is not the identity, and weights are not centred.
+    #: As in `Rows`: not the identity, and weights are not centred.
     scale: ClassVar[bool] = True
     center: ClassVar[bool] = False
 
     def encode(self) -> str:
-        """Encode as text without ``/``; floats round-trip exactly."""
         source = "batch" if self.batch else "given"
         return f"{source},{specialized(self.eps)!r},{self.correction}"
 
     @staticmethod
     def decode(text: str) -> Examples:
-        """The inverse of `encode`."""
         source, eps, correction = text.split(",")
         return Examples(source == "batch", float(eps), int(correction))
 
     @property
     def given(self) -> Examples:
-        """The same place with given statistics."""
         return Examples(False, self.eps)
 
 
@@ -105,19 +98,18 @@ class Examples:
 class Spec:
     """What a kernel computes: a cell and the normalisation of each of its places.
 
-    Either all places that are normalised have `Rows`, or all have `Examples`; ``Rows()`` is the
-    identity.
+    Normalised places have either all `Rows` or all `Examples`; ``Rows()`` is the identity.
 
     Args:
         cell: `Form.arithmetic`.
-        input: of the input term; the identity in an RNN and in joint cells.
-        recurrent: of the recurrent term, in joint cells of the sum of both; the identity in an RNN.
-        out: of the cell state on its way to the output (LSTM), of the sum of both terms (RNN); the
-            identity in a GRU or a light GRU, which normalises rows alone.
-        zoneout: the shares of h and of an LSTM's c that stay as they were before each step: zoneout
-            as it is in evaluation. Where it is drawn, the operator has masks.
-        joint: of an LSTM or a GRU: `Form.joint`; rows alone are normalised.
-        carried: of an LSTM whose output is normalised: `Form.carried`; rows alone are normalised.
+        input: at the input term; the identity in an RNN and in joint cells.
+        recurrent: at the recurrent term, in joint cells at the sum; the identity in an RNN.
+        out: at the cell state on its way to the output (LSTM), at the sum of both terms (RNN);
+            otherwise the identity.
+        zoneout: expected zoneout of h and of an LSTM's c, as in evaluation. Sampled masks are
+            arguments of the operator.
+        joint: `Form.joint` of an LSTM or a GRU; `Rows` only.
+        carried: `Form.carried` of an LSTM with normalised output; `Rows` only.
 
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(2, 1))
@@ -126,10 +118,6 @@ class Spec:
         'GRU/1,1,1e-05,2.1/1,1,1e-05,2.1/0,0,0.0,'
         >>> Spec.decode(spec.encode()) == spec
         True
-        >>> Spec("RNN_TANH", Rows(), Rows(), Examples(batch=True, eps=1e-5)).encode()
-        'RNN_TANH/0,0,0.0,/0,0,0.0,/batch,1e-05,0'
-        >>> Spec("LSTM", Rows(), Rows(), rows, joint=True, carried=True).encode()
-        'LSTM+joint+carried/0,0,0.0,/0,0,0.0,/1,1,1e-05,2.1'
     """
 
     cell: str
@@ -142,7 +130,6 @@ class Spec:
 
     @property
     def gates(self) -> int:
-        """Summed inputs per hidden unit."""
         return CELLS[self.cell].gates
 
     @property
@@ -158,7 +145,6 @@ class Spec:
 
     @property
     def examples(self) -> bool:
-        """Whether any place normalises over examples."""
         return any(isinstance(place, Examples) for place in self.places)
 
     @property
@@ -179,12 +165,10 @@ class Spec:
 
     @property
     def product_places(self) -> tuple[int, int]:
-        """Indices of `products` in `places`."""
         return (2, 2) if self.gates == 1 else (1, 1) if self.joint else (0, 1)
 
     @property
     def computed(self) -> Cell:
-        """The cell that the kernel computes."""
         return kernel_cell(self.cell, self.joint, self.carried)
 
     def widths(self, hidden: int) -> tuple[int, int, int]:
@@ -202,7 +186,6 @@ class Spec:
     @staticmethod
     @functools.cache
     def decode(text: str) -> Spec:
-        """The inverse of `encode`."""
         form, *parts = text.split("/")
         cell, *forms = form.split("+")
         joint, carried = "joint" in forms, "carried" in forms
@@ -230,23 +213,23 @@ class Spec:
 class Operands(NamedTuple):
     """The tensors of one direction of one layer.
 
-    Matrix products run in the precision of the first three, everything else in that of the others:
-    the same, but float32 at least.
+    The first three have the dtype of matrix products; the others have the same or float32,
+    whichever is wider.
 
     Attributes:
         x: padded (T, N, I) or packed (total, I).
         w_ih: (G, I), with G = gates * H.
         w_hh: (G, H).
         h0: initial state, (N, H).
-        c0: initial cell state, (N, H), of an LSTM.
-        bias: all that is added to the normalised terms, (G,). In a GRU the candidate's part is that
-            of the input term alone; a joint GRU has none there. ``None`` for 0.
-        bias_hn: what is added to the recurrent term of a GRU's candidate, (H,). ``None`` for 0.
+        c0: initial cell state of an LSTM, (N, H).
+        bias: sum of all biases outside norms, (G,). A GRU's candidate has only that of the input
+            term here, a joint GRU's none. ``None`` for 0.
+        bias_hn: bias of the recurrent term of a GRU's candidate, (H,). ``None`` for 0.
         gain_input: (G,); present if and only if ``spec.input.scale``.
         gain_recurrent: (G,); present if and only if ``spec.recurrent.scale``.
         gain_out: (H,); present if and only if ``spec.out.scale``.
         shift_out: (H,), of an LSTM; present if and only if ``spec.out.scale``.
-        bias_inner: what is added to the products with w_ih before they are normalised, (G,).
+        bias_inner: added to the products with w_ih before normalisation, (G,).
     """
 
     x: Tensor
@@ -272,13 +255,8 @@ class Operands(NamedTuple):
 def unsupported_reason(
     cell: Cell, records: Sequence[Records], weights: Sequence[Weights], batch: bool = False
 ) -> str | None:
-    """Why kernels cannot take these directions, or ``None``.
-
-    Args:
-        cell: the cell.
-        records: what happens to summed inputs, by role, for each direction of each layer.
-        weights: the effective weights of each.
-        batch: whether sites may normalise over the batch.
+    """Why kernels do not support these directions, or None; ``batch``: whether batch norm is
+    allowed.
     """
     if not cell.has_kernels or cell.form is None:
         return f"no kernel knows this cell, {cell.name}"
@@ -327,13 +305,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def make_spec(cell: Cell, records: Records, weights: Weights) -> Spec:
-    """Spec of one direction; requires that `unsupported_reason` returned None.
-
-    Args:
-        cell: the cell.
-        records: what happens to summed inputs, by role.
-        weights: the effective weights.
-    """
+    """Spec of one direction; requires that `unsupported_reason` returned None."""
     hidden = weights.hh.shape[1]
 
     def place(record: Record) -> Rows | Examples:
@@ -369,12 +341,7 @@ def kernel_terms(
 ) -> tuple[Spec, Operands]:
     """Spec and operands of one direction; requires that `unsupported_reason` returned None.
 
-    Args:
-        cell: the cell.
-        records: what happens to summed inputs, by role.
-        weights: the effective weights.
-        x: padded (T, N, I) or packed (total, I).
-        states: initial states, each (N, H).
+    x is padded (T, N, I) or packed (total, I); states are (N, H).
     """
     return make_spec(cell, records, weights), kernel_tensors(cell, records, weights, x, states)
 
@@ -382,7 +349,7 @@ def kernel_terms(
 def kernel_tensors(
     cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
 ) -> Operands:
-    """The tensors of one direction of one layer; arguments as for `kernel_terms`."""
+    """The tensors of one direction; arguments as for `kernel_terms`."""
     form, hidden = form_of(cell), weights.hh.shape[1]
     narrow = product_dtype(x)
     wide = torch.promote_types(narrow, torch.float32)
@@ -407,14 +374,14 @@ def kernel_tensors(
     of_input: tuple[Tensor | None, ...] = (weights.bias_ih, shift(first))
     of_recurrent = (weights.bias_hh, shift(second))
     if inner is not None and gain(second if form.joint else first, width) is None:
-        of_input, inner = (*of_input, inner), None  # No norm lies between it and the other biases.
+        of_input, inner = (*of_input, inner), None  # no norm between it and the other biases
     gain_input, gain_recurrent = gain(first, width), gain(second, width)
     bias, bias_hn = total(*of_input, *of_recurrent), None
     if form.arithmetic == "GRU":
         gated = (*of_input, *of_recurrent) if form.joint else of_recurrent
         bias, gated_bias = (None if form.joint else total(*of_input)), total(*gated)
         if form.update_offset is not None:
-            # The update gate of the new state is 1 less that of the old.
+            # The update gate of the new state is 1 minus that of the old.
             sign = torch.cat([w_hh.new_ones(hidden), -w_hh.new_ones(hidden), w_hh.new_ones(hidden)])
             if gain_recurrent is None:
                 w_ih, w_hh = w_ih * sign.unsqueeze(1), w_hh * sign.unsqueeze(1)

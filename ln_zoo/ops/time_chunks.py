@@ -1,7 +1,6 @@
 """Chunks of consecutive time steps, and the rows of packed data that belong to them.
 
-Step t owns ``sizes[t]`` rows, sizes never grow, and a padded batch is the special case of equal
-sizes.
+Step t owns ``sizes[t]`` rows. Sizes never grow; a padded batch has equal sizes.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ class TimeChunk:
         first: row of the first step's first example.
         last: one past the last row.
         sizes: rows of each step.
-        before: rows of the step before it; for the first step, the number of examples.
-        step: number of the first step.
+        before: rows of the previous step; for the first step, the number of examples.
+        step: index of the first step.
     """
 
     first: int
@@ -34,27 +33,19 @@ class TimeChunk:
 
     @property
     def rows(self) -> slice:
-        """Where its rows are."""
         return slice(self.first, self.last)
 
     @property
     def count(self) -> int:
-        """How many rows it has."""
         return self.last - self.first
 
     @property
     def steps(self) -> slice:
-        """Where its steps are."""
         return slice(self.step, self.step + len(self.sizes))
 
 
 def time_chunks(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[TimeChunk]:
-    """Split time into chunks of at least these rows and steps, except the last.
-
-    Example:
-        >>> [(s.first, s.last, s.steps) for s in time_chunks([200, 200, 200, 150, 10], 512)]
-        [(0, 600, slice(0, 3, None)), (600, 760, slice(3, 5, None))]
-    """
+    """Split time into chunks of at least these rows and steps, except the last."""
     found: list[TimeChunk] = []
     first = row = step = 0
     before = sizes[0]
@@ -73,7 +64,7 @@ def step_sizes(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
 
 
 def rows_of(a: Tensor, packed: bool, span: TimeChunk) -> Tensor:
-    """The rows (rows, F) of a span, contiguous, of a padded (T, N, F) or packed (total, F)."""
+    """Rows (rows, F) of a span, contiguous, of a padded (T, N, F) or packed (total, F)."""
     if packed:
         return a[span.first : span.last].contiguous()
     examples = a.shape[1]
@@ -86,11 +77,8 @@ def previous_rows(
 ) -> Tensor:
     """Values of the previous step for each row of a chunk, (rows, F).
 
-    Args:
-        start: what the first step had, (N, F).
-        after: what each row had after its own step, for all steps, (total, F).
-        span: the span.
-        reset: rows of the span that had zeros, (rows,), boolean; ``None``: none.
+    ``start`` (N, F) precedes the first step; ``after`` (total, F) follows the step of each row;
+    ``reset`` (rows,) marks rows of the chunk whose values are zeros.
     """
     if span.first and span.sizes[-1] == span.before:
         rows = after[span.first - span.before : span.last - span.before]
@@ -99,7 +87,7 @@ def previous_rows(
     before = span.before
     for run in equal_steps(span.sizes):
         first, last, n = run.rows.start + span.first, run.rows.stop + span.first, run.examples
-        # The first of its steps follows one of another size; the others follow their own.
+        # Its first step follows a step of another size.
         parts.append(after[first - before : first - before + n] if first else start[:n])
         parts.append(after[first : last - n])
         before = n
@@ -109,34 +97,23 @@ def previous_rows(
 
 @dataclass(frozen=True)
 class EqualSteps:
-    """Consecutive steps of equally many examples within a span.
-
-    Attributes:
-        rows: where its rows are.
-        steps: where its steps are.
-        examples: rows of each step.
-    """
+    """Consecutive steps with the same number of examples; ``rows`` and ``steps`` are slices."""
 
     rows: slice
     steps: slice
     examples: int
 
     def of(self, a: Tensor) -> Tensor:
-        """Its rows, (steps, examples, F), of a (rows, F)."""
+        """Its rows of a (rows, F), as (steps, examples, F)."""
         return a[self.rows].unflatten(0, (self.steps.stop - self.steps.start, self.examples))
 
     def each(self, a: Tensor) -> Tensor:
-        """Numbers for its steps, (steps, 1, F), of (steps, F); or a vector (F,) for all."""
+        """Its part of (steps, F), as (steps, 1, F); or a vector (F,) for all."""
         return a if a.dim() < 2 else a[self.steps].unsqueeze(1)
 
 
 def equal_steps(sizes: Sequence[int]) -> list[EqualSteps]:
-    """Cuts steps where the number of examples changes.
-
-    Example:
-        >>> [(run.steps.start, run.steps.stop, run.examples) for run in equal_steps([3, 3, 2])]
-        [(0, 2, 3), (2, 3, 2)]
-    """
+    """Split steps where the number of examples changes."""
     found: list[EqualSteps] = []
     row = start = 0
     for size, equal in itertools.groupby(sizes):
@@ -148,14 +125,14 @@ def equal_steps(sizes: Sequence[int]) -> list[EqualSteps]:
 
 
 def sum_examples(a: Tensor, pieces: Iterable[EqualSteps], out: Tensor) -> Tensor:
-    """Fills out (steps, F) with the sums over examples of a (rows, F), and returns it."""
+    """Write the sums over examples of a (rows, F) to out (steps, F), and return it."""
     for run in pieces:
         torch.sum(run.of(a), 1, dtype=out.dtype, out=out[run.steps])
     return out
 
 
 def dropped_rows(a: Tensor, mask: Tensor, sizes: Sequence[int], out: Tensor) -> Tensor:
-    """Fills out with rows a (rows, F) times those of their examples, (N, F), and returns it."""
+    """Write rows a (rows, F) times the mask of their examples, (N, F), to out, and return it."""
     for run in equal_steps(sizes):
         torch.mul(run.of(a), mask[: run.examples], out=run.of(out))
     return out
@@ -164,16 +141,10 @@ def dropped_rows(a: Tensor, mask: Tensor, sizes: Sequence[int], out: Tensor) -> 
 def without_means(
     a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rows less their mean over the examples of each step.
+    """Subtract from rows a (rows, F) their mean over the examples of each step.
 
-    Args:
-        a: (rows, F).
-        sizes: rows of each step.
-        wide: the precision of means.
-        out: where to put the result, which may be a; ``None`` for new memory.
-
-    Returns:
-        What is left, (rows, F), and the means, (steps, F).
+    Returns the centred rows, in ``out`` (which may be a) or new memory, and the means, (steps, F),
+    of dtype ``wide``.
     """
     pieces = equal_steps(sizes)
     means = sum_examples(a, pieces, a.new_empty(len(sizes), a.shape[1], dtype=wide))

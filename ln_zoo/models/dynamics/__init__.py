@@ -1,4 +1,4 @@
-"""What ``ln-zoo analyze dynamics`` runs each model on."""
+"""Data and loss for ``ln-zoo analyze dynamics``, by model."""
 
 from ln_zoo.models.dynamics import handwriting, sequence
 from ln_zoo.models.dynamics.task import DynamicsSource, DynamicsTask, dynamics_source

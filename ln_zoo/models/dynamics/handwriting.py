@@ -1,7 +1,7 @@
 """Dynamics of the handwriting network: the loss of the last point of test lines.
 
-The loss of all points would give each state a gradient of its own, and hide how far gradients reach
-back.
+With the loss of all points, each state would have a gradient of its own, which would hide how far
+gradients reach back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ def _data(model: Handwriting, examples: int) -> tuple[str, dict[str, Any]]:
 
 
 def _task(model: Handwriting, data: Any, examples: int, steps: int) -> DynamicsTask:
-    """The beginnings of the first test lines that are long enough."""
     lines = data.lines("test")
     long = [i for i, targets in enumerate(lines.targets) if targets >= steps][:examples]
     if not long:

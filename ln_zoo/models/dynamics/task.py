@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 class DynamicsTask(NamedTuple):
-    """What ``ln-zoo analyze dynamics`` runs a model on.
+    """Input of ``ln-zoo analyze dynamics``.
 
     Attributes:
         batch: examples in float64, as ``loss`` takes them.
         loss: (model, batch) to a scalar; its gradients with respect to hidden states are measured.
-        description: the examples in a few words.
-        first_layer: number of the first recurrent layer that is measured, counted from 1.
+        description: short description of the examples.
+        first_layer: index of the first measured recurrent layer, from 1.
     """
 
     batch: Any
@@ -26,13 +26,13 @@ class DynamicsTask(NamedTuple):
 
 
 class DynamicsSource(NamedTuple):
-    """How the task of a model is made.
+    """Factory of the task of a model.
 
     Attributes:
-        data: ``data(examples)`` returns the name of a class in `ln_zoo.data`, or the import path of
-            another, and its arguments.
-        task: ``task(data, examples, steps)`` returns the `DynamicsTask`, limited to
-            these examples and time steps; ``data`` is set up, the model in float64.
+        data: ``data(examples)`` returns the name of a class in `ln_zoo.data`, or another import
+            path, and its arguments.
+        task: ``task(data, examples, steps)`` returns the `DynamicsTask`, limited to these examples
+            and time steps; ``data`` is set up, the model in float64.
     """
 
     data: Callable[[int], tuple[str, dict[str, Any]]]
@@ -48,8 +48,8 @@ def registered(model: nn.Module) -> DynamicsSource | None:
 def dynamics_source(model: nn.Module) -> DynamicsSource | None:
     """The source of a model, or None.
 
-    A class of your own defines the methods ``dynamics_data(self, examples)`` and
-    ``dynamics_task(self, data, examples, steps)``, which have priority.
+    Methods ``dynamics_data(self, examples)`` and ``dynamics_task(self, data, examples, steps)`` of
+    your own class have priority.
 
     Example:
         >>> from ln_zoo.models import SequenceClassifier

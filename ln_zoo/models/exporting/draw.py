@@ -22,12 +22,10 @@ def _parts(model: DRAW) -> Mapping[str, Part]:
 
 
 def _generate(model: DRAW, copy: Any, form: Form) -> Path:
-    """Images from latents alone."""
     return _path(model, copy, form, reads=False)
 
 
 def _reconstruct(model: DRAW, copy: Any, form: Form) -> Path:
-    """Images anew from images and the noise of their latents."""
     return _path(model, copy, form, reads=True)
 
 
@@ -92,7 +90,7 @@ def _glimpse(
     z: Tensor,
     step: Tensor | None = None,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Next states, and mean and log standard deviation of the latents if images are read."""
+    """Next states; mean and log standard deviation of the latents if images are read."""
     *lstms, canvas = states
     decoder = lstms[0], lstms[1]
     encoder = decoder if images is None else (lstms[2], lstms[3])

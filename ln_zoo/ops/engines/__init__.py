@@ -1,1 +1,1 @@
-"""Ways to run the time steps of recurrent layers, and what they have in common."""
+"""Engines that run the time steps of recurrent layers, and their interface."""

@@ -1,18 +1,12 @@
 """Interface of recurrent engines: preparation, and chunks of time steps, forward and backward.
 
-`ln_zoo.ops.operator` calls all engines in the same way and does the rest: chunks, products over
-many steps, torch operators, double backward. An engine sees plain tensors.
+`ln_zoo.ops.operator` handles chunks, products over many steps and double backward. Data of one
+direction are rows in packed order (`ln_zoo.ops.time_chunks`); step t updates the first ``sizes[t]``
+rows of the state buffers (N, H), which finally hold each example's last state.
 
-Data of one direction are rows in packed order (`ln_zoo.ops.time_chunks`). States are buffers (N, H)
-of which step t reads and writes the first ``sizes[t]`` rows: after the last step they hold each
-example's final state.
-
-With v = W x and u = R h', p the normalised terms with gains and biases, the equations are those of
-`ln_zoo.ops.cells`. Where a place is centred, the weights are (`centred`, by ``spec.products``): the
-mean of every group of v and u is then 0 for all x and h, so that no step has to subtract it,
-and the mean square is the variance, without cancellation. The frame takes gradients back through
-that by centring those of the weights, so that an engine may leave any constant per group in du and
-dv; one that leaves none says so (`Products.leaves_constants`).
+With v = W x and u = R h', centred places use centred weights (`centred`): every group of v and u
+has mean 0, and the variance is the mean square, without cancellation. Gradients of the weights are
+centred in turn, so du and dv may contain any constant per group.
 """
 
 from __future__ import annotations
@@ -28,55 +22,48 @@ from ln_zoo.ops.time_chunks import TimeChunk, without_means
 
 
 class Products:
-    """Products over all rows of a chunk, by torch's own; `Steps` build on it.
+    """Products over all rows of a chunk in torch; base of `Steps`.
 
     Args:
-        w_ih: the input weights to multiply by, (G, I): `centred` ones where the place is centred.
+        w_ih: input weights, (G, I), `centred` if the place is.
     """
 
-    #: Rows with which a product over all of them runs at full speed; more would only take memory.
+    #: Minimum rows for full speed of products; more rows only cost memory.
     chunk_rows = 512
-    #: Least number of steps of a chunk, except the last.
+    #: Minimum steps of a chunk, except the last.
     least_steps = 1
-    #: Whether du and dv may hold a constant per group that has no meaning.
+    #: Whether du and dv may contain an arbitrary constant per group.
     leaves_constants = True
-    #: Whether dv is the same tensor as du, as neither product is normalised; always if
-    #: ``spec.merged``.
+    #: Whether dv is the same tensor as du (no normalised product); always if ``spec.merged``.
     one_gradient = False
 
     def __init__(self, w_ih: Tensor) -> None:
         self.w_ih = w_ih
 
     def rows_of_chunk(self, saved: bool) -> int:
-        """Least number of rows of a chunk, except the last.
-
-        Args:
-            saved: whether what the backward needs is kept of all rows, or nothing but the output.
-        """
+        """Minimum rows of a chunk, except the last; ``saved``: whether a backward pass follows."""
         return self.chunk_rows
 
     def terms(self, x: Tensor, out: Tensor) -> None:
-        """Fills out (rows, G) with the products of x (rows, I) and ``w_ih``."""
+        """Write x (rows, I) times ``w_ih``, transposed, to out (rows, G)."""
         torch.mm(x, self.w_ih.t(), out=out)
 
     def input_gradient(self, dv: Tensor, out: Tensor) -> None:
-        """Fills out (rows, I) with what dv (rows, G) makes of ``w_ih``."""
+        """Write dv (rows, G) times ``w_ih`` to out (rows, I)."""
         torch.mm(dv, self.w_ih, out=out)
 
     def inputs(self, x: Tensor, span: TimeChunk) -> Tensor:
-        """Factors (rows, I) of ``w_ih`` in the gradient of the weight, for the rows x of a span."""
+        """Right operand (rows, I) of the gradient of ``w_ih``, for the rows x of a span."""
         return x
 
     def without_means(
         self, a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `ln_zoo.ops.time_chunks.without_means`."""
         return without_means(a, sizes, wide, out)
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
-        """Adds the product of d (rows, G), transposed, and a (rows, F) to the total (G, F).
-
-        The first one fills the total.
+        """Add d (rows, G), transposed, times a (rows, F) to total (G, F); overwrite it if
+        ``first``.
         """
         if total.dtype != a.dtype:
             product = torch.mm(d.t(), a)
@@ -88,11 +75,11 @@ class Products:
 
 
 class Statistics(NamedTuple):
-    """Over the examples of consecutive steps, at one place.
+    """Statistics over examples of consecutive steps at one place.
 
     Attributes:
-        mean: (steps, F). Of a place that uses the batch's own, ``None`` in the backward: u, v are
-            kept without their means. Only the means of an LSTM's cell states are there.
+        mean: (steps, F). In the backward pass of batch statistics ``None``, except for an LSTM's
+            cell states: u and v are saved centred.
         var: biased variances, (steps, F).
     """
 
@@ -100,32 +87,28 @@ class Statistics(NamedTuple):
     var: Tensor
 
     def part(self, steps: slice) -> Statistics:
-        """Statistics of a slice of the steps."""
         return Statistics(None if self.mean is None else self.mean[steps], self.var[steps])
 
 
 class Places(NamedTuple):
-    """`Statistics` of each place; ``None`` where nothing is normalised over examples."""
+    """`Statistics` of each place that normalises over examples."""
 
     input: Statistics | None = None
     recurrent: Statistics | None = None
     out: Statistics | None = None
 
     def part(self, steps: slice) -> Places:
-        """Statistics of a slice of the steps."""
         return Places(*(None if place is None else place.part(steps) for place in self))
 
 
 class Masks(NamedTuple):
-    """Sampled masks of one direction of one layer, or of a slice of its rows.
+    """Sampled masks of one direction of one layer, or of a slice of its rows; ``None`` if unused.
 
     Attributes:
-        dropout: what h is multiplied by in recurrent products, (N, H), float32 at least; ``None``:
-            nothing is dropped.
-        zoneout_h: where h stays as it was before its step, (rows, H), boolean; ``None``: nowhere,
-            but for ``spec.zoneout``.
+        dropout: factor of h in recurrent products, (N, H), float32 or wider.
+        zoneout_h: elements of h that keep their previous value, (rows, H), boolean.
         zoneout_c: the same for an LSTM's cell state.
-        reset: where the states before a step are zeros, (rows,), boolean; ``None``: nowhere.
+        reset: rows whose previous states are replaced by zeros, (rows,), boolean.
     """
 
     dropout: Tensor | None = None
@@ -139,7 +122,6 @@ class Masks(NamedTuple):
         return any(a is not None for a in self[:3])
 
     def part(self, rows: slice) -> Masks:
-        """Masks of a slice of the rows."""
         dropout, *by_row = self
         return Masks(dropout, *(None if a is None else a[rows] for a in by_row))
 
@@ -151,14 +133,12 @@ class Saved(NamedTuple):
     """Tensors that the forward pass saves for the backward pass.
 
     Attributes:
-        v: products W x, (rows, G), in the precision of products, less their means where the place
-            uses those of the batch. Where ``spec.merged``, None in the backward, and in the forward
-            the same memory as u.
-        u: the same of R h'; where ``spec.merged``, the sum v + u.
-        c: cell states after each step, and after zoneout, (rows, H), float32 at least; ``None`` but
-            for an LSTM.
-        stats: (rows, S), float32 at least, where S is ``Engine.stats(spec)``; in the engine's own
-            layout.
+        v: products W x, (rows, G), in the dtype of products, centred under batch statistics. If
+            ``spec.merged``, None in the backward pass and the memory of u in the forward pass.
+        u: the same of R h'; if ``spec.merged``, the sum v + u.
+        c: cell states of an LSTM after each step and zoneout, (rows, H), float32 or wider.
+        stats: (rows, S), float32 or wider, with S = ``Engine.stats(spec)``; the layout is the
+            engine's.
     """
 
     v: Tensor | None
@@ -167,7 +147,6 @@ class Saved(NamedTuple):
     stats: Tensor
 
     def part(self, rows: slice) -> Saved:
-        """Saved tensors of a slice of the rows."""
         v, u, c, stats = self
         return Saved(
             None if v is None else v[rows],
@@ -178,15 +157,9 @@ class Saved(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Gradients that add up over rows, float32 at least; ``None``: not wanted.
+    """Gradients that are sums over rows, float32 or wider; ``None`` if not needed.
 
-    Attributes:
-        bias: (G,).
-        bias_hn: (H,).
-        gain_input: (G,).
-        gain_recurrent: (G,).
-        gain_out: (H,).
-        shift_out: (H,).
+    ``bias``, ``gain_input`` and ``gain_recurrent`` are (G,), the others (H,).
     """
 
     bias: Tensor | None = None
@@ -201,19 +174,17 @@ class Chunk(NamedTuple):
     """Consecutive time steps in the forward pass; all tensors but statistics are contiguous.
 
     Attributes:
-        sizes: rows of each step; at least 2 where a place uses the batch.
-        v: products of the inputs with ``w_ih``, (rows, G), without bias, less their means where
-            their place uses the batch. It is scratch memory where nothing is saved.
-        h: state, (N, H), float32 at least; updated in place.
-        c: cell state of an LSTM, (N, H), float32 at least; updated in place.
-        out: to be filled with the states h after each step, (rows, H), in the precision of
-            products.
-        saved: to be filled with what the backward reads (v is filled already); ``None`` where no
-            gradient will be asked for.
-        places: statistics over examples. What is given is read. What the batch has is written: the
-            variance, and the mean added to what is there (0, or the part of it that v is without).
-        masks: noise and resets of these steps; read only. An engine takes h and c of a flagged
-            row to be zeros before its step, so that its row of u is 0.
+        sizes: rows of each step; at least 2 where a place uses batch statistics.
+        v: products of the inputs with ``w_ih``, (rows, G), without bias, centred under batch
+            statistics. May be overwritten if nothing is saved.
+        h: state, (N, H), float32 or wider; updated in place.
+        c: cell state of an LSTM, (N, H), float32 or wider; updated in place.
+        out: output: h after each step, (rows, H), in the dtype of products.
+        saved: output, except v; ``None`` if no gradient is needed.
+        places: statistics over examples. Given ones are read. For batch statistics, the variance is
+            written and the mean is added to the value present (0, or what v lacks).
+        masks: noise and resets; read only. Before the step of a flagged row, h and c are zeros, so
+            that its row of u is 0.
     """
 
     sizes: Sequence[int]
@@ -232,22 +203,22 @@ class ChunkGrads(NamedTuple):
     Attributes:
         sizes: rows of each step.
         dout: gradient of ``out``, (rows, H), read only; ``None`` for 0.
-        dh: gradient of the state after the last step, (N, H), float32 at least; left as that of
-            the state before the first.
+        dh: gradient of the state after the last step, (N, H), float32 or wider; replaced by that of
+            the state before the first step.
         dc: the same of an LSTM's cell state.
-        saved: what the forward kept; read only.
-        h_prev: states before each step, (rows, H), in the precision of products, zeros in rows that
-            are reset; read only.
-        c_prev: the same of cell states, (rows, H), float32 at least; read only.
-        du: to be filled with the gradient of u, (rows, G), in the precision of products. (The frame
-            makes the gradient of w_hh of it; dh is the engine's.) Where the place uses the batch,
-            any constant may be added to a feature of a step.
-        dv: to be filled with that of v; where ``spec.merged`` and under `Products.one_gradient` the
-            same tensor as du.
-        sums: what to add the gradients of vectors to, in place.
+        saved: tensors of the forward pass; read only.
+        h_prev: states before each step, (rows, H), in the dtype of products, zeros in reset rows;
+            read only.
+        c_prev: the same of cell states, (rows, H), float32 or wider; read only.
+        du: output: gradient of u, (rows, G), in the dtype of products, from which the caller
+            computes the gradient of w_hh. Under batch statistics, any constant may be added to a
+            feature of a step.
+        dv: output: gradient of v; the same tensor as du if ``spec.merged`` or
+            `Products.one_gradient`.
+        sums: gradients of vectors to accumulate into.
         places: statistics over examples; read only.
-        masks: noise and resets of these steps; read only. The gradients dh and dc that leave the
-            step of a flagged row are zeros: the engine sets them.
+        masks: noise and resets; read only. The engine sets dh and dc before the step of a flagged
+            row to 0.
     """
 
     sizes: Sequence[int]
@@ -264,7 +235,6 @@ class ChunkGrads(NamedTuple):
     masks: Masks = NO_MASKS
 
     def part(self, span: TimeChunk) -> ChunkGrads:
-        """Gradients of a slice of the steps."""
         rows = span.rows
         return ChunkGrads(
             span.sizes,
@@ -283,7 +253,7 @@ class ChunkGrads(NamedTuple):
 
 
 class Steps(Products):
-    """An engine's state of one call: centred, transposed or packed weights, and the loops."""
+    """An engine's state of one call: prepared weights, and the loops."""
 
     def forward(self, chunk: Chunk) -> None:
         """Run consecutive time steps."""
@@ -314,54 +284,36 @@ class Engine(Protocol):
         """Whether it supports zoneout and recurrent dropout, without batch statistics."""
 
     def missing(self) -> str | None:
-        """Why the engine is unavailable here, or None; compiles nothing."""
+        """Why the engine is unavailable here, or None; must not compile."""
 
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
         """Why it does not support this call, or None.
 
-        Args:
-            spec: what is to be computed.
-            x: (T, N, I) or (total, I), on its device, before any cast.
-            w_hh: (G, H), before any cast.
-            dtype: the precision of matrix products, to which both will be cast.
+        x (T, N, I) or (total, I) and w_hh (G, H) are given before the cast to ``dtype``, that of
+        matrix products.
         """
 
     def stats(self, spec: Spec) -> int:
-        """Numbers S kept per row (`Saved`); 0 for none."""
+        """Elements S saved per row (`Saved`); 0 for none."""
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Allocate uninitialised memory.
+        """Allocate uninitialised memory on the device of ``like``.
 
-        Args:
-            *size: the shape.
-            like: a tensor on the same device.
-            dtype: the precision.
-            scratch: a name for memory that is needed for the time of one call alone; two such
-                pieces of one call have different names.
+        ``scratch`` names memory that is needed during one call only; names are unique within a
+        call.
         """
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
-        """Prepare one call.
-
-        Args:
-            spec: what is to be computed.
-            operands: the tensors; x and states may have any strides, all else is contiguous.
-            backward: whether it is for the backward pass.
-        """
+        """Prepare one call; x and states may have any strides, other operands are contiguous."""
 
 
 def centred(weight: Tensor, rows: Rows | Examples, out: Tensor | None = None) -> Tensor:
-    """The weight less the mean of its rows over each group of statistics, where rows are centred.
+    """Subtract the mean of the weight's rows over each group of statistics, if rows are centred.
 
-    It is its own adjoint: gradients of the weight are taken back by the same function.
-
-    Args:
-        weight: (G, I) or (G, H).
-        rows: what happens to its products.
-        out: where to put the result; ``None`` for new memory, or the weight itself where that is
-            the result.
+    The function is its own adjoint, so gradients of the weight (G, I or H) pass through it as well.
+    The result is in ``out``, by default new memory, or the weight itself if unchanged.
 
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(1, 1))
@@ -372,7 +324,7 @@ def centred(weight: Tensor, rows: Rows | Examples, out: Tensor | None = None) ->
         return weight if out is None else out.copy_(weight)
     if out is None:
         out = torch.empty_like(weight)
-    # Means of half-precision rows are taken in float32.
+    # Means of half-precision rows are computed in float32.
     wide = torch.promote_types(weight.dtype, torch.float32)
     hidden = weight.shape[0] // sum(rows.groups)
     sizes = [hidden * n for n in rows.groups]

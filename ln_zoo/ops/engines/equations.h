@@ -1,11 +1,11 @@
-// The arithmetic of LSTM (paper, eq. 20-22), GRU (26-28), light GRU and RNN (4) at one unit, given its
-// normalised sums, forward and backward: for the vectors of CPU kernels and for the numbers of GPU kernels.
+// LSTM (paper, eq. 20-22), GRU (26-28), light GRU and RNN (4) at one unit, from normalised
+// pre-activations, forward and backward; shared by CPU and GPU kernels.
 //
-// T is an arithmetic type with `sigmoid` and `hyperbolic_tangent`, which must be declared before.
+// T is a vector or scalar type with `sigmoid` and `hyperbolic_tangent`, declared before inclusion.
 
 #pragma once
 
-#ifndef DEVICE  // what marks functions of a GPU
+#ifndef DEVICE  // function qualifier on GPUs
 #define DEVICE inline
 #endif
 
@@ -26,7 +26,7 @@ DEVICE T next_cell(T i, T f, T g, T before) {
   return f * before + i * g;
 }
 
-// From the gradient d of h = o tau: that of the sum of o, and that of what goes into the tanh.
+// From the gradient d of h = o tau to the gradients of o's pre-activation and tanh's argument.
 template <class T>
 struct OutputGrads {
   T gate, cell;
@@ -37,7 +37,7 @@ DEVICE OutputGrads<T> lstm_output_back(T d, T o, T tau) {
   return {d * tau * o * (1.0f - o), d * o * (1.0f - tau * tau)};
 }
 
-// From the gradient d of the new cell state: the gradients of the sums of i, f and g.
+// From the gradient d of the new cell state to gradients of the pre-activations of i, f and g.
 template <class T>
 struct CellGrads {
   T i, f, g;
@@ -55,7 +55,7 @@ struct GRUGates {
   T r, z, n;
 };
 
-// From the sums of both gates, the input's part of the candidate, and its recurrent part w.
+// From the gates' pre-activations, the candidate's input term, and its recurrent term w.
 template <class T>
 DEVICE GRUGates<T> gru_gates(T r, T z, T input, T w) {
   const T reset = sigmoid(r);
@@ -67,7 +67,7 @@ DEVICE T gru_state(const GRUGates<T>& p, T before) {
   return p.n + p.z * (before - p.n);
 }
 
-// From the gradient d of the new state: the gradients of the sums of r, z and n, and of w.
+// From the gradient d of the new state to gradients of the pre-activations of r, z, n, and of w.
 template <class T>
 struct GRUGrads {
   T r, z, n, w;
@@ -83,7 +83,7 @@ DEVICE GRUGrads<T> gru_back(T d, const GRUGates<T>& p, T w, T before) {
 
 template <class T>
 DEVICE T rectified(T a) {
-  return a <= T{} ? T{} : a;  // NaN passes
+  return a <= T{} ? T{} : a;  // propagates NaN
 }
 
 template <class T>
@@ -92,7 +92,7 @@ DEVICE T light_gru_state(T a, T z, T before) {
   return n + sigmoid(z) * (before - n);
 }
 
-// From the gradient d of the new state, and the sigmoid z: the gradients of the sums of a and z.
+// From the gradient d of the new state and z to gradients of the pre-activations of a and z.
 template <class T>
 struct LightGRUGrads {
   T a, z;

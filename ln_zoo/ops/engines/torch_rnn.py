@@ -1,4 +1,4 @@
-"""torch's own fused recurrent loops (cuDNN, oneDNN, native), for cells that normalise no sums."""
+"""torch's own fused recurrent loops (cuDNN, oneDNN, native), for cells without normalised sums."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 class TorchRNN:
     """The function behind `torch.nn.LSTM`, `GRU` and `RNN`, on the effective weights.
 
-    It runs all layers and directions in one call, with torch's own dropout, so that random numbers
-    are used as `torch.nn` uses them.
+    One call runs all layers and directions with torch's own dropout, so random numbers match
+    `torch.nn`.
     """
 
     name = "torch"
@@ -35,11 +35,9 @@ class TorchRNN:
     tasks: tuple[Task, ...] = ("layers",)
 
     def missing(self) -> str | None:
-        """Nothing: torch is there."""
         return None
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """Why this call is not for torch, or ``None``."""
         cell, records, x = call.cell, call.records, call.x
         if not cell.in_torch:
             return f"torch has no {cell.name}"
@@ -63,7 +61,7 @@ class TorchRNN:
             dtype = torch.get_autocast_dtype("cpu")
             if dtype == torch.float16:
                 return "torch has no LSTM for float16 autocast on the CPU"
-            # It asks oneDNN for one, which has none without AVX-512 (torch 2.13).
+            # Needs a oneDNN kernel, which requires AVX-512 (torch 2.13).
             if (
                 dtype == torch.bfloat16
                 and torch.backends.mkldnn.is_available()
@@ -76,7 +74,7 @@ class TorchRNN:
         cell, _, x, batch_sizes, states, weights, bidirectional, dropout, training, *_ = call
         flat = [w for direction in weights for w in direction.tensors if w is not None]
         dropout = dropout if training else 0.0
-        # cuDNN takes no expanded state.
+        # cuDNN rejects expanded states.
         states = tuple(s.contiguous() for s in states)
         on_gpu = x.is_cuda and not is_exporting()
         if on_gpu:
@@ -85,7 +83,7 @@ class TorchRNN:
             if flat[0].dtype != dtype or len({w.untyped_storage().data_ptr() for w in flat}) > 1:
                 flat = in_one_piece(flat, dtype)
             x, states = x.to(dtype), tuple(s.to(dtype) for s in states)
-            # cuDNN has a backward in its training mode only.
+            # cuDNN supports backward in training mode only.
             if torch.is_grad_enabled():
                 training = training or any(a.requires_grad for a in (x, *states, *flat))
         hx = states if cell.name == "LSTM" else states[0]
@@ -102,13 +100,10 @@ class TorchRNN:
 
 
 def in_one_piece(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Weights in one piece of memory, as cuDNN lays them out: all matrices, then all biases.
+    """Copy weights, in torch's order, into one block of memory in cuDNN's layout: matrices, then
+    biases.
 
-    cuDNN copies weights that lie otherwise, and torch warns of it.
-
-    Args:
-        weights: in torch's order.
-        dtype: the precision of the result.
+    Otherwise cuDNN copies them on each call, and torch warns.
 
     Example:
         >>> w, b, u = in_one_piece([torch.ones(2, 2), torch.zeros(2), torch.ones(1, 2)], torch.half)

@@ -1,1 +1,1 @@
-"""Loops that have an LSTM within: a window over a text, DRAW."""
+"""Fused loops around an LSTM: a window over a text, DRAW, captured generic loops."""

@@ -10,15 +10,10 @@ With an image x (B, A), a canvas C of logits and noise e_t, at each of T glimpse
     h_dec = LSTM(z_t, h_dec)
     C_t+1 = C_t + F_Y^T w_t F_X / gamma            filters and w_t (W, W) from W_w h_dec
 
-The five numbers that place the filters are (g_X, g_Y, log sigma^2, log delta, log gamma), and what
-they make of them is written in `ln_zoo.ops.loops.glimpse`. log s, log sigma^2 and log delta are
-clamped. A cell state may be normalised on its way to h; sums of gates are not, so that an LSTM's
-step is one product, with its inputs side by side.
-
-The loop is one function with gradients written out. Under autocast the products of the LSTMs and
-of the posterior take bfloat16, but not those that place the filters; all else is float32.
-Nothing waits for the gradients of weights: theirs are products over many glimpses at once. What
-comes between products is the engine's, and is called step by step.
+The filters follow from (g_X, g_Y, log sigma^2, log delta, log gamma); see
+`ln_zoo.ops.loops.glimpse`. A cell state may be normalised on its way to h; pre-activations are not.
+Under autocast the products of the LSTMs and of the posterior run in bfloat16, everything else in
+float32.
 """
 
 from __future__ import annotations
@@ -42,28 +37,23 @@ from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import Task, say_unsupported, select
 from ln_zoo.ops.spec import Rows, make_spec, product_dtype, unsupported_reason
 
-#: Numbers that place the filters of one side.
+#: Numbers that place the filters of reader or writer.
 NUMBERS = 5
-#: Indices of both LSTMs where tensors come in pairs, and of all three narrow products.
+#: Indices of both LSTMs in pairs of tensors, and of the three narrow products.
 ENCODER, DECODER, POSTERIOR = 0, 1, 2
-#: Least rows of one product for gradients of weights: enough for full speed, while what they take
-#: stays in the caches.
+#: Minimum rows of a product for weight gradients: full speed, and the operands fit the caches.
 _CHUNK_ROWS = 1024
 _LSTM = CELLS["LSTM"]
 
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """What DRAW computes, besides its tensors.
+    """Hyperparameters of DRAW; ``filter_norm`` and ``filter_eps`` as in `filterbank`.
 
     Args:
         read: filters R along each axis of the patch that is read.
         write: filters W along each axis of the patch that is written.
-        filter_norm: ``"softmax"``: each filter sums to 1 over the pixels (the paper's); ``"eps"``:
-            it is divided by its sum plus ``filter_eps``, so that one off the image vanishes.
-        filter_eps: see there.
-        log_clamp: of log s, log sigma^2 and log delta: beyond +-log_clamp they are clamped, and
-            have no gradient.
+        log_clamp: log s, log sigma^2 and log delta are clamped to +-log_clamp; no gradient beyond.
     """
 
     read: int
@@ -74,7 +64,7 @@ class DrawSettings:
 
 
 class Affine(NamedTuple):
-    """Weight (O, H) and bias (O,) of a linear map of states."""
+    """Weight (O, H) and bias (O,)."""
 
     weight: Tensor
     bias: Tensor
@@ -84,11 +74,11 @@ class DrawLSTM(NamedTuple):
     """One of the two LSTMs.
 
     Attributes:
-        weights: the effective weights; ``ih`` is (4H, 2R^2 + H) in the encoder, with r before
-            h_dec, and (4H, Z) in the decoder.
-        records: what happens to summed inputs, by role.
-        h: the initial state of all examples, (H,).
-        c: the initial cell state, (H,).
+        weights: effective weights; ``ih`` is (4H, 2R^2 + H) in the encoder, with r before h_dec,
+            and (4H, Z) in the decoder.
+        records: norm records by role.
+        h: initial state of all examples, (H,).
+        c: initial cell state, (H,).
     """
 
     weights: Weights
@@ -98,16 +88,16 @@ class DrawLSTM(NamedTuple):
 
 
 class DrawWeights(NamedTuple):
-    """All that DRAW learns.
+    """Parameters of DRAW.
 
     Attributes:
         encoder: the LSTM that reads.
         decoder: the LSTM that writes.
-        posterior: of h_enc: Z means, then Z log standard deviations.
-        read: of h_dec: the five numbers that place the read filters.
-        write: of h_dec: those of the write filters.
-        patch: of h_dec: W * W pixels, row by row.
-        canvas: the initial logits of all examples, (B, A).
+        posterior: maps h_enc to Z means, then Z log standard deviations.
+        read: maps h_dec to the five numbers that place the read filters.
+        write: the same for the write filters.
+        patch: maps h_dec to W * W pixels, row by row.
+        canvas: initial logits of all examples, (B, A).
     """
 
     encoder: DrawLSTM
@@ -120,14 +110,13 @@ class DrawWeights(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What `draw_forward` returns, in the precision of the weights.
+    """Results of `draw_forward`, in the dtype of the weights.
 
     Attributes:
         logits: the last canvas, (N, B, A).
         means: mu, (T, N, Z).
         log_stds: log s, clamped, (T, N, Z).
-        clamped: how many numbers were beyond the log_clamp: log s, log sigma^2 and log delta; whole
-            numbers, (3,), without gradient.
+        clamped: how many log s, log sigma^2 and log delta were clamped, (3,), integers.
     """
 
     logits: Tensor
@@ -136,16 +125,11 @@ class Drawn(NamedTuple):
     clamped: Tensor
 
 
-# The choice
+# Selection
 
 
 class DrawKernel:
-    """Kernel of an engine with the steps of a glimpse.
-
-    Args:
-        engine: the engine.
-        steps: its steps.
-    """
+    """Kernel of an engine with ``steps``, its `DrawSteps`."""
 
     tasks: tuple[Task, ...] = ("DRAW",)
 
@@ -154,11 +138,9 @@ class DrawKernel:
         self.name, self.title = engine.name, engine.title
 
     def missing(self) -> str | None:
-        """What this machine lacks for the engine, or ``None``."""
         return self.engine.missing()
 
     def unsupported_reason(self, images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-        """Why it cannot take this call, or ``None``; arguments as for `select_draw_kernel`."""
         reason = _refusal(images, noise, weights) or self.steps.unsupported_reason(images, weights)
         if reason is not None:
             return reason
@@ -171,7 +153,6 @@ class DrawKernel:
 
 
 def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-    """Why no engine supports a call, or None."""
     if torch.compiler.is_compiling():
         return "a compiled program holds functions of torch alone"
     lstms = (weights.encoder, weights.decoder)
@@ -199,12 +180,7 @@ def select_draw_kernel(
 ) -> DrawKernel | None:
     """Select the kernel for `draw_forward`, as `select_kernel` does; None if none supports it.
 
-    Args:
-        images: x, (N, B, A).
-        noise: e, (T, N, Z).
-        weights: all that is learned.
-        unsupported: why the model is not one that `draw_forward` computes; there are no weights
-            then.
+    ``unsupported`` is why `draw_forward` cannot compute the model, with weights None.
     """
     if unsupported is not None or weights is None:
         say_unsupported("DRAW", "functions of torch", f": {unsupported}")
@@ -218,42 +194,19 @@ def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# The function
+# The operator
 
 
 def draw_forward(
     kernel: DrawKernel, settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
 ) -> Drawn:
-    """Run all glimpses; no double backward, no batched gradients.
+    """Run all glimpses of images (N, B, A) from 0 to 1, with noise (T, N, Z), T at least 1.
 
-    Args:
-        kernel: what `select_draw_kernel` gave.
-        settings: what is computed.
-        images: x, (N, B, A), numbers from 0 to 1.
-        noise: e, (T, N, Z), T at least 1.
-        weights: all that is learned.
+    ``kernel`` is from `select_draw_kernel`. No double backward, no batched gradients.
 
     Raises:
-        ValueError: if sizes do not fit.
-        RuntimeError: if devices or precisions do not.
-
-    Example:
-        >>> from ln_zoo.ops.norm_records import RowNorm
-        >>> settings, rand = DrawSettings(read=2, write=3), torch.rand
-        >>> records = {"input": RowNorm((16,)), "recurrent": RowNorm((16,)), "cell": RowNorm((4,))}
-        >>> def lstm(inputs):
-        ...     return DrawLSTM(Weights(rand(16, inputs), rand(16, 4)), records, rand(4), rand(4))
-        >>> def affine(outputs):
-        ...     return Affine(rand(outputs, 4), rand(outputs))
-        >>> encoder, decoder, posterior = lstm(2 * 2 * 2 + 4), lstm(6), affine(2 * 6)
-        >>> weights = DrawWeights(
-        ...     encoder, decoder, posterior, affine(5), affine(5), affine(3 * 3), rand(7, 8)
-        ... )
-        >>> images, noise = rand(2, 7, 8), rand(10, 2, 6)
-        >>> kernel = select_draw_kernel(images, noise, weights)
-        >>> if kernel is not None:  # a compiler was found
-        ...     done = draw_forward(kernel, settings, images, noise, weights)
-        ...     assert done.logits.shape == (2, 7, 8) and done.means.shape == (10, 2, 6)
+        ValueError: for mismatched sizes.
+        RuntimeError: for mismatched devices or dtypes.
     """
     _check(settings, images, noise, weights)
     plan = DrawPlan(
@@ -268,7 +221,7 @@ def draw_forward(
 
 
 class DrawOperands(NamedTuple):
-    """The tensors of a call; weights are concatenated as their inputs are."""
+    """Tensors of a call; weights are concatenated as their inputs are."""
 
     images: Tensor  # (N, B, A)
     noise: Tensor  # (T, N, Z)
@@ -376,13 +329,7 @@ def _check(settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawW
 
 @dataclass(frozen=True)
 class DrawPlan:
-    """What a run depends on, besides its tensors.
-
-    Args:
-        settings: what is computed.
-        norms: of the cell states on their way out.
-        narrow: the precision of products.
-    """
+    """Everything a run depends on besides tensors; ``narrow``: dtype of products."""
 
     settings: DrawSettings
     norms: tuple[Rows, Rows]
@@ -390,18 +337,18 @@ class DrawPlan:
 
 
 class Kept(NamedTuple):
-    """What a run writes; if gradients will be asked for, it is kept for all glimpses.
+    """Buffers of a run, saved for all glimpses if gradients are needed.
 
-    Tensors with slots have one for each glimpse, (T + 1, ...), slot 0 being what is before the
-    first, or two that take turns. Pairs are of encoder and decoder.
+    Tensors with slots have one per glimpse, (T + 1, ...), slot 0 for the initial state, or two that
+    alternate. Pairs are (encoder, decoder).
 
     Attributes:
-        inputs: [r; h_dec; h_enc] and [z; h_dec], (slots, N, I + H), in the precision of products.
-        states: h_dec, (slots, N, H); a part of the inputs, unless products are narrow.
-        heads: what h_dec makes of W_r, W_w and the patch, (slots, N, 10 + W^2).
+        inputs: [r; h_dec; h_enc] and [z; h_dec], (slots, N, I + H), in the dtype of products.
+        states: h_dec, (slots, N, H); a view of the inputs unless products are narrow.
+        heads: W_r, W_w and the patch applied to h_dec, (slots, N, 10 + W^2).
         gates: i, f, g, o, (slots, N, 4H).
-        cells: (slots, N, H).
-        stats: of cell states on their way out: mean and reciprocal deviation, (slots, N, 2).
+        cells: cell states, (slots, N, H).
+        stats: mean and reciprocal deviation of normalised cell states, (slots, N, 2).
         canvases: C, (slots, N, B, A); the last one is the logits.
     """
 
@@ -414,7 +361,6 @@ class Kept(NamedTuple):
     canvases: Tensor
 
     def flat(self) -> list[Tensor]:
-        """All of them, one after the other."""
         return [a for field in self for a in (field if isinstance(field, tuple) else (field,))]
 
     @staticmethod
@@ -425,14 +371,14 @@ class Kept(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a run returns, besides its scratch memory.
+    """Results of a run, and its scratch memory.
 
     Attributes:
         logits: (N, B, A).
         means: (T, N, Z).
         log_stds: (T, N, Z).
-        sums: products of an LSTM, (N, 4H), where they are narrow; ``None``: they are in the gates.
-        posterior: products of h_enc, (N, 2Z), in the precision of products.
+        sums: narrow products of an LSTM, (N, 4H); ``None`` if they are in the gates.
+        posterior: products of h_enc, (N, 2Z), in the dtype of products.
     """
 
     logits: Tensor
@@ -443,20 +389,20 @@ class Made(NamedTuple):
 
 
 class Back(NamedTuple):
-    """What the backward pass reads and writes. Pairs are of encoder and decoder.
+    """Buffers of the backward pass. Pairs are (encoder, decoder).
 
     Attributes:
         means: gradient of the means, (T, N, Z), or ``None`` for 0.
-        log_stds: the same.
-        canvas: gradient of the canvas after a glimpse, left as that before it, (N, B, A).
-        heads: to be filled, (T + 1, N, 10 + W^2), zeros at first.
-        states: what ``heads`` makes of h_dec, (N, H).
+        log_stds: the same for the log standard deviations.
+        canvas: gradient of the canvas after a glimpse, replaced by that before it, (N, B, A).
+        heads: gradients of the heads, (T + 1, N, 10 + W^2), initially 0.
+        states: gradient of h_dec through ``heads``, (N, H).
         cells: gradients of cell states, (N, H).
-        inputs: gradients of inputs, (N, I + H), in the precision of products; zeros at first.
-        encoded: what ``posterior`` makes of h_enc, (N, H), in the precision of products.
-        gates: to be filled with gradients of the sums, (chunk, N, 4H), in the precision of
-            products; glimpse t has row t % chunk.
-        posterior: to be filled, (chunk, N, 2Z), the same.
+        inputs: gradients of inputs, (N, I + H), in the dtype of products, initially 0.
+        encoded: gradient of h_enc through ``posterior``, (N, H), in the dtype of products.
+        gates: gradients of pre-activations, (chunk, N, 4H), in the dtype of products; glimpse t has
+            row t % chunk.
+        posterior: the same of the posterior, (chunk, N, 2Z).
     """
 
     means: Tensor | None
@@ -472,18 +418,18 @@ class Back(NamedTuple):
 
 
 class DrawSteps:
-    """All that comes between the products of a glimpse t.
+    """The computation between the products of a glimpse t.
 
-    In the backward pass the functions are called in the opposite order, each followed by the
-    products of what it filled into `Back`.
+    The backward pass calls the methods in reverse order, each followed by the products of what it
+    wrote to `Back`.
 
     Args:
         plan: what is computed.
         operands: the tensors of the call.
-        weights: of encoder, decoder and posterior, in the precision of products.
-        kept: what is kept of glimpses.
-        made: what is returned.
-        back: what is for the backward pass.
+        weights: of encoder, decoder and posterior, in the dtype of products.
+        kept: saved buffers.
+        made: results.
+        back: buffers of the backward pass.
     """
 
     def __init__(
@@ -499,12 +445,12 @@ class DrawSteps:
 
     @staticmethod
     def unsupported_reason(images: Tensor, weights: DrawWeights) -> str | None:
-        """Why it cannot take such a call, or ``None``."""
+        """Why it does not support such a call, or None."""
         return None
 
     @staticmethod
     def product_dtype(images: Tensor) -> torch.dtype:
-        """The precision of products."""
+        """Dtype of products."""
         return product_dtype(images)
 
     @staticmethod
@@ -514,62 +460,50 @@ class DrawSteps:
         save: bool,
         forward: Callable[[DrawOperands], Run],
     ) -> tuple[tuple[Tensor, ...], Replay] | None:
-        """Replay captured glimpses; None if nothing is captured.
-
-        Args:
-            plan: what is computed.
-            operands: the tensors of the call.
-            save: whether gradients may be asked for.
-            forward: makes a run.
-
-        Returns:
-            The results, and what to keep for their gradients.
-        """
+        """Replay captured glimpses, or None; see `ln_zoo.ops.engines.triton.draw.replayed`."""
         return None
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
-        """Fills out with a product of the weight: a W in the backward pass, otherwise a W^T."""
+        """Write a product with the weight to out: a W in the backward pass, otherwise a W^T."""
 
     def heads(self, states: Tensor, out: Tensor) -> None:
-        """Fills out with what all heads make of h_dec, (N, H), in full precision."""
+        """Write all heads of h_dec (N, H) to out, in full precision."""
 
     def heads_back(self, d: Tensor, out: Tensor) -> None:
-        """Fills out with gradients of h_dec, from those of the heads."""
+        """Write the gradient of h_dec through the heads to out."""
 
     def read(self, t: int) -> None:
-        """Fills in r."""
+        """Compute r."""
 
     def lstm(self, which: int, t: int) -> None:
-        """From the sums of the gates, without bias, to c and h wherever it is read."""
+        """From the gates' products, without bias, to c and all copies of h."""
 
     def latent(self, t: int) -> None:
         """From the products of h_enc, without bias, to z."""
 
     def write(self, t: int) -> None:
-        """Fills in the next canvas."""
+        """Compute the next canvas."""
 
     def read_back(self, t: int) -> None:
-        """Fills in the read filters' part of ``heads[t]``, and updates ``canvas``."""
+        """Write the read filters' part of ``heads[t]``, and update ``canvas``."""
 
     def lstm_back(self, which: int, t: int) -> None:
-        """Fills in ``gates``, and updates ``cells``."""
+        """Write ``gates``, and update ``cells``."""
 
     def latent_back(self, t: int) -> None:
-        """Fills in ``posterior``."""
+        """Write ``posterior``."""
 
     def write_back(self, t: int) -> None:
-        """Fills in all but the read filters' part of ``heads[t + 1]``."""
+        """Write ``heads[t + 1]``, except the read filters' part."""
 
     def clamped(self) -> Tensor:
-        """How many numbers were clamped; see `Drawn`."""
         raise NotImplementedError
 
     def totals(self) -> Sequence[Tensor]:
-        """Gradients of vectors, after the backward pass: sums over all glimpses and examples.
+        """Gradients of vectors after the backward pass, summed over glimpses and examples.
 
         Returns:
-            Of the encoder: bias (4H,), gain and shift (H,); of the decoder the same; bias of the
-            posterior (2Z,).
+            Encoder: bias (4H,), gain and shift (H,); the same of the decoder; posterior bias (2Z,).
         """
         raise NotImplementedError
 
@@ -583,24 +517,18 @@ class Run(NamedTuple):
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        """What `Drawn` has."""
         return self.made.logits, self.made.means, self.made.log_stds, self.clamped
 
 
 class Replay(Protocol):
-    """A run that was recorded, for its gradients."""
+    """A captured run, for its gradients."""
 
     def gradients(
         self,
         grads: Sequence[Tensor | None],
         backward: Callable[[DrawOperands, Run, Sequence[Tensor | None]], DrawOperands],
     ) -> DrawOperands:
-        """Gradients of the operands, in memory of their own.
-
-        Args:
-            grads: of the results.
-            backward: takes them back through a run; the first time, it is recorded.
-        """
+        """Gradients of the operands, in new memory; ``backward`` is captured on first use."""
 
 
 class _Draw(torch.autograd.Function):
@@ -620,7 +548,7 @@ class _Draw(torch.autograd.Function):
             if save:
                 ctx.save_for_backward(*operands, run.made.log_stds, *run.kept.flat())
         else:
-            # What gradients need is in the recording, copies of the operands too.
+            # The captured run holds all tensors for the gradients, with copies of the operands.
             results, replay = found
             ctx.replay = replay if save else None
         ctx.mark_non_differentiable(results[-1])
@@ -678,7 +606,7 @@ def _gradients(
     grads: Sequence[Tensor | None],
 ) -> DrawOperands:
     back = _allocate_back(plan, operands, grads)
-    made = Made(operands.images, log_stds, log_stds)  # Neither logits nor means are read.
+    made = Made(operands.images, log_stds, log_stds)  # placeholders: logits and means are not read
     weights = _weights(plan, operands)
     steps = kind(plan, operands, weights, kept, made, back)
     glimpses, hidden, chunk = len(operands.noise), len(operands.h_decoder), len(back.posterior)
@@ -730,7 +658,7 @@ def _gradients(
 
 
 def _add_product(total: Tensor, d: Tensor, a: Tensor) -> None:
-    """Adds what d (chunk, N, O) and a (chunk, N, I) make of a weight, (O, I)."""
+    """Add the weight gradient of d (chunk, N, O) and a (chunk, N, I) to total (O, I)."""
     d, a = d.flatten(0, 1).t(), a.flatten(0, 1)
     if total.dtype == a.dtype:
         total.addmm_(d, a)
@@ -748,7 +676,6 @@ def _sums(kept: Kept, made: Made, which: int, slot: int) -> Tensor:
 
 
 def _weights(plan: DrawPlan, operands: DrawOperands) -> list[Tensor]:
-    """The weights of narrow products: encoder, decoder, posterior."""
     weights = (operands.w_encoder, operands.w_decoder, operands.w_posterior)
     return [w.to(plan.narrow) for w in weights]
 
@@ -842,26 +769,15 @@ def _allocate_back(plan: DrawPlan, operands: DrawOperands, grads: Sequence[Tenso
 def divergence(means: Tensor, log_stds: Tensor) -> Tensor:
     """KL(N(mu, s^2) || N(0, 1)) = sum_z (mu^2 + s^2 - 2 log s - 1) / 2, in nats.
 
-    It is Gregor et al. 2015, eq. 11, with the -1 for each latent. It is written out to take few
-    passes: there are as many numbers as in a layer's states.
-
-    Args:
-        means: mu, (..., Z).
-        log_stds: log s, (..., Z).
-
-    Returns:
-        (...).
-
-    Example:
-        >>> divergence(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.zeros(2, 2))
-        tensor([ 0.0000, 12.5000])
+    Gregor et al. 2015, eq. 11, with the -1 for each latent. Means mu and log s are (..., Z), the
+    result is (...). Written for few passes: the tensors are as large as a layer's states.
     """
     found: Tensor = _Divergence.apply(means, log_stds)
     return found
 
 
 class _Divergence(torch.autograd.Function):
-    # In the form that transforms of torch.func accept.
+    # Separate setup_context: required by torch.func.
     generate_vmap_rule = True
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Where an attentive drawer looks and writes: grids of Gaussian filters (Gregor et al. 2015, 3.2).
+"""Attention of DRAW: grids of Gaussian filters (Gregor et al. 2015, section 3.2).
 
-Pixels count from 0 here, from 1 in the source: a centre of the source is one more than here.
+Pixels count from 0 here, from 1 in the paper, so centres are smaller by 1.
 """
 
 from __future__ import annotations
@@ -14,23 +14,18 @@ FilterNorm = Literal["softmax", "eps"]
 
 
 def attention(parameters: Tensor, grid: int, height: int, width: int, log_clamp: float) -> Tensor:
-    """Where a grid of filters lies (Gregor et al. 2015, eq. 21-24).
+    r"""Position of a grid of N filters per axis (Gregor et al. 2015, eq. 21-24).
 
     Args:
-        parameters: what a linear map said, (\\*, 5): g~_X, g~_Y, log sigma^2, log delta~ and log
-            gamma.
-        grid: filters N on a side.
-        height: of the image in pixels, B.
-        width: A.
-        log_clamp: log sigma^2 and log delta~ are clamped to plus and minus it.
+        parameters: g~_X, g~_Y, log sigma^2, log delta~ and log gamma, (\*, 5).
+        grid: N.
+        height: B, in pixels.
+        width: A, in pixels.
+        log_clamp: log sigma^2 and log delta~ are clamped to +-log_clamp.
 
     Returns:
-        (\\*, 5): x and y of the centre, the stride and sigma, in pixels; and the intensity gamma.
-        Of a single filter the stride means nothing.
-
-    Example:
-        >>> attention(torch.zeros(5), 5, 28, 28, 10.0)
-        tensor([13.5000, 13.5000,  6.7500,  1.0000,  1.0000])
+        (\*, 5): x and y of the centre, stride and sigma, in pixels, and the intensity gamma. The
+        stride of a single filter has no effect.
     """
     x, y, log_variance, log_stride, log_intensity = parameters.unbind(-1)
     whole = (max(height, width) - 1) / max(grid - 1, 1)
@@ -54,25 +49,12 @@ def filterbank(
     norm: FilterNorm = "softmax",
     eps: float = 1e-8,
 ) -> tuple[Tensor, Tensor]:
-    """The filters of a grid, rows over the image's lines and columns (eq. 19, 20, 25, 26).
+    r"""Filters F_Y, (\*, N, B), and F_X, (\*, N, A), of a grid (eq. 19, 20, 25, 26).
 
-    Args:
-        places: what `attention` gave, (\\*, 5).
-        grid: filters N on a side.
-        height: B.
-        width: A.
-        norm: how a filter's weights come to sum to 1: ``"softmax"``, exactly, also where the filter
-            lies far outside the image and all of it falls to the nearest edge; ``"eps"``, as in
-            released code: divided by their sum plus ``eps``, which leaves nothing of such a filter.
-        eps: see there.
-
-    Returns:
-        F_Y, (\\*, N, B), and F_X, (\\*, N, A).
-
-    Example:
-        >>> f_y, f_x = filterbank(attention(torch.zeros(5), 2, 6, 6, 10.0), 2, 6, 6)
-        >>> f_y.shape, torch.allclose(f_x.sum(-1), torch.ones(2))
-        (torch.Size([2, 6]), True)
+    Arguments and ``places`` as for and from `attention`. ``norm="softmax"`` (the paper's): weights
+    of a filter sum to 1; far outside the image, all weight is on the nearest edge. ``"eps"``, as in
+    released code: weights are divided by their sum plus ``eps``, so a filter outside the image
+    vanishes.
     """
     x, y, stride, sigma, _ = places.unbind(-1)
     steps = torch.arange(grid, dtype=places.dtype, device=places.device) - (grid - 1) / 2
@@ -80,7 +62,7 @@ def filterbank(
     def along(centre: Tensor, pixels: int) -> Tensor:
         mu = centre.unsqueeze(-1) + steps * stride.unsqueeze(-1)
         a = torch.arange(pixels, dtype=places.dtype, device=places.device)
-        # From the nearest pixel: there an exponent of 0 is the largest, however far off mu is.
+        # Relative to the nearest pixel, whose exponent 0 is the largest even if mu is far away.
         nearest = mu.detach().round().clamp(0, pixels - 1)
         shift, distance = (mu - nearest).unsqueeze(-1), a - nearest.unsqueeze(-1)
         gap = distance - shift

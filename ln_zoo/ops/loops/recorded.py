@@ -1,19 +1,11 @@
 """The generic loop as CUDA graphs, for cells and norms without a kernel.
 
-A time step of the generic loop launches dozens of small kernels and is bound by the host. When a
-call of the same form comes a second time, it is captured in chunks of steps, forward and backward;
-each chunk is then one launch. Chunks use fixed addresses: inputs, states and weights are copied in,
-and the tensors that autograd saved are copied out until the backward pass. Kernels and results are
-those of the generic loop, with the same order of additions.
-
-Calls that depend on more than tensors are not captured: packed sequences; norms with running or
-batch statistics; cells and norms that use the time step, sample random numbers, modify tensors in
-place or synchronise; calls under hooks, transforms or another capture. They run eagerly, and the
-logger ``ln_zoo`` states the reason once.
-
-A graph repeats the Python decisions made at capture. User-defined cells and norms may read global
-state, so they are captured only with ``LN_ZOO_CUDA_GRAPHS=all``, which asserts that they depend on
-tensors and their own attributes alone. ``0`` disables capture.
+When a call of the same form repeats, it is captured in chunks of steps, forward and backward, with
+inputs, states and weights copied to fixed addresses. Not captured, with the reason logged once:
+packed sequences; running or batch statistics; cells and norms that use the time step, sample random
+numbers, modify tensors in place or synchronise; hooks and transforms. A graph repeats the Python
+decisions made at capture, so user-defined cells and norms, which may read global state, are
+captured only with ``LN_ZOO_CUDA_GRAPHS=all``; ``0`` disables capture.
 """
 
 from __future__ import annotations
@@ -43,11 +35,11 @@ from ln_zoo.ops.recurrence import next_states, scan
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
 
-#: Below this many steps nothing is recorded.
+#: Minimum steps of a captured call.
 LEAST_STEPS = 4
-#: Bytes that autograd may save of a chunk; larger steps wait for the device, not for the CPU.
+#: Maximum bytes saved by autograd per chunk; larger steps are bound by the device anyway.
 CHUNK_BYTES = 2**28
-#: Forms of calls whose refusal is remembered.
+#: Maximum number of remembered refusals.
 REFUSALS = 256
 
 
@@ -92,7 +84,7 @@ def recorded_scan(
     return output.to(products.dtype), tuple(s.to(weights.hh.dtype) for s in final)
 
 
-# What can be recorded
+# Supported calls
 
 _tokens: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
@@ -100,7 +92,6 @@ _lock = threading.Lock()
 
 
 def _foreign(cell: Cell, sites: Sites) -> str | None:
-    """Why user-defined code prevents capture, or None."""
     if os.environ.get("LN_ZOO_CUDA_GRAPHS") == "all":
         return None
     step: Any = cell.step
@@ -161,8 +152,7 @@ def _present(weights: Weights) -> list[Tensor]:
 class _Watch(TorchDispatchMode):
     """Raise `Unrecordable` for operations that a CUDA graph cannot repeat.
 
-    Args:
-        given: tensors that the loop may read; it may write only to tensors that it created.
+    The loop may read the ``given`` tensors, and write only to tensors that it created.
     """
 
     def __init__(self, given: Sequence[Tensor]) -> None:
@@ -185,7 +175,7 @@ class _Watch(TorchDispatchMode):
                 written |= _storages(a)
         if not written <= self._made:
             raise Unrecordable(f"a tensor that outlives the loop is changed in place ({func})")
-        # Constants that are written in the code of a cell are new each time.
+        # Constants in the code of a cell are created at each call.
         if not read <= self._made | self._given and func != torch.ops.aten.lift_fresh.default:
             raise Unrecordable(f"a tensor is read that is neither weight nor state ({func})")
         found = func(*args, **kwargs)
@@ -221,12 +211,7 @@ class _StepNumber:
 class _Loop:
     """A call as a function of sequences, states and constants, all of them tensors.
 
-    Args:
-        cell: what is done at each step.
-        sites: what happens to summed inputs, by role.
-        weights: the effective weights, and the noise.
-        states: how many states there are.
-        resets: whether states are reset on the way.
+    ``states`` is the number of states, ``resets`` whether there are resets.
     """
 
     def __init__(
@@ -235,7 +220,7 @@ class _Loop:
         self.cell, self.sites, self.resets, self.states = cell, sites, resets, states
         self._there = [a is not None for a in weights[:5]]
         self._own, self._drops = len(weights.own), weights.noise.dropout is not None
-        # Where zoneout is drawn, there is a mask.
+        # Sampled zoneout is a mask.
         self.zoneout = [d if isinstance(d, float) else None for d in weights.noise.zoneout]
 
     def sequences(self, terms: Tensor, weights: Weights, reset: Tensor | None) -> list[Tensor]:
@@ -250,7 +235,6 @@ class _Loop:
         return [*_present(weights), *([] if mask is None else [mask]), *_of_sites(sites)]
 
     def with_constants(self, constants: Sequence[Tensor]) -> tuple[Weights, Sites]:
-        """Weights and sites with their tensors replaced."""
         left = iter(constants)
         first: list[Any] = [next(left) if there else None for there in self._there]
         own = tuple(itertools.islice(left, self._own))
@@ -262,7 +246,6 @@ class _Loop:
     def run(
         self, sequences: Sequence[Tensor], states: States, weights: Weights, sites: Sites
     ) -> tuple[Tensor, States]:
-        """Outputs (T, N, H) and final states, as the generic loop computes them."""
         number: Any = _StepNumber()
         terms, *masks = (a.unbind(0) for a in sequences)
         flags = masks.pop() if self.resets else None
@@ -282,7 +265,7 @@ class _Loop:
             for name, module in site.named_modules():  # type: ignore[attr-defined]
                 with _lock:
                     token = _tokens.setdefault(module, next(_numbers))
-                # Plain attributes are part of the recording.
+                # Plain attributes are baked into the graph.
                 own = tuple(
                     (key, value if isinstance(value, int | float | str | tuple) else id(value))
                     for key, value in _attributes(module)
@@ -293,12 +276,10 @@ class _Loop:
 
 
 def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Attributes of a module other than tensors and submodules."""
     return [(key, value) for key, value in vars(module).items() if not isinstance(value, dict)]
 
 
 def _of_sites(sites: Sites) -> list[Tensor]:
-    """Parameters and buffers of sites, each once."""
     found = {}
     for site in sites.values():
         for a in (*site.parameters(), *site.buffers()):  # type: ignore[attr-defined]
@@ -306,7 +287,7 @@ def _of_sites(sites: Sites) -> list[Tensor]:
     return list(found.values())
 
 
-# Recordings
+# Captured graphs
 
 
 class _Form(NamedTuple):
@@ -344,22 +325,22 @@ class _Fixed:
     """Fixed-address memory shared by the chunks of calls of one form."""
 
     def __init__(self, loop: _Loop, form: _Form) -> None:
-        # Without the layer's own sites, which need not outlive it.
+        # Without the layer's sites, which would be kept alive.
         self.loop, self.form = copy.copy(loop), form
         self.loop.sites = {}
         self.device = form.settings[0]
         with torch.inference_mode(False):
             self.constants = [self.new(*each) for each in form.constants]
             self.states = [self.new(*each) for each in form.states]
-            #: Gradients of the constants so far, and of the states after a chunk, then before it.
+            #: Accumulated gradients of constants; gradients of states after, then before a chunk.
             self.totals = [torch.zeros_like(a) for a in self.needed]
             self.d_states = [torch.zeros_like(a) for a in self.wide]
-            #: The gradient that the output of the step before a chunk has by itself.
+            #: Gradient of the output of the step before a chunk.
             self.d_before = torch.zeros_like(self.states[0])
             self.weights, self.sites = loop.with_constants(self.constants)
         self.chunks: dict[int, _Chunk] = {}
         self.lengths: list[int] = []
-        # Their addresses are in the key, and must not be used again.
+        # Their addresses are in the key and must not be reused.
         self._kept = [
             value
             for site in loop.sites.values()
@@ -372,12 +353,10 @@ class _Fixed:
 
     @property
     def needed(self) -> list[Tensor]:
-        """Constants that have gradients."""
         return [a for a in self.constants if a.requires_grad]
 
     @property
     def wide(self) -> list[Tensor]:
-        """Floating-point states."""
         return [a for a in self.states if a.is_floating_point()]
 
 
@@ -393,13 +372,12 @@ class _Chunk:
             ]
             like = fixed.states[0]
             self.d_out = torch.zeros((steps, *like.shape), dtype=like.dtype, device=fixed.device)
-        #: What autograd saved, as bytes.
+        #: Tensors saved by autograd, as bytes.
         self.saved = torch.empty(0, dtype=torch.uint8, device=fixed.device)
         self._places: list[Tensor] = []
 
     @property
     def given(self) -> list[Tensor]:
-        """Fixed tensors that the loop and its gradients read."""
         fixed = self.fixed
         of_loop = [*self.sequences, *fixed.states, *fixed.constants]
         return [*of_loop, self.d_out, *fixed.d_states, fixed.d_before, *fixed.totals]
@@ -419,7 +397,7 @@ class _Chunk:
             stack.enter_context(torch.set_grad_enabled(form.save))
             kind = fixed.device.type
             enabled = form.precision is not None
-            # A cache of weights would outlive the recording.
+            # Autocast's weight cache would outlive the capture.
             stack.enter_context(torch.autocast(kind, form.precision, enabled, cache_enabled=False))
             stack.enter_context(saved_tensors_hooks(pack, lambda a: a))
             stack.enter_context(watch or contextlib.nullcontext())
@@ -427,7 +405,7 @@ class _Chunk:
             self.out, self.after = fixed.loop.run(
                 self.sequences, states, fixed.weights, fixed.sites
             )
-            # Autograd runs the newest nodes first: gradients of later chunks are added first.
+            # As in autograd, gradients of later chunks are added first.
             self._before = states[0].view_as(states[0])
             self._aliases = [a.view_as(a) for a in fixed.needed]
         if not form.save:
@@ -464,7 +442,6 @@ class _Chunk:
 
 
 def _bytes(a: Tensor) -> Tensor:
-    """The storage of a tensor as bytes."""
     storage = a.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=a.device).set_(
         storage, 0, (storage.nbytes(),), (1,)
@@ -472,7 +449,7 @@ def _bytes(a: Tensor) -> Tensor:
 
 
 _CACHES: dict[torch.device, graphs.Cache] = {}
-#: Why calls of a form cannot be recorded.
+#: Why calls of a form cannot be captured.
 _refused: dict[Any, str] = {}
 
 
@@ -517,7 +494,7 @@ def _record(
     fixed: _Fixed = entry.tensors
     save = fixed.form.save
     if not fixed.lengths:
-        # Numbers of this call, in case that the loop checks them.
+        # Values of this call, in case the loop checks them.
         chunk = _Chunk(fixed, 1)
         _copy([a[:1] for a in tensors[0]], chunk.sequences)
         _copy(tensors[1], fixed.states)
@@ -547,7 +524,6 @@ def _pieces(steps: int, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy values without autograd."""
     with torch.no_grad():
         for a, b in zip(sources, targets, strict=True):
             b.copy_(a)
@@ -653,7 +629,7 @@ def _by_plain_loop(
         torch.enable_grad(),
         torch.autocast(kind, form.precision, form.precision is not None, cache_enabled=False),
     ):
-        # Paths from one to another outside of the loop do not count.
+        # Only paths inside the loop count.
         aliases = [a.view_as(a) if a.requires_grad else a for a in tensors]
         sequences, states, constants = _split(form, aliases)
         out, final = loop.run(sequences, tuple(states), *loop.with_constants(constants))

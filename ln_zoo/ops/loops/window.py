@@ -1,16 +1,15 @@
-"""A recurrent layer that moves a soft window along a text and reads it back (Graves 2013, 5.1).
+"""A recurrent layer with a soft window over a text (Graves 2013, section 5.1).
 
-At each step the layer reads an input x_t beside the window w_{t-1} of the step before, and its
-state h_t moves the window on. With K Gaussians and a text of vectors c_1 ... c_U::
+At each step the layer reads x_t and the previous window w_{t-1}, and its state h_t moves the
+window. With K Gaussians and a text of vectors c_1 ... c_U::
 
     (alpha^, beta^, kappa^) = W h_t + b                                          (eq. 48)
     alpha_t = exp alpha^,  beta_t = exp beta^,  kappa_t = kappa_{t-1} + exp kappa^   (49-51)
     phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)                       (eq. 46)
     w_t = sum_u phi(t, u) c_u                                                    (eq. 47)
 
-The loop runs in C++ on the native engine and as Triton kernels on GPUs, with gradients written out.
-It contains only what depends on the step before; all other products run over all steps of a chunk
-at once.
+The sequential part runs in C++ or as Triton kernels with explicit gradients; other products run
+over all steps of a chunk.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from ln_zoo.ops.registry import Task, say_unsupported, select
 from ln_zoo.ops.spec import Operands, Spec, kernel_tensors, make_spec, unsupported_reason
 from ln_zoo.ops.time_chunks import TimeChunk, previous_rows
 
-#: Below this many steps nothing is gained over torch functions and autograd.
+#: Minimum steps for which a kernel beats torch functions and autograd.
 _LEAST_STEPS = 16
 
 
 class WindowOperands(NamedTuple):
-    """What the window has besides the recurrent layer's own tensors; all in its precision.
+    """Tensors of the window, in the dtype of the layer.
 
     Attributes:
         weight: W, (3K, H), in the order alpha, beta, kappa.
         bias: b, (3K,).
-        text: the vectors c, (N, U, E), zeros after the end of each text.
+        text: the vectors c, (N, U, E), zero-padded.
         window: w_0, (N, E).
         kappa: kappa_0, (N, K).
     """
@@ -60,14 +59,14 @@ class WindowOperands(NamedTuple):
 
 
 class Windowed(NamedTuple):
-    """What `windowed_lstm` returns.
+    """Results of `windowed_lstm`.
 
     Attributes:
         output: states h, (T, N, H).
         windows: w, (T, N, E).
-        h: the last state, (N, H).
-        c: the last cell state, (N, H).
-        kappa: the last places, (N, K).
+        h: final state, (N, H).
+        c: final cell state, (N, H).
+        kappa: final positions, (N, K).
         terms: alpha, beta, exp kappa^ and kappa of each step, (T, N, 4, K); without gradients.
     """
 
@@ -80,14 +79,11 @@ class Windowed(NamedTuple):
 
 
 def window_weights(terms: Tensor, characters: int) -> Tensor:
-    """phi, the share that each character has in each window (eq. 46).
+    r"""phi, the weight of each character in each window (eq. 46), (\*, U).
 
     Args:
-        terms: alpha, beta, anything and kappa, (\\*, 4, K).
-        characters: U, so that phi is given at u = 1 ... U.
-
-    Returns:
-        (\\*, U).
+        terms: alpha, beta, an unused row and kappa, (\*, 4, K).
+        characters: U; phi is computed at u = 1 ... U.
     """
     alpha, beta, _, kappa = (part.unsqueeze(-1) for part in terms.unbind(-2))
     places = torch.arange(1, characters + 1, dtype=terms.dtype, device=terms.device)
@@ -111,17 +107,17 @@ class WindowSteps(Protocol):
         """Run consecutive steps; add the window's part to the products v."""
 
     def backward(self, grads: ChunkGrads, window: WindowGrads) -> None:
-        """Takes gradients back through the steps of one call of `forward`."""
+        """Backpropagate through the steps of one call of `forward`."""
 
 
 class WindowChunk(NamedTuple):
-    """What the window has besides the layer's `Chunk`; all contiguous.
+    """Tensors of the window besides the layer's `Chunk`; all contiguous.
 
     Attributes:
         window: w before the steps, (N, E); updated in place.
-        kappa: the places, (N, K); updated in place.
-        shown: to be filled with the windows, (rows, E).
-        terms: to be filled with what makes them, (rows, 4K); see `Windowed`.
+        kappa: positions, (N, K); updated in place.
+        shown: output: windows, (rows, E).
+        terms: output: see `Windowed`, (rows, 4K).
     """
 
     window: Tensor
@@ -135,10 +131,10 @@ class WindowGrads(NamedTuple):
 
     Attributes:
         dshown: gradient of ``shown``; ``None`` for 0.
-        dwindow: gradient of the last window, left as that of the one before the steps, (N, E).
-        dkappa: the same of the places, (N, K).
-        terms: what the forward filled in.
-        parameters: to be filled with the gradients of alpha^, beta^ and kappa^, (rows, 3K).
+        dwindow: gradient of the last window, replaced by that before the steps, (N, E).
+        dkappa: the same of the positions, (N, K).
+        terms: saved by the forward pass.
+        parameters: output: gradients of alpha^, beta^ and kappa^, (rows, 3K).
     """
 
     dshown: Tensor | None
@@ -149,12 +145,7 @@ class WindowGrads(NamedTuple):
 
 
 class WindowKernel:
-    """Kernel of an engine with this loop.
-
-    Args:
-        engine: the engine.
-        steps: its loop.
-    """
+    """Kernel of an engine with ``steps``, its `WindowSteps`."""
 
     tasks: tuple[Task, ...] = ("window",)
 
@@ -163,13 +154,11 @@ class WindowKernel:
         self.name, self.title = engine.name, engine.title
 
     def missing(self) -> str | None:
-        """What this machine lacks for the engine, or ``None``."""
         return self.engine.missing()
 
     def unsupported_reason(
         self, records: Records, x: Tensor, weights: Weights, windows: WindowOperands
     ) -> str | None:
-        """Why it cannot take this call, or ``None``; arguments as for `select_window_kernel`."""
         cell = CELLS["LSTM"]
         if torch.compiler.is_compiling():
             return "a compiled program holds functions of torch alone"
@@ -199,11 +188,11 @@ def select_window_kernel(
     """Select the kernel for `windowed_lstm`, as `select_kernel` does; None if none supports it.
 
     Args:
-        records: what happens to summed inputs, by role.
+        records: norm records by role.
         x: inputs, (T, N, I).
-        weights: the effective weights; ``ih`` is (4H, I + E).
+        weights: effective weights; ``ih`` is (4H, I + E).
         windows: the window's tensors.
-        unsupported: why the layer itself is not one that `windowed_lstm` computes.
+        unsupported: why `windowed_lstm` cannot compute the layer.
     """
     what, otherwise = "an LSTM with a window", "functions of torch"
     if unsupported is not None:
@@ -223,16 +212,11 @@ def windowed_lstm(
 ) -> Windowed:
     """Run the layer over a sequence; no double backward, no batched gradients.
 
-    Args:
-        kernel: what `select_window_kernel` gave.
-        records: what happens to summed inputs, by role.
-        x: inputs, (T, N, I).
-        states: h_0 and c_0, each (N, H).
-        weights: the effective weights; ``ih`` is (4H, I + E).
-        windows: the window's tensors.
+    Arguments as for `select_window_kernel`, which returned ``kernel``; ``states`` are h_0 and c_0,
+    each (N, H).
 
     Raises:
-        RuntimeError: if sizes, precisions or devices do not fit.
+        RuntimeError: for mismatched sizes, dtypes or devices.
     """
     cell, hidden = CELLS["LSTM"], weights.hh.shape[1]
     sizes = x.shape[2] + windows.window.shape[1], hidden, hidden
@@ -247,7 +231,7 @@ def windowed_lstm(
 
 
 class _Steps(Steps):
-    """Steps of the layer and its window, for the frame of `ln_zoo.ops.operator`."""
+    """Steps of the layer and its window, as `ln_zoo.ops.operator` runs them."""
 
     def __init__(
         self,
@@ -263,7 +247,7 @@ class _Steps(Steps):
         self.add_weight_gradient = layer.add_weight_gradient  # type: ignore[method-assign]
         self.leaves_constants, self.windows = layer.leaves_constants, windows
         self.loop = kernel.steps(layer, spec, operands, windows, backward)
-        #: Number of the next step.
+        #: Index of the next step.
         self.step = operands.x.shape[0] if backward else 0
 
 

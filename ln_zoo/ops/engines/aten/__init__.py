@@ -1,4 +1,4 @@
-"""The engine in functions of torch, for every device and precision."""
+"""The engine in torch functions, for every device and dtype."""
 
 from ln_zoo.ops.engines.aten.engine import AtenEngine
 

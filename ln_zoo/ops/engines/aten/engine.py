@@ -1,4 +1,4 @@
-"""The engine that is written in functions of torch: for every device, and where no other runs."""
+"""The engine in torch functions, for calls that no other engine supports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CELLS: dict[str, type[AtenSteps]] = {
 
 
 class AtenEngine:
-    """Time steps in functions of torch."""
+    """Time steps in torch functions."""
 
     name = "aten"
     title = "steps in functions of torch"
@@ -32,26 +32,21 @@ class AtenEngine:
     has_noise = True
 
     def missing(self) -> str | None:
-        """Nothing: torch is there."""
         return None
 
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
-        """Nothing is refused."""
         return None
 
     def stats(self, spec: Spec) -> int:
-        """Numbers kept per row: the factor of each group of statistics."""
         places = spec.products[1:] if spec.merged else spec.products
         return sum(len(place.groups) for place in places if isinstance(place, Rows))
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """New memory, on CPUs such that is cheap to touch."""
         if scratch and like.device.type == "cpu":
             return memory.scratch(f"aten frame {scratch}", *size, dtype=dtype)
         return memory.empty(*size, like=like, dtype=dtype)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
-        """Vectors with their factors, centred weights, and the loops of the cell."""
         return _CELLS.get(spec.cell, RNNSteps)(spec, operands, backward)

@@ -1,8 +1,9 @@
-"""Places of a cell in functions of torch: what normalises rows, examples, or nothing, and back.
+"""Normalisation at the places of a cell in torch functions, forward and backward.
 
-With x a normalised row (or, over examples, a normalised column of one step) of m numbers and r its
-factor, the gradient d of x gives ``r (d - mean(d) - x sum(d x) / (m - correction))`` for what was
-normalised. The mean is left out of products: weights are centred, or the states before them are.
+With x a normalised row (or, over examples, a normalised column of one step) of m elements and r its
+reciprocal deviation, the gradient d of x becomes ``r (d - mean(d) - x sum(d x) / (m -
+correction))``. Means are not subtracted from products: weights, or the states they multiply, are
+centred.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from ln_zoo.ops.engines.base import Statistics
 from ln_zoo.ops.spec import Examples, Rows
 from ln_zoo.ops.time_chunks import EqualSteps, sum_examples
 
-#: Memory of a name and a shape, not filled.
+#: Uninitialised memory by name and shape.
 Scratch = Callable[..., Tensor]
 
 
 def affine(
     a: Tensor, scale: Tensor, offset: Tensor, pieces: Sequence[EqualSteps], out: Tensor
 ) -> Tensor:
-    """Fills out with ``scale * a + offset``, a (rows, F), each factor (F,) or (steps, F)."""
+    """Write ``scale * a + offset`` to out, a (rows, F), scale and offset (F,) or (steps, F)."""
     if scale.dim() == offset.dim() == 1:
         return torch.addcmul(offset, a, scale, out=out)
     for run in pieces:
@@ -33,13 +34,10 @@ def affine(
 
 
 class Groups:
-    """The normalisation of rows (n, F), group by group.
+    """Normalise rows (n, F) group by group.
 
-    Args:
-        rows: what happens at the place.
-        centred: whether rows arrive without their means, where means are to be subtracted.
-        hidden: H.
-        like: a tensor of the device and precision of the rows.
+    ``centred``: means that are to be subtracted are already 0; ``like``: a tensor of the rows'
+    device and dtype.
     """
 
     def __init__(self, rows: Rows, centred: bool, hidden: int, like: Tensor) -> None:
@@ -51,9 +49,9 @@ class Groups:
         self.roots = like.new_tensor([n**-0.5 for n in self.features])
 
     def normalize(self, a: Tensor, r: Tensor, out: Tensor) -> None:
-        """Fills out with the rows a normalised, and r, (n, groups), with their factors.
+        """Write normalised rows to out and reciprocal deviations to r, (n, groups).
 
-        Where a has to be centred, it is overwritten; out may be a.
+        If a is not centred, it is overwritten; out may be a.
         """
         if self.center:
             for columns in self.columns:
@@ -72,13 +70,8 @@ class Groups:
             torch.mul(a[:, columns], r[:, k : k + 1], out=out[:, columns])
 
     def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
-        """Turns the gradient d of normalised rows into that of the rows before, in place.
-
-        Args:
-            d: the gradient, (n, F).
-            rows: normalised rows.
-            r: their factors.
-            products: scratch memory, (n, F).
+        """Replace the gradient d (n, F) of normalised rows by that of the input; ``products`` is
+        scratch.
         """
         torch.mul(d, rows, out=products)
         if len(self.columns) == 1:
@@ -91,20 +84,16 @@ class Groups:
 
 
 class RowPlace:
-    """Products whose rows are normalised, or that stay as they are; normalised rows are kept.
+    """A place whose rows are normalised, or the identity; normalised rows are saved.
 
-    Args:
-        rows: what happens there.
-        gain: (G,), with the signs of the cell.
-        back: (G,), what gradients of normalised rows are multiplied by.
-        centred: whether products arrive without their means, where those are to be subtracted.
-        hidden: H.
+    ``gain`` (G,) has the signs of the cell; ``back`` (G,) is the factor of the gradients of
+    normalised rows. ``centred``: means that are to be subtracted are already 0.
     """
 
     batch = False
-    #: Columns of ``Saved.stats`` that it fills; 0: what is kept is not normalised.
+    #: Columns of ``Saved.stats`` that it writes; 0: saved rows are not normalised.
     factors: int
-    #: What is added to scaled products, (steps, G); ``None`` for 0.
+    #: Added to scaled products, (steps, G); ``None`` for 0.
     offset: Tensor | None = None
 
     def __init__(self, rows: Rows, gain: Tensor, back: Tensor, centred: bool, hidden: int) -> None:
@@ -115,16 +104,16 @@ class RowPlace:
     def begin(
         self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
     ) -> None:
-        """Says which steps come next."""
+        """Set the steps to come."""
 
     # Forward
 
     def operand(self, t: int, state: Tensor, operand: Tensor) -> Tensor:
-        """What step t multiplies by the weights: that operand."""
+        """Left operand of the recurrent product at step t."""
         return operand
 
     def normalize(self, t: int, rows: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        """Fills out with the rows of step t, and returns what to multiply them by, (G,)."""
+        """Write the rows of step t to out; returns the remaining factor, (G,)."""
         if self.factors:
             self._groups.normalize(rows, r, out)
         elif out is not rows:
@@ -132,48 +121,42 @@ class RowPlace:
         return self.gain
 
     def normalize_all(self, rows: Tensor, r: Tensor) -> Tensor:
-        """The same for all steps at once, in place."""
+        """`normalize` for all steps, in place."""
         if self.factors:
             self._groups.normalize(rows, r, rows)
         return self.gain
 
     def finish(self, weight: Tensor) -> None:
-        """After the last step; weight is (H, G)."""
+        """Called after the last step; weight is (H, G)."""
 
     # Backward
 
     def restored(self, kept: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """Normalised rows, from those that were kept: these, or in scratch memory of that name."""
+        """Normalised rows from saved ones, or scratch memory of that name."""
         wide = kept.dtype == self.gain.dtype
         return kept if wide else scratch(name, *kept.shape).copy_(kept)
 
     def backs(self, steps: int) -> Sequence[Tensor]:
-        """For each step what gradients of normalised rows are multiplied by, before `adjoint`."""
+        """Factor of the gradients of normalised rows for each step, before `adjoint`."""
         return [self._back] * steps
 
     def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
-        """Takes gradients d (n, G) of one step back through its division, in place."""
+        """Backpropagate gradients d (n, G) of one step through the division, in place."""
         if self.factors:
             self._groups.adjoint(d, rows, r, products)
 
     def all_back(self, d: Tensor, rows: Tensor, r: Tensor, out: Tensor) -> None:
-        """The same for all steps at once, from gradients d of ``gain * rows``, overwriting d."""
+        """`adjoint` for all steps, from gradients d of ``gain * rows``; d is overwritten."""
         torch.mul(d, self._back, out=out)
         self.adjoint(out, rows, r, d)
 
 
 class ExamplePlace:
-    """Products that are normalised over examples; they are kept without their means.
+    """A place that normalises over examples, with the methods of `RowPlace`; rows are saved
+    centred.
 
-    A reduction over examples is fast where the features lie in rows, but not by torch's functions
-    for variances, so squares are summed.
-
-    Args:
-        place: what happens there.
-        gain: (G,), with the signs of the cell.
-        back: (G,), what gradients of normalised rows are multiplied by.
-        hidden: H.
-        narrow: the precision of products.
+    Squares are summed explicitly: torch's variance functions are slow over rows. ``narrow`` is the
+    dtype of products.
     """
 
     factors = 0
@@ -189,7 +172,7 @@ class ExamplePlace:
     def begin(
         self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
     ) -> None:
-        """Says which steps come next, and what their statistics are or where they go."""
+        """Set the steps to come, and where their statistics are read or written."""
         assert statistics is not None
         self._statistics, self._pieces = statistics, pieces
         self.offset = None
@@ -211,7 +194,7 @@ class ExamplePlace:
     # Forward
 
     def operand(self, t: int, state: Tensor, operand: Tensor) -> Tensor:
-        """What step t multiplies by the weights: that operand, or the state less its mean."""
+        """Left operand of the recurrent product at step t, centred under batch statistics."""
         if not self.batch:
             return operand
         n = len(state)
@@ -220,7 +203,6 @@ class ExamplePlace:
         return rows if self._operand is None else self._operand[:n].copy_(rows)
 
     def normalize(self, t: int, rows: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        """Fills out with the rows of step t, and returns what to multiply them by, (G,)."""
         if out is not rows:
             out.copy_(rows)
         if not self.batch:
@@ -231,7 +213,7 @@ class ExamplePlace:
         return batch_scale(squares, n, self.correction, self._eps, self.gain, self._scale)
 
     def normalize_all(self, rows: Tensor, r: Tensor) -> Tensor:
-        """What the rows of each step are to be multiplied by, (steps, G)."""
+        """Factors of the rows of each step, (steps, G)."""
         if self.batch:
             sum_examples(rows * rows, self._pieces, self._statistics.var)
             over_examples(self._statistics.var, self._pieces)
@@ -240,7 +222,7 @@ class ExamplePlace:
         return self._scale
 
     def finish(self, weight: Tensor) -> None:
-        """Turns sums into statistics after the last step; weight is (H, G)."""
+        """Turn sums into statistics after the last step; weight is (H, G)."""
         found = self._statistics
         if self.batch and found.mean is not None:
             over_examples(found.var, self._pieces)
@@ -250,7 +232,6 @@ class ExamplePlace:
     # Backward
 
     def restored(self, kept: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """Normalised rows, from those that were kept, in scratch memory of that name."""
         out, mean = scratch(name, *kept.shape), self._statistics.mean
         for run in self._pieces:
             if mean is None:
@@ -260,17 +241,14 @@ class ExamplePlace:
         return out
 
     def backs(self, steps: int) -> Sequence[Tensor]:
-        """For each step what gradients of normalised rows are multiplied by, before `adjoint`."""
         return (self._r * self._back).unbind(0)
 
     def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
-        """Takes gradients d (n, G) of one step back through its division, in place."""
         if self.batch:
             torch.mul(d, rows, out=products)
             d.addcmul_(rows, products.sum(0), value=-1 / (len(d) - self.correction))
 
     def all_back(self, d: Tensor, rows: Tensor, r: Tensor, out: Tensor) -> None:
-        """The same for all steps at once, from gradients d of ``gain * rows``, overwriting d."""
         back = self._r * self._back
         if self.batch:
             products = torch.mul(d, rows, out=out)
@@ -283,13 +261,10 @@ class ExamplePlace:
 
 
 class CellPlace:
-    """An LSTM's cell state on its way to the output: normalised, times a gain, plus a shift.
+    """The normalised cell state of an LSTM on its way to the output.
 
-    Args:
-        place: what happens there.
-        gain: (H,), with the sign of the cell.
-        back: (H,), what gradients of normalised rows are multiplied by.
-        shift: (H,), with the sign of the cell; ``None`` for 0.
+    ``gain`` and ``shift`` (H,) have the sign of the cell; ``back`` (H,) is the factor of the
+    gradients of normalised rows.
     """
 
     def __init__(
@@ -301,14 +276,13 @@ class CellPlace:
         self._eps = gain.new_tensor(place.eps)
         self._groups = Groups(place, False, len(gain), gain) if isinstance(place, Rows) else None
         self._correction = place.correction if isinstance(place, Examples) else 0
-        #: Whether a row, or the examples of a step, are normalised by their own statistics.
+        #: Whether rows, or the examples of a step, use their own statistics.
         self.own = place.scale and (place.batch or self._groups is not None)
         self._centers = place.batch or place.center
 
     def begin(
         self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
     ) -> None:
-        """Says which steps come next, and what their statistics are or where they go."""
         self._statistics, self._pieces = statistics, pieces
         if statistics is None:
             return
@@ -323,7 +297,9 @@ class CellPlace:
     # Forward
 
     def sums(self, t: int, c: Tensor) -> Tensor:
-        """What goes into the sigmoid of the output's tanh, for c (n, H) of step t; new memory."""
+        """Argument of the sigmoid that computes the output's tanh, for c (n, H) of step t; new
+        memory.
+        """
         if not self.scale:
             return c * self._gain
         if self._groups is None:
@@ -350,7 +326,6 @@ class CellPlace:
         return torch.addcmul(self._shift, rows, scale, out=rows)
 
     def finish(self) -> None:
-        """Turns sums into statistics after the last step."""
         found = self._statistics
         if self.batch and found is not None and found.mean is not None:
             over_examples(found.mean, self._pieces)
@@ -359,7 +334,7 @@ class CellPlace:
     # Backward
 
     def normalize_all(self, c: Tensor, scratch: Scratch) -> Tensor:
-        """Normalised cell states c (rows, H): themselves, or in scratch memory."""
+        """Normalised cell states of c (rows, H); may be c itself."""
         if not self.scale:
             return c
         out = scratch("cells", *c.shape)
@@ -375,11 +350,10 @@ class CellPlace:
         return out
 
     def shown(self, rows: Tensor, out: Tensor) -> Tensor:
-        """`sums` of normalised rows."""
         return torch.addcmul(self._shift, rows, self._gain, out=out)
 
     def through(self, show: Tensor, out: Tensor) -> None:
-        """Fills out with what gradients of normalised cell states give to c directly."""
+        """Write the direct factor of the gradient of c to out."""
         if self.scale and self._groups is None:
             back = self._r * self._back
             for run in self._pieces:
@@ -390,12 +364,10 @@ class CellPlace:
             out.mul_(self._factors)
 
     def add_back(self, d_c: Tensor, passed: Tensor, rows: Tensor) -> None:
-        """Adds to d_c (n, H) what comes back through the normalisation.
+        """Add to d_c (n, H) the gradient through the normalisation.
 
-        Args:
-            d_c: gradient of the cell state.
-            passed: (n, 2, H), what `through` gives times the gradient of h, and that times rows.
-            rows: normalised cell states, (n, H).
+        ``passed`` (n, 2, H) is `through` times the gradient of h, and the same times rows (n, H),
+        the normalised cell states.
         """
         axis, count = (0, len(d_c)) if self.batch else (2, d_c.shape[1])
         totals = passed.sum(axis, keepdim=True)
@@ -419,12 +391,12 @@ def reciprocals(
 def batch_scale(
     squares: Tensor, examples: int, correction: int, eps: Tensor, gain: Tensor, out: Tensor
 ) -> Tensor:
-    """Fills out (F,) with ``gain * r``, of the sums of squares (F,) over examples."""
+    """Write ``gain * r`` to out (F,), from sums of squares (F,) over examples."""
     torch.add(eps, squares, alpha=1 / (examples - correction), out=out)
     return out.rsqrt_().mul_(gain)
 
 
 def over_examples(sums: Tensor, pieces: Sequence[EqualSteps]) -> None:
-    """Divides sums (steps, F) over examples by their number."""
+    """Divide sums (steps, F) over examples by the number of examples."""
     for run in pieces:
         sums[run.steps].div_(run.examples)

@@ -1,14 +1,10 @@
 """Steps of LSTM, GRUs and RNN in torch functions, for every norm.
 
-A step is a chain of dependent operations on few numbers, where a call costs as much as what it
-computes. Work that does not depend on the previous step is done for many steps at once. In the
-forward pass these are the normalised input terms; in the backward pass all gates, which are
-recomputed from the products that were kept, and coefficients K, which are products of gates: with D
-the gradient of a state (dc that of a cell state), the gradient of what goes into a gate is ``D K``
-(or ``dc K``).
-
-Products are in the precision of the weights, all else in float32 at least. What happens at a place
-is in `ln_zoo.ops.engines.aten.normalization`.
+Call overhead dominates the chain of small operations of a step, so other work is done for many
+steps at once: normalised input terms in the forward pass; in the backward pass the gates,
+recomputed from saved products, and their products K. With D the gradient of a state, that of a
+pre-activation is ``D K``. Products have the dtype of the weights, everything else is float32 or
+wider.
 """
 
 from __future__ import annotations
@@ -24,9 +20,9 @@ from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Saved, Steps, Sums
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 from ln_zoo.ops.time_chunks import EqualSteps, equal_steps, time_chunks
 
-#: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
+#: Minimum steps for centring weights, and for packing or transposing the recurrent ones.
 MANY = 16
-#: Numbers of one kind that the backward pass works on at a time, on CPUs.
+#: Elements of one tensor per part of the backward pass, on CPUs.
 PIECE = 2**18
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -34,19 +30,14 @@ _norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
 class AtenSteps(Steps):
-    """What all cells share; made once per call.
+    """State of one call, and what all cells share.
 
-    ``tanh(a)`` is computed as ``1 - 2 sigmoid(-2 a)``, several times as fast on CPUs. The factor -2
-    goes into gains and biases; the derivative is ``4 s (1 - s)``, with s that sigmoid, and its 4
-    goes into gains in the backward pass (the slopes).
-
-    Args:
-        spec: what is to be computed.
-        operands: the tensors.
-        backward: whether it is for the backward pass.
+    ``tanh(a)`` is computed as ``1 - 2 sigmoid(-2 a)``, which is several times faster on CPUs. Gains
+    and biases absorb the -2. The derivative is ``4 s (1 - s)``, with s that sigmoid; gains of the
+    backward pass (the slopes) absorb the 4.
     """
 
-    #: Factors of the sums of each gate, forward, and of their gradients: see above on tanh.
+    #: Factors of each gate's pre-activations and of their gradients: see above on tanh.
     signs: tuple[float, ...]
     slopes: tuple[float, ...]
 
@@ -65,15 +56,14 @@ class AtenSteps(Steps):
         bias = operands.bias
         self.bias = torch.zeros_like(self.sign) if bias is None else bias * self.sign
         many = len(operands.x) // (1 if operands.x.dim() == 3 else max(len(like), 1)) >= MANY
-        # Forward, means come off the products where centred weights would cost more than they save,
-        # and in half precision, where they would be rounded once more. (Backward it is gradients
-        # that are rounded, to the same precision.)
+        # The forward pass subtracts means from products if centring the weights costs more, and in
+        # half precision, where centred weights would be rounded again.
         through_weights = backward or (self.exact and many)
         if through_weights:
             first, second = spec.products
             w_ih, w_hh = self._centred("w_ih", w_ih, first), self._centred("w_hh", w_hh, second)
         super().__init__(w_ih)
-        # What a step multiplies by: (G, H) backward, (H, G) forward.
+        # Right operand of a step: (G, H) backward, (H, G) forward.
         self.w_hh = w_hh if backward else w_hh.t()
         self.packed: Tensor | None = None
         if many and len(like) >= 4 and _packs(w_hh):
@@ -92,7 +82,6 @@ class AtenSteps(Steps):
         self.first, self.second = map(place, spec.products, operands.gains(spec))
 
     def _centred(self, name: str, weight: Tensor, rows: Rows | Examples) -> Tensor:
-        """`ln_zoo.ops.engines.base.centred` in scratch memory."""
         if not rows.center:
             return weight
         return centred(weight, rows, self.scratch(name, *weight.shape, dtype=weight.dtype))
@@ -100,7 +89,7 @@ class AtenSteps(Steps):
     # Memory
 
     def scratch(self, name: str, *size: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory of that name for the time of one call, not filled; as wide as states."""
+        """Uninitialised memory of that name for one call, by default in the dtype of states."""
         dtype = self.wide if dtype is None else dtype
         if self.one.device.type != "cpu":
             return self.one.new_empty(size, dtype=dtype)
@@ -111,14 +100,13 @@ class AtenSteps(Steps):
         return found
 
     def factors(self, saved: Saved) -> tuple[Tensor, Tensor]:
-        """What rows were multiplied by, (rows, groups): input terms, recurrent terms."""
         first = 0 if self.spec.merged else self.first.factors
         return saved.stats[:, :first], saved.stats[:, first:]
 
     def kept(
         self, sizes: Sequence[int], width: int, saved: Saved | None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Where the recurrent rows of each step go, and their factors."""
+        """Memory for the recurrent rows of each step, and for their reciprocal deviations."""
         if saved is not None:
             return cut(saved.u, sizes), cut(self.factors(saved)[1], sizes)
         u = self.one.new_empty(sizes[0], width, dtype=self.narrow)
@@ -126,16 +114,15 @@ class AtenSteps(Steps):
         return [u[:n] for n in sizes], [r[:n] for n in sizes]
 
     def widened(self, name: str, a: Tensor) -> Tensor:
-        """Rows as they are computed with: a itself, or a copy in the precision of states."""
+        """Rows in the dtype of states; a itself if possible."""
         return a if a.dtype == self.wide else self.scratch(name, *a.shape).copy_(a)
 
     # Zoneout and dropout
 
     def held(self, masks: Masks, sizes: Sequence[int]) -> list[Sequence[Tensor] | None]:
-        """The shares of h and of c that zoneout keeps at each step; ``None``: none is kept.
+        """Shares of h and c that zoneout keeps at each step, or None.
 
-        Of masks they are zeros and ones in the precision of states, or else the same numbers for
-        all.
+        Masks become zeros and ones; expected zoneout is one number for all.
         """
         found: list[Sequence[Tensor] | None] = []
         pairs = zip((masks.zoneout_h, masks.zoneout_c), self.spec.zoneout, strict=True)
@@ -147,17 +134,15 @@ class AtenSteps(Steps):
         return found
 
     def begun(self, flags: Sequence[Tensor] | None, t: int, state: Tensor) -> Tensor:
-        """A state (n, H) before step t, zeros where it is reset."""
         return state if flags is None else state.masked_fill(flags[t], 0)
 
     def passed(self, name: str, d: Tensor, held: Tensor) -> Tensor:
-        """The part of the gradient d (n, H) that bypasses a step by zoneout; d loses it."""
+        """Split off the part of the gradient d (n, H) that bypasses a step by zoneout."""
         room = torch.mul(d, held, out=self.scratch(f"passed {name}", *d.shape))
         d.sub_(room)
         return room
 
     def dropped(self, h: Tensor, dropout: Tensor | None) -> Tensor:
-        """States h (n, H) as recurrent products see them."""
         if dropout is None:
             return h
         room = self.scratch("dropped", *h.shape, dtype=self.narrow)
@@ -168,7 +153,7 @@ class AtenSteps(Steps):
     def input_terms(
         self, v: Tensor, bias: Tensor, pieces: Sequence[EqualSteps], saved: Saved | None
     ) -> Tensor:
-        """``gain * normalised v + bias``, bias (G,) or (steps, G); v becomes what is to be kept."""
+        """``gain * normalised v + bias``, bias (G,) or (steps, G); v becomes what is saved."""
         terms = v if self.exact and saved is None else self.scratch("terms", *v.shape)
         rows = v if self.exact else terms.copy_(v)
         if saved is None:
@@ -182,15 +167,13 @@ class AtenSteps(Steps):
         return affine(rows, gain, bias, pieces, terms)
 
     def product(self, a: Tensor, out: Tensor) -> Tensor:
-        """A step's product, in the memory that is given or in new memory."""
         if self.packed is None:
             return torch.mm(a, self.w_hh, out=out)
         return torch.ops.mkldnn._linear_pointwise(a, self.packed, None, "none", [], "")
 
     def summed(self, a: Tensor, terms: Tensor) -> Tensor:
-        """Input terms of a step plus its product, in their memory.
-
-        In half precision the sum is rounded, not the term.
+        """Input terms of a step plus its product, in place. In half precision only the sum is
+        rounded.
         """
         if self.packed is None:
             return terms.addmm_(a, self.w_hh)
@@ -199,14 +182,10 @@ class AtenSteps(Steps):
     def recurrent_rows(
         self, t: int, product: Tensor, u: Tensor, r: Tensor, wide: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A step's products, as far as its place normalises them, and what is left to multiply by.
+        """Normalised products (n, G) of step t, and the remaining factor.
 
-        Args:
-            t: the step.
-            product: the products, (n, G), in their precision.
-            u: to be filled with what is to be kept, the same.
-            r: to be filled with their factors, (n, groups).
-            wide: scratch memory, (n, G), in the precision of states.
+        Outputs: u (n, G), saved; r (n, groups), reciprocal deviations. ``wide`` is scratch memory,
+        (n, G), in the dtype of states.
         """
         if self.exact:
             return u, self.second.normalize(t, product, r, u)
@@ -219,24 +198,20 @@ class AtenSteps(Steps):
     # Backward
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
+        """Backpropagate, in parts that fit the cache."""
         count, width = grads.du.shape
         limit = PIECE // max(width, 1) if grads.du.device.type == "cpu" else count
         for span in reversed(time_chunks(grads.sizes, limit)):
             self.backward_part(grads.part(span))
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        """Takes gradients back through some of the steps."""
         raise NotImplementedError
 
     def states_gradient(self, d_u: Tensor, du: Tensor, dh: Tensor, dropout: Tensor | None) -> None:
-        """What the gradient of a step's products means for the states before it.
+        """Write to dh (n, H) the gradient of the states before a step, from that of its products,
+        d_u (n, G).
 
-        Args:
-            d_u: the gradient, (n, G), in the precision of states.
-            du: the same memory, or to be filled with it in the precision of products.
-            dh: to be filled, (n, H).
-            dropout: what the states were multiplied by, (N, H).
+        ``du`` is the same memory, or another in the dtype of products.
         """
         product = self.product(d_u, dh) if self.exact else torch.mm(du.copy_(d_u), self.w_hh)
         if dropout is not None:
@@ -254,10 +229,12 @@ class AtenSteps(Steps):
         of_products: Tensor | None,
         factor: Tensor,
     ) -> None:
-        """Adds the sums of the rows d, and of ``d * rows``, times a factor, where it is wanted."""
+        """Add the sums of the rows of d and of ``d * rows``, times a factor, to outputs that are
+        not None.
+        """
         if of_d is None and of_products is None:
             return
-        # As the gradients of shift and gain of a layer norm: in a single pass.
+        # A single pass, as for shift and gain of a layer norm.
         mean, factors = d.new_zeros(len(d), 1), d.new_ones(len(d), 1)
         gain = self.slope[: d.shape[1]]
         _, products, sums = _norm_backward(
@@ -270,14 +247,10 @@ class AtenSteps(Steps):
             of_products.addcmul_(products, factor)
 
     def input_gradients(self, d: Tensor, rows: Tensor, r: Tensor, dv: Tensor, sums: Sums) -> None:
-        """What the gradients of all sums mean for bias, gain and inputs.
+        """Backpropagate from all pre-activations, d (rows, G), to bias, gain and inputs (dv).
 
-        Args:
-            d: the gradients, (rows, G); overwritten.
-            rows: normalised products of the inputs.
-            r: their factors.
-            dv: to be filled.
-            sums: to be added to.
+        d is overwritten. ``rows`` are the normalised products of the inputs, r their reciprocal
+        deviations.
         """
         self.add_row_sums(d, rows, sums.bias, sums.gain_input, self.slope)
         target = dv if self.exact else self.scratch("du", *d.shape)
@@ -287,7 +260,7 @@ class AtenSteps(Steps):
 
 
 def _packs(w: Tensor) -> bool:
-    """Whether oneDNN's products with a packed weight are available, and faster than others."""
+    """Whether oneDNN products with packed weights are available and faster."""
     return (
         w.device.type == "cpu"
         and w.dtype == torch.float32
@@ -300,22 +273,22 @@ def _packs(w: Tensor) -> bool:
 
 
 def cut(a: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """The rows of each step: `torch.Tensor.split`, without its overhead in Python."""
+    """`torch.Tensor.split` without its overhead in Python."""
     return a.split_with_sizes(sizes)
 
 
 def flags_of(masks: Masks, sizes: Sequence[int]) -> Sequence[Tensor] | None:
-    """The rows of each step that are reset, (n, 1)."""
+    """Reset flags of each step, (n, 1)."""
     return None if masks.reset is None else cut(masks.reset.unsqueeze(1), sizes)
 
 
 def by_step(vector: Tensor, offset: Tensor | None, steps: int) -> Sequence[Tensor]:
-    """The vector of each step, with an offset (steps, F) if there is one."""
+    """The vector of each step, plus an offset (steps, F) if given."""
     return [vector] * steps if offset is None else (vector + offset).unbind(0)
 
 
 def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None:
-    """Puts what each example had after its last step into the state (N, H)."""
+    """Write the state of each example after its last step to the state (N, H)."""
     for t, (size, following) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True)):
         if following < size:
             state[following:size].copy_(after[t][following:])
@@ -354,7 +327,7 @@ class LSTMSteps(AtenSteps):
         outs = cut(out, sizes)
         cells = None if saved is None or saved.c is None else cut(saved.c, sizes)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        # The operand of products, and the state: the same memory where their precisions agree.
+        # Operand of products and state: the same memory if dtypes agree.
         before, state, c_before = h.to(self.narrow), h, c
         active = -1
         for t, n in enumerate(sizes):
@@ -418,7 +391,7 @@ class LSTMSteps(AtenSteps):
         held_h, held_c = self.held(masks, sizes)
         cells, carried = saved.c, self.spec.carried
         if carried or held_c is not None:
-            # The cell states before their norm and before zoneout, from which h was computed.
+            # Cell states before norm and zoneout, from which h was computed.
             cells = torch.mul(c_prev, f, out=scratch("new cells", count, hidden))
             cells.add_(i).addcmul_(i, g, value=-2)
         c_rows = cell.normalize_all(cells, scratch)
@@ -436,11 +409,11 @@ class LSTMSteps(AtenSteps):
         _sigmoid_backward(g, i, grad_input=slope_i)
         keep = cut(f, sizes)
 
-        # What D does to dc: by itself, and through the mean that c was divided by.
+        # Effect of D on dc: directly, and through the normalisation of c.
         ways = scratch("ways", count, 1 + cell.own, hidden)
         cell.through(show, ways[:, 0])
         if carried:
-            # What the gradient of the carried cell state does to dc.
+            # Effect of the gradient of the carried cell state on dc.
             carries, through_carry = (scratch(f"carry {i}", count, hidden) for i in range(2))
             cell.through(carries.fill_(0.25), through_carry)
             carries_at, carry_at = cut(carries, sizes), cut(through_carry, sizes)
@@ -450,7 +423,7 @@ class LSTMSteps(AtenSteps):
         c_rows_at = cut(c_rows, sizes)
         passed = scratch("passed", sizes[0], 2, hidden)
 
-        # Step by step slopes become gradients of sums.
+        # Slopes become gradients of pre-activations, step by step.
         inner, outer = cut(slopes.view(count, 4, hidden)[:, :3], sizes), cut(slope_o, sizes)
         slopes_at, rows_at, factors_at = cut(slopes, sizes), cut(rows, sizes), cut(factors, sizes)
         backs, products = second.backs(len(sizes)), scratch("products", sizes[0], width)
@@ -498,7 +471,7 @@ class LSTMSteps(AtenSteps):
                 dh_now.masked_fill_(flags[t], 0)
                 d_c.masked_fill_(flags[t], 0)
 
-        # What adds up over rows
+        # Sums over rows
         if cell.scale:
             show.mul_(states)
             if carried:
@@ -511,7 +484,7 @@ class LSTMSteps(AtenSteps):
 
 
 class _OneState(AtenSteps):
-    """Cells without a cell state: with D the gradient of h, that of each sum is ``D K``."""
+    """Cells without a cell state: with D the gradient of h, that of a pre-activation is ``D K``."""
 
     def backward_loop(
         self,
@@ -520,16 +493,16 @@ class _OneState(AtenSteps):
         rows: Tensor,
         carry: Tensor | None,
     ) -> Tensor:
-        """The part of the backward pass in which each step depends on the one after it.
+        """The sequential part of the backward pass.
 
         Args:
-            grads: what is taken back.
-            slopes: K, (rows, G); becomes the gradients of sums.
+            grads: the gradients.
+            slopes: K, (rows, G); becomes the gradients of pre-activations.
             rows: normalised products R h'.
-            carry: the factor of D that bypasses the products, (rows, H); ``None``: 0.
+            carry: factor of D that bypasses the products, (rows, H); ``None``: 0.
 
         Returns:
-            D of all rows, (rows, H), without what bypasses steps by zoneout.
+            D, (rows, H), without the part that bypasses steps by zoneout.
         """
         sizes, dh, du, dropout = grads.sizes, grads.dh, grads.du, grads.masks.dropout
         hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch
@@ -539,7 +512,7 @@ class _OneState(AtenSteps):
         carried = None if carry is None else cut(carry, sizes)
         backs, products = second.backs(len(sizes)), scratch("products", sizes[0], du.shape[1])
         states = scratch("states", count, hidden)
-        # Once more with an axis for the gates that it goes into
+        # With an axis for the gates that it affects
         d_hs, d_hs_n = cut(states, sizes), cut(states.unsqueeze(1), sizes)
         douts = None if grads.dout is None else cut(grads.dout, sizes)
         dus = cut(du, sizes)
@@ -571,7 +544,7 @@ class _OneState(AtenSteps):
 
 
 class GRUSteps(_OneState):
-    """Gates r, z, n; with y the input term of n and w its recurrent term, n = tanh(y + r w)."""
+    """Gates r, z, n; n = tanh(y + r w) with input term y and recurrent term w."""
 
     signs = (1.0, 1.0, -2.0)
     slopes = (1.0, 1.0, 4.0)
@@ -590,7 +563,7 @@ class GRUSteps(_OneState):
         held, _ = self.held(masks, sizes)
         flags = flags_of(masks, sizes)
         bias, offset = self.bias, second.offset
-        if offset is not None:  # of the candidate it is multiplied by r
+        if offset is not None:  # the candidate's part is multiplied by r
             both, offset = offset.split((split, self.hidden), 1)
             bias = bias + torch.cat([both, torch.zeros_like(offset)], 1)
         biases_hn = by_step(self.bias_hn, offset, len(sizes))
@@ -606,7 +579,7 @@ class GRUSteps(_OneState):
             terms_rz, terms_n = cut(terms[:, :split], sizes), cut(terms[:, split:], sizes)
         outs = cut(out, sizes)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        # The operand of products, and the state: the same memory where their precisions agree.
+        # Operand of products and state: the same memory if dtypes agree.
         before, state = h.to(self.narrow), h
         active = -1
         for t, n in enumerate(sizes):
@@ -656,7 +629,7 @@ class GRUSteps(_OneState):
         torch.addcmul(self.bias_hn, rows[:, split:], gain[split:], out=w)
         new.addcmul_(r, w).sigmoid_()
 
-        # K: of r, z, w, and of y; those of w and y less a factor of 4.
+        # K of r, z, w and y; of w and y without a factor of 4.
         slopes = scratch("slopes", count, width)
         slope_r, slope_z, slope_w = slopes.chunk(3, 1)
         slope_y = scratch("slope y", count, hidden)
@@ -666,7 +639,7 @@ class GRUSteps(_OneState):
         torch.sub(h_prev, new, out=new)
         _sigmoid_backward(new, z, grad_input=slope_z)
         torch.mul(slope_y, r, out=slope_w)
-        # w comes times -2.
+        # w is scaled by -2.
         _sigmoid_backward(w.mul_(-2).mul_(slope_y), r, grad_input=slope_r)
 
         states = self.backward_loop(grads, slopes, rows, z)
@@ -680,7 +653,7 @@ class GRUSteps(_OneState):
 
 
 class LightGRUSteps(_OneState):
-    """Gates a, z, whose candidate is relu(a); its places normalise rows."""
+    """Gates a, z with candidate relu(a); normalises rows only."""
 
     signs = slopes = (1.0, 1.0)
 
@@ -692,7 +665,7 @@ class LightGRUSteps(_OneState):
         terms = cut(self.input_terms(v, self.bias, equal_steps(sizes), saved), sizes)
         outs = cut(out, sizes)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        # The operand of products, and the state: the same memory where their precisions agree.
+        # Operand of products and state: the same memory if dtypes agree.
         before, state = h.to(self.narrow), h
         active = -1
         for t, n in enumerate(sizes):
@@ -735,7 +708,7 @@ class LightGRUSteps(_OneState):
 
 
 class RNNSteps(_OneState):
-    """One sum, of both terms, and tanh or ReLU."""
+    """One pre-activation, the sum of both terms, and tanh or ReLU."""
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         self.relu = spec.cell == "RNN_RELU"
@@ -752,7 +725,7 @@ class RNNSteps(_OneState):
         us, outs = cut(v, sizes), cut(out, sizes)
         _, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        # The operand of products, and the state: the same memory where their precisions agree.
+        # Operand of products and state: the same memory if dtypes agree.
         before, state = h.to(self.narrow), h
         active = -1
         for t, n in enumerate(sizes):

@@ -1,1 +1,1 @@
-"""Persistent kernels for thread-block clusters (Hopper GPUs): a sequence runs in one launch."""
+"""Persistent kernels for thread-block clusters (Hopper GPUs): one launch per sequence."""

@@ -1,4 +1,4 @@
-"""The structures that kernels take, field by field as in their sources."""
+"""Argument structures of the kernels, field by field as in their sources."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.c_floa
 
 
 class Arguments(ctypes.Structure):
-    """A structure of pointers and numbers; tensors become pointers, ``None`` a null pointer.
+    """A structure of pointers and numbers; tensors become pointers, None a null pointer.
 
-    It keeps its tensors alive.
+    Keeps its tensors alive.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -53,7 +53,7 @@ _NOISE: _Fields = [
 
 
 class ForwardArguments(Arguments):
-    """Of ``forward`` in forward.cu."""
+    """Argument of ``forward`` in forward.cu."""
 
     _fields_ = [
         *((name, _P) for name in ("high", "low", "scale", "v", "stats")),
@@ -66,7 +66,7 @@ class ForwardArguments(Arguments):
 
 
 class BackwardArguments(Arguments):
-    """Of ``backward`` in backward.cu."""
+    """Argument of ``backward`` in backward.cu."""
 
     _fields_ = [
         *((name, _P) for name in ("high", "low", "scale", "v", "u", "stats")),
@@ -79,7 +79,7 @@ class BackwardArguments(Arguments):
 
 
 class StatisticsArguments(Arguments):
-    """Of ``input_statistics`` in rows.cu."""
+    """Argument of ``input_statistics`` in rows.cu."""
 
     _fields_ = [
         ("v", _P),
@@ -93,7 +93,7 @@ class StatisticsArguments(Arguments):
 
 
 class AfterLoopArguments(Arguments):
-    """Of ``after_loop`` in rows.cu."""
+    """Argument of ``after_loop`` in rows.cu."""
 
     _fields_ = [
         *((name, _P) for name in ("work", "v", "u", "stats", "gain_v", "gain_u", "dv", "du")),
@@ -107,7 +107,7 @@ class AfterLoopArguments(Arguments):
 
 
 class ScaleArguments(Arguments):
-    """Of ``scale_weights`` in pack.cu."""
+    """Argument of ``scale_weights`` in pack.cu."""
 
     _fields_ = [
         ("w", _P),
@@ -123,7 +123,7 @@ class ScaleArguments(Arguments):
 
 
 class PackArguments(Arguments):
-    """Of ``pack_weights`` in pack.cu."""
+    """Argument of ``pack_weights`` in pack.cu."""
 
     _fields_ = [
         *((name, _P) for name in ("centred", "index", "largest", "high", "low", "unscale")),

@@ -1,12 +1,12 @@
-// Gradients through all time steps of LSTM, GRU or RNN in one launch: layout.h says who does what.
+// Backward pass through all time steps of LSTM, GRU or RNN in one launch (see layout.h).
 //
-// A step: each block has the gradients of its own gates, multiplies them by its weights, and sends
-// each other block the part of dh that concerns its units. What the loop needs of the forward is
-// computed anew from v and u while those parts are on their way.
+// In a step, each block multiplies the gradients of its gates by its weights and sends each other
+// block the part of dh of its units. Meanwhile, values of the forward pass are recomputed from v
+// and u.
 //
 // With u = R h, r its reciprocal deviation, a = r u, and d the gradient of a:
 //   R' du = R' (r d) - r^2 mean(d a) (R' u)
-// The product needs no sum over the row, so the mean travels beside it; R' u is given.
+// The product needs no sum over the row, so the mean is exchanged concurrently; R' u is given.
 
 #include "exchange.h"
 #include "terms.h"
@@ -14,8 +14,8 @@
 
 struct Arguments {
   const uint4 *high, *low;  // weights in fragments, [block][warp][tile][lane]
-  const float* scale;       // what products are multiplied by
-  const Stored *v, *u;      // as kept by the forward, (rows, GATES * H)
+  const float* scale;       // factor of products
+  const Stored *v, *u;      // saved by the forward pass, (rows, GATES * H)
   const float* stats;       // (rows, STATS)
   Operands operands;
   const float* dropout;     // (N, H)
@@ -36,9 +36,9 @@ struct Arguments {
 constexpr bool NORMALIZED = INPUT || RECURRENT;
 constexpr int WORK = CELL == GRU ? 4 : GATES;
 
-// A cell state computed anew differs from the one whose statistics were kept by its rounding, which
-// the division by its deviation may enlarge. What was kept under zoneout, or after a norm, is not
-// that state.
+// A recomputed cell state differs by rounding from the one whose statistics were saved, and
+// division by its deviation may amplify that. The state saved under zoneout, or after a norm, is
+// another one.
 constexpr bool KEEPS_CELL = OUT && !ZONEOUT && !CARRIED;
 constexpr int CELL_PLANES = CELL == LSTM ? 1 + KEEPS_CELL : 0;
 
@@ -67,7 +67,7 @@ constexpr int AT_WEIGHTS = after(AT_BARRIERS, 64);
 static_assert(AT_WEIGHTS + WEIGHTS_BYTES == SHARED_BYTES, "the host computes the same layout");
 static_assert((BLOCKS - 1) * UNITS < HIDDEN, "each block has units, and so waits for its parts");
 
-// Reads what the forward kept, and gradients of outputs, of earlier steps.
+// Prefetches saved tensors and output gradients of earlier steps.
 struct Inputs {
   static constexpr int COPIES = (PLANES * ROWS * UNITS / COPIED + THREADS - 1) / THREADS;
   static constexpr int CELL_COPIES =
@@ -134,7 +134,7 @@ struct Inputs {
   }
 };
 
-// Sends the products of this warp to the owners of the units.
+// Send the products of this warp to the owners of the units.
 DEVICE void send_parts(const Weights& weights, const Weights::Sums& sums, const float* scales,
                        u32 parts, u32 barrier, const Place& p) {
   const int quad = p.lane & 3, group = p.lane >> 2;
@@ -149,8 +149,8 @@ DEVICE void send_parts(const Weights& weights, const Weights::Sums& sums, const 
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       s[e] = sums(m, e, weights.column_scale) * (e % 2 ? second : first);
-    // Lanes exchange what they have, so that each gets four rows of one unit: the lower lane of a
-    // pair those of unit `group`, the other one those of the unit eight further.
+    // Exchange between lanes, so that each gets four rows of one unit: the lower lane of a pair
+    // rows of unit `group`, the other rows of unit `group` + 8.
     float four[4];
     bool upper, sends = true;
     if (SPLIT) {
@@ -203,7 +203,8 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
   const Inputs inputs(a, p);
   inputs.fetch(a, steps - 1, memory + AT_STAGES, p);
   inputs.fetch(a, steps - 2, memory + AT_STAGES + STAGE_BYTES, p);
-  // Gradients of the states after a step; what passes by the products; R' u of the step after.
+  // Gradients of the states after a step; the part that bypasses the products; R' u of the next
+  // step.
   float dh[PAIRS], dc[PAIRS], passed[PAIRS], back[PAIRS][GROUPS], kept[PAIRS];
   float gain_out[PAIRS], shift_out[PAIRS];
 #pragma unroll
@@ -239,7 +240,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
     };
     const float* stats = (const float*)(staged + STAGE_STATS) + p.row * STATS;
 
-    // What depends on the forward alone.
+    // Values that depend on the forward pass only.
     float ru[GROUPS], rv[GROUPS], rc = 1.0f, mean = 0.0f;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
@@ -323,7 +324,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
         if (OUT) {
           if (CARRIED) dm[j] += passing(dc[j], held.of_c(a.held, j));
           if (active && p.owns(j)) gain_out[j] += dm[j] * normal[j], shift_out[j] += dm[j];
-          // Rounded once, so that it cancels with its mean to the last bit where they are equal.
+          // Rounded once, so that it cancels exactly with its mean if they are equal.
           dm[j] *= AtUnit(vectors, p.inside(j) ? p.local(j) : 0)[GAIN_OUT];
           moments[0] += dm[j], moments[1] += p.owns(j) ? dm[j] * normal[j] : 0.0f;
         }
@@ -334,7 +335,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
       block_barrier();
       Moments::send(memory + AT_MOMENT_PARTS, base + AT_MOMENTS, moments_in.barrier, p);
     }
-    const int free = stage == 0 ? STAGES - 1 : stage - 1;  // that of the step after
+    const int free = stage == 0 ? STAGES - 1 : stage - 1;  // the stage of the next step
     inputs.fetch(a, t - 2, memory + AT_STAGES + free * STAGE_BYTES, p);
     if (CELL == LSTM && OUT) {
       if (BLOCKS > 1) moments_in.wait(n);
@@ -343,7 +344,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
       moments[1] *= 1.0f / HIDDEN;
     }
 
-    // Gradients of the sums, then of the normalised recurrent terms.
+    // Gradients of pre-activations, then of the normalised recurrent terms.
     float d[PAIRS][GATES], largest = 0.0f, sums[GROUPS];
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) sums[g] = 0.0f;
@@ -405,7 +406,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
       for (int g = 0; g < GROUPS; ++g) sums[g] *= ru[g] * ru[g] * (1.0f / features(g));
       Means::write(memory + AT_MEAN_PARTS + parity * Means::PART_BYTES, p, sums);
     }
-    // Halves hold a limited range: each row is scaled by a power of two of its own.
+    // Limited range of halves: each row has its own power-of-two scale.
     if (!BRAIN) {
       largest = row_max(largest);
       if (p.leads())

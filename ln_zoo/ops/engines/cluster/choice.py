@@ -1,6 +1,6 @@
-"""Which layout a persistent kernel gets: from what fits, and from a model of a step's time.
+"""Choose the layout of a persistent kernel: what fits, ranked by a model of a step's time.
 
-The numbers are cycles on an H200 (1.98 GHz), 2026-11-26. They need to be right in order only.
+Costs are cycles on an H200 (1.98 GHz), 2026-11-26. Only their ranking matters.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ln_zoo.ops.engines.cluster.geometry import (
     Problem,
 )
 
-#: Clusters that an H200 (132 multiprocessors) holds at once, by their number of blocks.
+#: Maximum resident clusters of an H200 (132 multiprocessors) by number of blocks.
 RESIDENT: Mapping[int, int] = MappingProxyType(
     {1: 132, 2: 66, 3: 40, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 9: 9, 10: 8, 11: 7, 12: 7}
     | dict.fromkeys((13, 14, 15, 16), 7)
 )
-#: Registers of a thread, and about what a kernel needs of them besides weights.
+#: Registers per thread, and the approximate number not available for weights.
 _REGISTERS, _NEEDED_FORWARD, _NEEDED_BACKWARD = 255, 88, 100
 
 
@@ -35,17 +35,13 @@ def layouts(
 ) -> list[Layout]:
     """All layouts that fit, fastest first.
 
-    Args:
-        problem: what is computed.
-        backward: in which direction of time.
-        examples: rows of the batch.
-        resident: clusters that the GPU holds at once, by their number of blocks. A second wave of
-            clusters takes as long as the first one.
+    ``resident`` is the maximum of resident clusters by number of blocks. A second wave of clusters
+    takes as long as the first.
     """
     found = []
     for blocks, rows in itertools.product(range(1, MAX_BLOCKS + 1), (4, 8)):
         units = _ceil(_ceil(problem.hidden, blocks), 4) * 4
-        # Each block has units; and the same units fit on fewer blocks otherwise.
+        # Skip layouts with idle blocks.
         if (blocks - 1) * units >= problem.hidden:
             continue
         clusters = _ceil(examples, rows)
@@ -61,7 +57,7 @@ def layouts(
 def _warps(
     problem: Problem, backward: bool, blocks: int, units: int, rows: int
 ) -> Iterator[Layout]:
-    """The ways in which warps can share a product, as far as the weights fit."""
+    """Ways to split a product among warps such that the weights fit."""
     for warps_m, warps_k in itertools.product(range(1, WARPS + 1), repeat=2):
         if warps_m * warps_k > WARPS:
             continue
@@ -75,7 +71,7 @@ def _warps(
 
 
 def register_tiles(layout: Layout) -> int:
-    """How many tiles of a warp, second pieces included, its registers have room for, about."""
+    """Approximate number of tiles, second pieces included, that fit into a warp's registers."""
     p = layout.problem
     pairs = _ceil(layout.units * layout.rows, 256)
     m = layout.warp_tiles[0]
@@ -92,7 +88,7 @@ def with_tiles(layout: Layout, tiles: int) -> Layout:
 
 
 def step_cycles(layout: Layout) -> float:
-    """About how long a step takes."""
+    """Approximate cycles of a step."""
     p, blocks, backward = layout.problem, layout.blocks, layout.backward
     pairs = _ceil(layout.units * layout.rows, 256)
     _, k = layout.warp_tiles

@@ -1,5 +1,5 @@
-// Primitives of Hopper GPUs that the kernels use, as inline PTX: NVRTC compiles them without any
-// CUDA header. tests/ops/emulation/emulation.h defines the same names for the CPU.
+// Primitives of Hopper GPUs as inline PTX, which NVRTC compiles without CUDA headers.
+// tests/ops/emulation/emulation.h defines the same names for the CPU.
 #ifndef LN_ZOO_DEVICE_H
 #define LN_ZOO_DEVICE_H
 
@@ -32,8 +32,8 @@ DEVICE u32 cluster_rank() {
   return rank;
 }
 
-// Addresses in shared memory are 32-bit numbers. One of this block is also valid as an address in
-// the cluster's shared memory, where it means this block.
+// 32-bit addresses in shared memory. An address of this block is also valid in the cluster's shared
+// memory, where it refers to this block.
 DEVICE u32 shared_address(const void* pointer) {
   u32 address;
   asm("{\n.reg .u64 wide;\ncvta.to.shared.u64 wide, %1;\ncvt.u32.u64 %0, wide;\n}"
@@ -60,14 +60,14 @@ DEVICE void cluster_barrier() {
 
 DEVICE void block_barrier() { asm volatile("barrier.sync.aligned 0;" ::: "memory"); }
 
-// A barrier of the first or any other `threads` threads of the block; whole warps only.
+// Barrier of `threads` threads of the block; whole warps only.
 template <int id, int threads>
 DEVICE void part_barrier() {
   static_assert(id > 0 && id < 16 && threads % 32 == 0, "ids are 1 to 15, for whole warps");
   asm volatile("barrier.sync.aligned %0, %1;" ::"n"(id), "n"(threads) : "memory");
 }
 
-// The same with a number of threads, and an id, that are known at run time only.
+// The same with a number of threads and an id known at run time.
 DEVICE void part_barrier(u32 id, u32 threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -136,7 +136,7 @@ DEVICE void store4(u32 address, u32 x, u32 y, u32 z, u32 w) {
                : "memory");
 }
 
-// Copies from device memory to this block's shared memory that a thread need not wait for.
+// Asynchronous copies from device memory to this block's shared memory.
 
 DEVICE void copy_async4(u32 to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
@@ -159,12 +159,12 @@ DEVICE void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Exchanges within a warp: all 32 lanes take part.
+// Warp shuffles; all 32 lanes participate.
 
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 DEVICE u32 shuffle_xor(u32 value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 
-// Maxima without an order, so their results do not depend on it.
+// Atomic maxima; results do not depend on their order.
 
 DEVICE void shared_max(u32 address, u32 value) {
   asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
@@ -180,7 +180,7 @@ DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
 DEVICE float exponential(float x) { return __expf(x); }
 DEVICE float divide(float x, float y) { return __fdividef(x, y); }
 
-// Bits of numbers. 16-bit numbers are in the low half; what the high half holds is ignored.
+// Bits of numbers. 16-bit numbers are in the low half; the high half is ignored.
 
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(u32 bits) { return __uint_as_float(bits); }
@@ -206,7 +206,7 @@ DEVICE u32 to_bfloat16(float x) {
 DEVICE float from_bfloat16(u32 bits) { return __uint_as_float(bits << 16); }
 
 // Matrix products of a warp, 16 x 8 x 16, added to d in float32. In lane 4 r + c, each register of
-// a and b holds two numbers with neighbouring k: a0 row r, k 2c; a1 row r + 8; a2, a3 the same at
+// a and b holds two numbers with adjacent k: a0 row r, k 2c; a1 row r + 8; a2, a3 the same at
 // k 2c + 8; b0 column r, k 2c; b1 at k 2c + 8. d holds (r, 2c), (r, 2c + 1), then row r + 8.
 
 DEVICE void mma_half(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

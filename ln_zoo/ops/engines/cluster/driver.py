@@ -1,7 +1,7 @@
-"""Compiles CUDA C++ by NVRTC and launches it by the driver API, both through ctypes.
+"""Compile CUDA C++ with NVRTC and launch it with the driver API, both through ctypes.
 
-Needs neither nvcc nor CUDA's headers: torch's CUDA wheels bring NVRTC, the driver brings libcuda.
-Nothing is loaded or compiled on import.
+Requires neither nvcc nor CUDA headers: torch's CUDA wheels include NVRTC, the driver includes
+libcuda. Nothing is loaded or compiled on import.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from ln_zoo.ops.engines.native.build import cache_folder, parts
 from ln_zoo.ops.engines.native.ownership import is_our_file, make_private, why_not_ours
 
-#: Changes when the form of a file in the cache changes.
+#: Version of the cache format.
 _SCHEMA = 1
 #: Where the wheels nvidia-cuda-nvrtc (13) and nvidia-cuda-nvrtc-cu12 keep NVRTC, by CUDA version.
 _WHEELS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}
@@ -38,18 +38,14 @@ Macros = Mapping[str, object]
 
 
 class CudaError(RuntimeError):
-    """A call of NVRTC or of the CUDA driver failed; the message names the call and the error."""
+    """A failed call of NVRTC or the CUDA driver."""
 
 
 class Resources(NamedTuple):
-    """What ptxas reports about a kernel.
+    """Resource usage of a kernel as reported by ptxas; registers, stack and spills per thread, in
+    bytes.
 
-    Attributes:
-        registers: of a thread.
-        stack: bytes of local memory of a thread.
-        spill_stores: bytes that a thread stores to local memory for lack of registers.
-        spill_loads: bytes that it loads from there.
-        shared: bytes of static shared memory of a block.
+    ``shared`` is the static shared memory of a block.
     """
 
     registers: int
@@ -63,8 +59,6 @@ class Resources(NamedTuple):
 
 
 class _Nvrtc:
-    """A loaded NVRTC library."""
-
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -72,11 +66,7 @@ class _Nvrtc:
         self.version = major.value, minor.value
 
     def compile(self, source: Path, macros: Macros, arch: str, *options: str) -> tuple[bytes, str]:
-        """Compile a file; returns the cubin and the log.
-
-        Raises:
-            CudaError: with the compiler's messages.
-        """
+        """Compile a file to a cubin, with the log. CudaError: with the compiler's messages."""
         headers = [file for file in parts(source) if file != source]
         program = ctypes.c_void_p()
         self._call(
@@ -86,7 +76,7 @@ class _Nvrtc:
             source.name.encode(),
             len(headers),
             _strings([file.read_text() for file in headers]),
-            # By the names by which they are included.
+            # Keyed by the names in #include.
             _strings([os.path.relpath(file, source.parent) for file in headers]),
         )
         try:
@@ -124,13 +114,13 @@ def _strings(texts: list[str]) -> ctypes.Array[ctypes.c_char_p]:
 
 @functools.cache
 def _nvrtc() -> _Nvrtc | str:
-    """NVRTC, preferably of torch's CUDA version, or why there is none."""
+    """NVRTC, preferably of torch's CUDA version, or why it is unavailable."""
     if sys.platform != "linux":
         return "NVRTC is used on Linux only"
     troubles = []
     for path in _nvrtc_candidates():
         try:
-            # NVRTC opens them by name, which fails unless they are loaded.
+            # NVRTC opens them by name, so they must be loaded.
             for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
                 ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
             return _Nvrtc(ctypes.CDLL(path))
@@ -140,7 +130,6 @@ def _nvrtc() -> _Nvrtc | str:
 
 
 def _nvrtc_candidates() -> Iterator[str]:
-    """Paths and names to load NVRTC by."""
     ours = int((torch.version.cuda or "13").partition(".")[0])
     majors = sorted(_WHEELS, key=lambda major: major != ours)
     spec = importlib.util.find_spec("nvidia")
@@ -158,13 +147,13 @@ def _need_nvrtc() -> _Nvrtc:
 
 
 def missing_compiler() -> str | None:
-    """Why kernels cannot be compiled on this machine, or ``None``; needs no GPU."""
+    """Why kernels cannot be compiled on this machine, or None; needs no GPU."""
     found = _nvrtc()
     return found if isinstance(found, str) else None
 
 
 def missing() -> str | None:
-    """Why kernels cannot be compiled and launched here, or ``None``; compiles nothing."""
+    """Why kernels cannot be compiled and launched here, or None; compiles nothing."""
     driver = _driver()
     if isinstance(driver, str):
         return driver
@@ -185,21 +174,13 @@ def missing() -> str | None:
 
 
 def compile_kernel(source: str, macros: Macros, arch: str = "sm_90a") -> bytes:
-    """Compile a file of this package, or take the result of an earlier call from the cache.
+    """Compile a file of this package to a cubin, cached on disk.
 
-    The cache is the folder of `ln_zoo.ops.engines.native.build.cache_folder`, under the same rules
-    of ownership. A file is a cubin and its SHA-256; a file that does not match is replaced.
-
-    Args:
-        source: the file's name.
-        macros: definitions; values as they are printed.
-        arch: as for ``--gpu-architecture``.
-
-    Returns:
-        The cubin.
+    The cache is in `ln_zoo.ops.engines.native.build.cache_folder`, with the same ownership rules.
+    Files that do not match their SHA-256 are replaced. Macros are formatted with ``str``.
 
     Raises:
-        CudaError: if there is no NVRTC, or with the compiler's messages.
+        CudaError: without NVRTC, or with the compiler's messages.
     """
     compiler = _need_nvrtc()
     path = _FOLDER / source
@@ -257,10 +238,10 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 
 def resource_usage(source: str, macros: Macros, arch: str = "sm_90a") -> dict[str, Resources]:
-    """Compile a file of this package and return what ptxas reports, by kernel; needs no GPU.
+    """Compile a file of this package and return resource usage by kernel; needs no GPU.
 
     Raises:
-        CudaError: if there is no NVRTC, or with the compiler's messages.
+        CudaError: without NVRTC, or with the compiler's messages.
     """
     _, log = _need_nvrtc().compile(_FOLDER / source, macros, arch, "--ptxas-options=-v")
     _, *reports = _FUNCTION.split(log)
@@ -284,9 +265,9 @@ def resource_usage(source: str, macros: Macros, arch: str = "sm_90a") -> dict[st
 
 # CUfunction_attribute
 _LOCAL_BYTES, _REGISTER_COUNT, _MAX_SHARED_BYTES, _LARGE_CLUSTERS = 3, 4, 8, 14
-#: Of shared memory, unless a kernel asks for more.
+#: Default limit of dynamic shared memory per block.
 _DEFAULT_SHARED_BYTES = 48 << 10
-#: Largest cluster that every GPU with clusters runs.
+#: Largest portable cluster size.
 _PORTABLE_CLUSTER = 8
 _CLUSTER_DIMENSION = 4
 
@@ -307,8 +288,6 @@ class _LaunchConfig(ctypes.Structure):
 
 
 class _Driver:
-    """The loaded CUDA driver."""
-
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
@@ -326,7 +305,7 @@ class _Driver:
         return text.value.decode() if text.value else f"error {code}"
 
     def use_context(self, device: int) -> None:
-        """Make the context of a device that torch uses, the primary one, current in this thread."""
+        """Make the primary context of a device, which torch uses, current in this thread."""
         primary = self._contexts.get(device)
         if primary is None:
             primary, number = ctypes.c_void_p(), ctypes.c_int()
@@ -341,7 +320,6 @@ class _Driver:
 
 @functools.cache
 def _driver() -> _Driver | str:
-    """The driver, or why there is none."""
     if sys.platform != "linux":
         return "the CUDA driver is used on Linux only"
     try:
@@ -358,14 +336,14 @@ def _need_driver() -> _Driver:
 
 
 class Kernel:
-    """A kernel of a file of this package; compiled and loaded once per device, on first use.
+    """A kernel of this package, compiled and loaded once per device on first use.
 
-    All methods use torch's current device, and are thread-safe. A launch is asynchronous.
+    Methods use torch's current device and are thread-safe. Launches are asynchronous.
 
     Args:
-        source: the file's name.
-        name: the kernel, which takes one argument: a structure by value.
-        macros: definitions; values as they are printed.
+        source: name of the file.
+        name: the kernel; it takes one structure by value.
+        macros: definitions; values are formatted with ``str``.
         threads: threads of a block, as in its ``KERNEL``.
         cluster: blocks of a cluster, as in its ``KERNEL``.
         shared_bytes: dynamic shared memory of a block.
@@ -387,11 +365,7 @@ class Kernel:
         self._argument_bytes: int | None = None
 
     def load(self) -> ctypes.c_void_p:
-        """Compile and load the kernel for the current device, unless done; returns its handle.
-
-        Raises:
-            CudaError: if that fails.
-        """
+        """Compile and load for the current device unless done; returns the function handle."""
         device = torch.cuda.current_device()
         driver = _need_driver()
         driver.use_context(device)
@@ -426,19 +400,16 @@ class Kernel:
 
     @property
     def registers(self) -> int:
-        """Registers of a thread."""
         return _attribute(self.load(), _REGISTER_COUNT)
 
     @property
     def local_bytes(self) -> int:
-        """Local memory of a thread; more than 0 usually means that registers are spilled."""
+        """Local memory of a thread; more than 0 usually means spilled registers."""
         return _attribute(self.load(), _LOCAL_BYTES)
 
     def max_clusters(self, cluster: int | None = None) -> int:
-        """How many clusters can be resident on the current device at once.
-
-        Args:
-            cluster: blocks of a cluster, for a kernel that leaves them open; default: its own.
+        """Maximum resident clusters of this size, by default the kernel's own, on the current
+        device.
         """
         function = self.load()
         cluster = cluster or self._cluster
@@ -458,12 +429,9 @@ class Kernel:
         return count.value
 
     def __call__(self, grid: int, arguments: ctypes.Structure, stream: int = 0) -> None:
-        """Launch the kernel on the current device.
+        """Launch ``grid`` blocks, a multiple of the cluster size, on the current device.
 
-        Args:
-            grid: blocks; a multiple of the cluster.
-            arguments: the structure that the kernel takes.
-            stream: the handle, as ``torch.cuda.current_stream().cuda_stream``.
+        ``stream`` is a handle, as ``torch.cuda.current_stream().cuda_stream``.
         """
         function = self.load()
         if self._argument_bytes not in (None, ctypes.sizeof(arguments)):
@@ -485,7 +453,7 @@ class Kernel:
 
 
 def architecture(device: int) -> str:
-    """What to compile for, such as ``"sm_90a"``; clusters need 9.0 or more."""
+    """Architecture to compile for, such as ``"sm_90a"``; clusters need 9.0 or newer."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
 

@@ -1,14 +1,9 @@
 """The engine for Hopper GPUs: all time steps of a layer in one launch.
 
 A cluster of thread blocks keeps the recurrent weights in registers and shared memory and runs a few
-rows of the batch through all steps; states and sums over rows cross between its blocks through
-distributed shared memory. `layout.h` describes who does what. The kernels are CUDA C++, compiled by
-NVRTC on first use and cached.
-
-Operands of products are 16 bits wide: bfloat16 and float16 as they are; float32 as two halves,
-which keep 22 bits, or as one (11 bits) where ``torch.backends.cuda.matmul.allow_tf32`` is set.
-Halves hold numbers up to 65504: an initial state beyond that gives NaN. Sums are taken in a fixed
-order, so that results repeat bit for bit.
+rows through all steps (`layout.h`). Operands of products have 16 bits: float32 is split into two
+halves (22 bits), or one (11 bits) if ``torch.backends.cuda.matmul.allow_tf32`` is set; an initial
+state above 65504 gives NaN. Results are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -48,7 +43,7 @@ from ln_zoo.ops.registry import untraced
 from ln_zoo.ops.spec import Operands, Spec
 from ln_zoo.ops.time_chunks import dropped_rows
 
-#: Bytes of products of the inputs that one launch reads, at most, where there is more than a step.
+#: Maximum bytes of input products per launch, except for a single step.
 CHUNK_BYTES = 2**28
 #: The largest H of ``after_loop``.
 _MAX_HIDDEN = 1536
@@ -66,7 +61,6 @@ class ClusterEngine:
     has_noise = True
 
     def missing(self) -> str | None:
-        """A Hopper GPU, or NVRTC."""
         if not torch.cuda.is_available():
             return "torch finds no GPU here"
         return _unsupported_gpu(torch.device("cuda"))
@@ -74,7 +68,6 @@ class ClusterEngine:
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
-        """Why it cannot take this call, or ``None``."""
         if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
         if spec.examples:
@@ -95,22 +88,14 @@ class ClusterEngine:
         return problem_of(spec, 1, torch.float32).stats
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that is not filled; torch's allocator finds scratch memory again by itself."""
         return torch.empty(size, dtype=dtype, device=like.device)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Persistent:
-        """What the chunks of a call share."""
         return Persistent(spec, operands)
 
 
 def problem_of(spec: Spec, hidden: int, dtype: torch.dtype) -> Problem:
-    """What kernels are compiled for, apart from noise, resets and lengths.
-
-    Args:
-        spec: what is computed.
-        hidden: H.
-        dtype: the precision of products.
-    """
+    """What kernels are compiled for, apart from noise, resets and lengths."""
     return _problem(spec, hidden, dtype, dtype != torch.float32 or _single_tf32())
 
 
@@ -132,7 +117,7 @@ def _problem(spec: Spec, hidden: int, dtype: torch.dtype, single: bool) -> Probl
 
 
 def groups_of(spec: Spec) -> list[tuple[int, ...]]:
-    """How gates share statistics, where products are normalised: of each place that differs."""
+    """Statistics groups of each distinct normalised product."""
     places = (spec.rows[i] for i in spec.product_places)
     return list(dict.fromkeys(rows.groups for rows in places if rows.scale))
 
@@ -164,7 +149,7 @@ def _unsupported_size(
 
 @functools.cache
 def _fits(problem: Problem, device: torch.device) -> bool:
-    """Whether there is a layout for each direction, with everything that a call may add."""
+    """Whether both directions have a layout, with every feature that a call may add."""
     most = replace(problem, dropout=True, resets=True, lengths=True)
     return all(
         layouts(replace(most, zoneout=zoneout), backward, 1, resident_clusters(device))
@@ -174,23 +159,13 @@ def _fits(problem: Problem, device: torch.device) -> bool:
 
 
 def _single_tf32() -> bool:
-    """Whether torch's settings let float32 operands of products have 11 bits."""
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
     return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
 
 
 class Compiled:
-    """One direction of time, compiled for one GPU.
-
-    Args:
-        layout: how the work is laid out.
-        device: the number of the GPU.
-
-    Attributes:
-        kernel: the loop.
-        index: where the fragments of weights come from.
-    """
+    """One direction of time, compiled for a GPU; ``index``: source of each weight fragment."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
@@ -213,13 +188,13 @@ class Compiled:
 def load_kernel(
     source: str, name: str, macros: dict[str, int], threads: int, cluster: int, shared_bytes: int
 ) -> Any:
-    """A kernel of this package; tests put the emulation in its place."""
+    """A kernel of this package; tests substitute an emulation."""
     return driver.Kernel(source, name, macros, threads, cluster, shared_bytes)
 
 
 @functools.cache
 def resident_clusters(device: torch.device) -> dict[int, int]:
-    """Clusters that a GPU holds at once, by their number of blocks, one block a multiprocessor."""
+    """Maximum resident clusters of a GPU by number of blocks, one block per multiprocessor."""
     probe = driver.Kernel("probe.cu", "probe", {}, THREADS, MAX_BLOCKS, SHARED_LIMIT)
     with on(device):
         return {blocks: probe.max_clusters(blocks) for blocks in range(1, MAX_BLOCKS + 1)}
@@ -227,16 +202,10 @@ def resident_clusters(device: torch.device) -> dict[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def compiled(problem: Problem, backward: bool, examples: int, device: torch.device) -> Compiled:
-    """The fastest layout, with its kernel; always the same for the same arguments.
-
-    Args:
-        problem: what is computed.
-        backward: in which direction of time.
-        examples: rows of the batch.
-        device: the GPU.
+    """The fastest layout with its kernel; deterministic.
 
     Raises:
-        CudaError: if a kernel does not compile, or none can run.
+        CudaError: if a kernel does not compile, or no layout can run.
     """
     for layout in layouts(problem, backward, examples, resident_clusters(device)):
         found = without_spills(layout, device)
@@ -247,7 +216,7 @@ def compiled(problem: Problem, backward: bool, examples: int, device: torch.devi
 
 
 def without_spills(layout: Layout, device: torch.device) -> Compiled:
-    """The layout with as many tiles in registers as the compiler has room for."""
+    """The layout with as many tiles in registers as the compiler fits."""
     found = Compiled(layout, device)
     tiles = layout.high + layout.low
     while found.kernel.local_bytes and tiles:
@@ -260,12 +229,7 @@ def without_spills(layout: Layout, device: torch.device) -> Compiled:
 
 
 class Persistent(Steps):
-    """The time steps of a call.
-
-    Args:
-        spec: what is computed.
-        operands: the tensors of the call.
-    """
+    """Time steps of one call."""
 
     leaves_constants = True
 
@@ -318,7 +282,6 @@ class Persistent(Steps):
         return ("KIND", self.problem.storage), ("PIECES", self.problem.pieces)
 
     def _packed(self, found: Compiled) -> dict[str, Tensor]:
-        """The weights in the order of a kernel."""
         total, largest = self._centred_weights()
         index = found.index
         pieces = torch.empty(
@@ -342,7 +305,6 @@ class Persistent(Steps):
         return torch.empty(size, dtype=dtype, device=self._device)
 
     def _shared_arguments(self, sizes: Sequence[int], masks: Masks, ragged: bool) -> dict[str, Any]:
-        """What both directions of time take."""
         share_h, share_c = self.spec.zoneout
         o = self.operands
         return {
@@ -377,7 +339,6 @@ class Persistent(Steps):
     # Directions of time
 
     def forward(self, chunk: Chunk) -> None:
-        """Runs consecutive steps."""
         sizes, v, h, c, out, saved, _, masks = chunk
         if not len(v):
             return
@@ -411,7 +372,6 @@ class Persistent(Steps):
             self._launch(found.kernel, _grid(found.layout, sizes[0]), arguments)
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Takes gradients back."""
         sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, _, masks = grads
         if not len(du):
             return
@@ -482,10 +442,9 @@ class Persistent(Steps):
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        """Gradients of both products and of vectors, from those of the gates' sums."""
         p, o, rows = self.problem, self.operands, len(work)
         width = p.gates * self.hidden
-        blocks = min(132, max(1, rows // 16))  # one fills a multiprocessor
+        blocks = min(132, max(1, rows // 16))  # one block per multiprocessor
         sum_u = sums.gain_out if p.gates == 1 else sums.gain_recurrent
         partial = {
             "bias": (sums.bias, width),
@@ -523,7 +482,6 @@ class Persistent(Steps):
                 _add(total, part)
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
-        """As its parent, but without a sum in less than float32."""
         if total.dtype == a.dtype:
             super().add_weight_gradient(d, a, total, first)
             return
@@ -541,11 +499,11 @@ def _kernel(
 def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=dtype)
-    return torch.mm(a.to(dtype), b.to(dtype))  # only under the emulation
+    return torch.mm(a.to(dtype), b.to(dtype))  # only in the emulation
 
 
 def after_loop_bytes(gates: int, hidden: int, groups: int) -> int:
-    """Shared memory of ``after_loop``: partial means and gains; later, sums of all its teams."""
+    """Shared memory of ``after_loop``: partial means and gains, later the sums of all its teams."""
     team = next(n for n in (32, 64, 128, _AFTER_THREADS) if 4 * n >= hidden)
     width = gates * hidden
     return max(192 * groups + 8 * (width + 4), 4 * width * (_AFTER_THREADS // team))
@@ -556,22 +514,21 @@ def _grid(layout: Layout, examples: int) -> int:
 
 
 def _add(total: Tensor | None, parts: Tensor) -> None:
-    """Adds the sum over the first dimension, in float32."""
     if total is not None:
         total.add_(parts.sum(0, dtype=total.dtype))
 
 
 def aligned(a: Tensor) -> Tensor:
-    """The tensor at an address that 16-byte copies can start from."""
+    """The tensor, or a copy, at an address aligned for 16-byte copies."""
     return a if a.data_ptr() % 16 == 0 else a.clone()
 
 
-#: First rows that recorded graphs copy again at each replay.
+#: Host copies of first rows, which captured graphs read at each replay.
 _RECORDED: list[Tensor] = []
 
 
 def first_rows(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """The first row of each step and the end of the last, int32, (T + 1,); does not synchronise."""
+    """First row of each step and the end of the last, int32, (T + 1,); does not synchronise."""
     found = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
     if device.type != "cuda":
         return found
@@ -582,10 +539,10 @@ def first_rows(sizes: Sequence[int], device: torch.device) -> Tensor:
 
 
 def stream_of(device: torch.device) -> int:
-    """The handle of torch's current stream on a GPU."""
+    """Handle of torch's current stream on a GPU."""
     return torch.cuda.current_stream(device).cuda_stream
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes a GPU the current one."""
+    """Context manager that makes a GPU current."""
     return torch.cuda.device(device)

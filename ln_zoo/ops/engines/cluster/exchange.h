@@ -1,5 +1,5 @@
-// What crosses between the blocks of a cluster: sums over the units of each row, and the bytes that
-// each barrier waits for. A block alone uses its own shared memory and block barriers.
+// Exchange between the blocks of a cluster: sums over the units of each row, and message barriers.
+// A single block uses its own shared memory and block barriers.
 
 #pragma once
 
@@ -11,7 +11,7 @@ DEVICE float quad_sum(float a) {
   return a + shuffle_xor(a, 2);
 }
 
-// Over all units of a row that this warp has.
+// Over all units of a row in this warp.
 DEVICE float row_sum(float a) {
   a = quad_sum(a);
   return ROWS == 4 ? a + shuffle_xor(a, 16) : a;
@@ -28,8 +28,8 @@ DEVICE float row_max(float a) {
   return ROWS == 4 ? larger(a, shuffle_xor(a, 16)) : a;
 }
 
-// A barrier for messages of `bytes` in each phase. It is armed for the next phase by the wait for
-// this one: messages of the next phase may arrive before that, since they are counted either way.
+// Barrier for messages of `bytes` per phase. The wait for a phase arms the next one; messages that
+// arrive earlier are counted as well.
 struct Inbox {
   u32 barrier, bytes;
 
@@ -61,7 +61,7 @@ DEVICE void send2(u32 to, u32 barrier, int block, u32 x, u32 y) {
 }
 
 // N sums of each row over all units of the cluster. Each warp writes its part, [warp][row][n]; a
-// block sends its own total to all, which keep them as [block][row][n].
+// block sends its total to all blocks, as [block][row][n].
 template <int N>
 struct RowSums {
   static constexpr int COUNT = ROWS * N;
@@ -92,8 +92,8 @@ struct RowSums {
           float_bits(sums[1]), float_bits(sums[2]), float_bits(sums[3]));
   }
 
-  // After the wait for all blocks: the totals of this thread's row. The lanes of four units share
-  // the work.
+  // After the wait for all blocks: totals of this thread's row. The lanes of four units split the
+  // work.
   MEMBER static void read(const unsigned char* parts, const unsigned char* all, const Place& p,
                           float (&total)[N]) {
     constexpr int SOURCES = BLOCKS > 1 ? BLOCKS : WARPS;

@@ -1,8 +1,8 @@
-// All time steps of LSTM, GRU or RNN in one launch, forward: layout.h says who does what.
+// All time steps of LSTM, GRU or RNN in one launch, forward (see layout.h).
 //
-// A step: the states of all units arrive; each block multiplies them by its weights; sums of squares
-// over the units of a row are exchanged where rows are normalised; then the gates, an LSTM's
-// exchange of sums over its cell state, and the new states, which go to all blocks.
+// In a step, the states of all units arrive, and each block multiplies them by its weights. Blocks
+// exchange sums of squares of normalised rows, compute the gates, exchange sums over an LSTM's cell
+// state, and send the new states to all blocks.
 
 #include "exchange.h"
 #include "terms.h"
@@ -10,16 +10,16 @@
 
 struct Arguments {
   const uint4 *high, *low;  // weights in fragments, [block][warp][tile][lane]
-  const float* scale;       // what products are multiplied by
+  const float* scale;       // factor of products
   const Stored* v;          // products of the inputs, (rows, GATES * H)
-  float* stats;             // (rows, STATS); those of the input are read, the others written
+  float* stats;             // (rows, STATS); input statistics are read, the others written
   Operands operands;
   const float* dropout;     // (N, H)
   Held held;
   const u8* reset;          // (rows,)
   Sequence sequence;
   float *h, *c;             // states, (N, H), updated
-  Stored *out, *u;          // u: for the backward, or null, as cells
+  Stored *out, *u;          // u: saved for the backward pass, or null, as cells
   float* cells;             // (rows, H)
   float eps_recurrent, eps_out;
 };
@@ -42,7 +42,7 @@ constexpr int AT_BARRIERS = after(AT_MOMENTS, Moments::ALL_BYTES);
 constexpr int AT_WEIGHTS = after(AT_BARRIERS, 64);
 static_assert(AT_WEIGHTS + WEIGHTS_BYTES == SHARED_BYTES, "the host computes the same layout");
 
-// Reads v of later steps.
+// Prefetches v of later steps.
 struct Inputs {
   static constexpr int COPIES = (GATES * ROWS * UNITS / COPIED + THREADS - 1) / THREADS;
   int from[COPIES];  // element within a step, or -1
@@ -132,7 +132,7 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
   bool reset = RESETS && a.sequence.active(0, example) && a.reset[example];
   HeldAt<PAIRS> held;
   if (a.sequence.active(0, example)) held.load(a.held, 0, p);
-  // Nobody sends before all are ready to receive.
+  // No block may send before all are ready to receive.
   block_barrier();
   if (BLOCKS > 1) cluster_barrier();
 
@@ -198,7 +198,7 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
       block_barrier();
       Squares::send(memory + AT_SQUARE_PARTS, base + AT_SQUARES, squares_in.barrier, p);
     }
-    // The input's part needs no other block.
+    // Input terms need no other block.
     if (!MERGED) {
       const float* rv = (const float*)(staged + STAGE_RECIPROCALS) + p.row * GROUPS;
 #pragma unroll
@@ -217,8 +217,8 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
     }
 
     float now[PAIRS], o[PAIRS], rc = 1.0f;
-    // About the mean of the step before, so that little cancels in the variance. The mean of one unit
-    // is that unit to the last bit, and its variance 0.
+    // Relative to the mean of the previous step, to avoid cancellation in the variance. With one
+    // unit, the mean is exact and the variance 0.
     const float centre = OUT == 2 && HIDDEN > 1 ? mean : 0.0f;
     float moments[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -276,14 +276,14 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
       for (int j = 0; j < PAIRS; ++j) {
         const Quartet four = Quartet::gather(DROPOUT ? h[j] * kept[j] : h[j], p.lane);
         const u32 to = states + operand_offset(p.row, p.global(j));
-        // The four lanes that share a quartet send it to different blocks.
+        // The four lanes of a quartet send it to different blocks.
         if (p.inside(j) && p.global(j) < SENT)
 #pragma unroll
           for (int block = p.lane & 3; block < BLOCKS; block += 4) four.send(to, barrier, block);
       }
     }
 
-    const int free = stage == 0 ? STAGES - 1 : stage - 1;  // that of the step before
+    const int free = stage == 0 ? STAGES - 1 : stage - 1;  // the stage of the previous step
     inputs.fetch(a, t + 2, steps, memory + AT_STAGES + free * STAGE_BYTES, p);
     if (active) {
       const int row = first + example;
@@ -305,7 +305,7 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
         if (OUT == 2) to[RECURRENT_GROUPS + 1] = mean;
       }
     }
-    // The states of a sequence that has ended stay, also if its last step was a reset.
+    // Keep the states of an ended sequence, even if its last step was a reset.
     reset = false;
     if (t + 1 < steps && a.sequence.active(t + 1, example)) {
       const int next = a.sequence.first(t + 1);
@@ -321,6 +321,6 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
       a.h[at] = h[j];
       if (CELL == LSTM) a.c[at] = c[j];
     }
-  // No block leaves while others may still send to it.
+  // No block may exit while others may still send to it.
   if (BLOCKS > 1) cluster_barrier();
 }

@@ -1,6 +1,6 @@
 // The gates of a cell, and which of them share statistics.
 //
-// Macros: CELL; GROUP_OF: the number of each gate's group, two bits each, the first gate lowest.
+// Macros: CELL; GROUP_OF: group index of each gate, two bits each, first gate lowest.
 
 #pragma once
 

@@ -1,7 +1,7 @@
-"""How the work of a persistent kernel is laid out: over blocks, warps and threads, and in memory.
+"""Layout of a persistent kernel over blocks, warps, threads and memory.
 
-`layout.h`, `forward.cu` and `backward.cu` compute the same layout from the same numbers, and do not
-compile if it differs from `Layout.shared_bytes`.
+`layout.h`, `forward.cu` and `backward.cu` fail to compile if theirs differs from
+`Layout.shared_bytes`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 #: Threads of a block, and its warps.
 THREADS, WARPS = 256, 8
-#: Shared memory that a block can have, in bytes (compute capability 9).
+#: Maximum shared memory of a block, bytes (compute capability 9).
 SHARED_LIMIT = 227 * 1024
-#: Blocks of a cluster at most.
+#: Maximum blocks of a cluster.
 MAX_BLOCKS = 16
 CELLS = {"LSTM": 0, "GRU": 1, "RNN_TANH": 2}
 GATES = (4, 3, 1)
@@ -26,23 +26,23 @@ STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fixed when a kernel is compiled, but for the layout.
+    """Compile-time properties of a kernel other than its layout.
 
     Args:
-        cell: of `CELLS`.
+        cell: one of `CELLS`.
         hidden: H.
-        storage: of `STORAGE`: the precision of v, u, outputs and their gradients.
-        pieces: halves that an operand of a product is split into: 2 for float32.
+        storage: one of `STORAGE`: dtype of v, u, outputs and their gradients.
+        pieces: halves of a product's operand: 2 for float32.
         input: whether the input term is normalised.
-        recurrent: whether the recurrent term is; of an RNN, the sum.
-        out: an LSTM's cell state on its way to the output: 0 as it is, 1 scaled, 2 centred too.
-        joint: whether both terms are added before they are normalised, as ``recurrent`` says.
+        recurrent: whether the recurrent term (of an RNN, the sum) is normalised.
+        out: cell state on its way to an LSTM's output: 0 unchanged, 1 scaled, 2 scaled and centred.
+        joint: whether both terms are added before normalisation, as ``recurrent`` says.
         carried: whether an LSTM carries on the normalised cell state.
-        groups: runs of gates that share statistics; default: `GROUPS`.
+        groups: runs of gates that share statistics. Default: `GROUPS`.
         dropout: whether there is recurrent dropout.
         zoneout: whether there is zoneout.
         resets: whether there are resets.
-        lengths: whether the number of rows changes from step to step.
+        lengths: whether the number of rows varies between steps.
     """
 
     cell: int
@@ -65,33 +65,29 @@ class Problem:
 
     @property
     def gates(self) -> int:
-        """Summed inputs per unit."""
         return GATES[self.cell]
 
     @property
     def group_of(self) -> int:
-        """The number of each gate's group, two bits each, the first gate lowest."""
+        """Group index of each gate, two bits each, first gate lowest."""
         numbers = [number for number, size in enumerate(self.groups) for _ in range(size)]
         return sum(number << 2 * gate for gate, number in enumerate(numbers))
 
     @property
     def stats(self) -> int:
-        """Statistics kept per row."""
         return len(self.groups) * (self.input + self.recurrent) + self.out
 
     @property
     def merged(self) -> bool:
-        """Whether only the sum of both terms is kept."""
         plain = self.cell == 0 and not self.input and not self.recurrent
         return self.joint or self.cell == 2 or plain
 
     @property
     def normalized(self) -> bool:
-        """Whether a product is normalised, so that `rows.cu` has gradients to compute."""
+        """Whether a product is normalised, so that `rows.cu` computes gradients."""
         return self.input or self.recurrent
 
     def rows_macros(self) -> dict[str, int]:
-        """What `rows.cu` is compiled with."""
         return {
             "KIND": self.storage,
             "CELL": self.cell,
@@ -103,18 +99,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class Layout:
-    """One direction of a problem on clusters of a certain size.
+    """Layout of one direction of time.
 
     Args:
         problem: what is computed.
-        backward: in which direction of time.
-        blocks: of a cluster.
+        backward: whether for the backward pass.
+        blocks: blocks of a cluster.
         units: hidden units of a block, a multiple of 4.
-        rows: of the batch, per cluster: 4 or 8.
-        warps_m: warps that share the outputs of a product.
-        warps_k: warps that share the numbers that are contracted.
-        high: tiles of weights that a warp keeps in registers; the others are in shared memory.
-        low: the same of their second pieces.
+        rows: rows of the batch per cluster, 4 or 8.
+        warps_m: warps that split the outputs of a product.
+        warps_k: warps that split the contracted dimension.
+        high: weight tiles that a warp keeps in registers; the others are in shared memory.
+        low: the same for their second pieces.
     """
 
     problem: Problem
@@ -129,7 +125,7 @@ class Layout:
 
     @cached_property
     def tiles(self) -> tuple[int, int]:
-        """Tiles of 16 x 16 weights of a block: over outputs, and over what is contracted."""
+        """Tiles of 16 x 16 weights of a block, along outputs and along the contracted dimension."""
         own, hidden = self.problem.gates * self.units, self.problem.hidden
         return (
             (_ceil(hidden, 16), _ceil(own, 16))
@@ -139,25 +135,21 @@ class Layout:
 
     @cached_property
     def warp_tiles(self) -> tuple[int, int]:
-        """The same of a warp."""
         m, k = self.tiles
         return _ceil(m, self.warps_m), _ceil(k, self.warps_k)
 
     @property
     def count(self) -> int:
-        """Tiles of a warp."""
         m, k = self.warp_tiles
         return m * k
 
     @cached_property
     def weights_bytes(self) -> int:
-        """Shared memory for weights."""
         low = self.count - self.low if self.problem.pieces == 2 else 0
         return self.warps_m * self.warps_k * (self.count - self.high + low) * 512
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
         p, units, rows = self.problem, self.units, self.rows
         groups = len(p.groups)
         pitch = _ceil(units, 32) * 32 + 4
@@ -203,7 +195,6 @@ class Layout:
         return total + self.weights_bytes
 
     def macros(self) -> dict[str, int]:
-        """What kernels are compiled with."""
         p = self.problem
         return {
             "BACKWARD": int(self.backward),
@@ -228,10 +219,9 @@ class Layout:
         }
 
     def fragments(self) -> torch.Tensor:
-        """Where each weight of the fragments comes from in the flat (G, H) matrix; -1: zero.
+        """Index of each fragment's weight in the flat (G, H) matrix; -1 for zero.
 
-        Returns:
-            int32, [block][warp][tile][lane][element]: eight elements of 16 bits per lane.
+        int32, [block][warp][tile][lane][element], with eight 16-bit elements per lane.
         """
         gates, units, hidden = self.problem.gates, self.units, self.problem.hidden
         own_m, own_k = self.warp_tiles
@@ -241,7 +231,7 @@ class Layout:
         )
         m = (warp % self.warps_m) * own_m + tile % own_m
         k = (warp // self.warps_m) * own_k + tile // own_m
-        # A lane's four elements along k are neighbours, as those of the operands are.
+        # A lane's four elements along k are adjacent, as in the operands.
         m = m * 16 + lane // 4 + 8 * (register % 2)
         k = k * 16 + 4 * (lane % 4) + 2 * (register // 2) + element
         if self.backward:
@@ -250,7 +240,7 @@ class Layout:
         else:
             gate, unit, column = m // units, block * units + m % units, k
             there = (m < gates * units) & (unit < hidden) & (column < hidden)
-        # Rounded up, a warp may have tiles that another one has too.
+        # By rounding up, warps may share tiles.
         mine, all_tiles = self.tiles
         tile_m = (warp % self.warps_m) * own_m + tile % own_m
         tile_k = (warp // self.warps_m) * own_k + tile // own_m

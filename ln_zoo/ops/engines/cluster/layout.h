@@ -1,9 +1,9 @@
-// What is fixed when a kernel is compiled: the cell, its norms, the precision, and how the work of
-// one cluster is shared by its blocks, warps and threads.
+// Compile-time constants: the cell, its norms, the dtype, and the division of a cluster's work
+// among blocks, warps and threads.
 //
-// A cluster of BLOCKS thread blocks runs ROWS rows of the batch through all time steps. Block b owns
-// the hidden units b * UNITS ... of all gates: their recurrent weights stay in its registers and
-// shared memory. A thread owns PAIRS pairs of a row and a unit between the products.
+// A cluster of BLOCKS thread blocks runs ROWS rows of the batch through all time steps. Block b
+// owns the hidden units b * UNITS ... of all gates: their recurrent weights stay in its registers
+// and shared memory. A thread owns PAIRS pairs of a row and a unit between the products.
 
 #pragma once
 
@@ -16,7 +16,7 @@ enum Storage { FLOAT, BFLOAT16, HALF };
 constexpr int INPUT_GROUPS = INPUT ? GROUPS : 0, RECURRENT_GROUPS = RECURRENT ? GROUPS : 0;
 constexpr int OUT_STATS = OUT;  // 1: reciprocal deviation; 2: the mean as well
 constexpr int STATS = INPUT_GROUPS + RECURRENT_GROUPS + OUT_STATS;
-// Whether both terms are added before anything else, so that only their sum is kept.
+// Whether both terms are added first, so that only their sum is saved.
 constexpr bool MERGED = JOINT || CELL == RNN || (CELL == LSTM && !INPUT && !RECURRENT);
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
@@ -27,7 +27,8 @@ static_assert(ROWS == 4 || ROWS == 8, "rows of a cluster");
 static_assert(UNITS % 4 == 0, "four lanes share four units of a row");
 static_assert(BLOCKS * UNITS >= HIDDEN, "every unit has an owner");
 
-// Rows of float32 numbers in shared memory: 4 banks apart, so that 8 rows of 4 units do not collide.
+// Rows of float32 numbers in shared memory: 4 banks apart, so that 8 rows of 4 units do not
+// collide.
 constexpr int PITCH = (UNITS + 31) / 32 * 32 + 4;
 // The same for rows of stored numbers.
 #if KIND == 0
@@ -45,8 +46,8 @@ DEVICE void store(u16* to, float a) {
   *to = (u16)(KIND == BFLOAT16 ? to_bfloat16(a) : to_half(a));
 }
 
-// Products: operands of 16 bits, sums in float32. float32 operands are PIECES = 2 halves, the
-// second one, scaled by 2^11, being what the first one leaves.
+// Products: 16-bit operands, float32 sums. float32 operands are PIECES = 2 halves; the second is
+// the remainder of the first, scaled by 2^11.
 constexpr bool BRAIN = KIND == BFLOAT16;
 constexpr float PIECE = 2048.0f, BELOW = 1.0f / 2048.0f;
 // Four rows in two pieces fill the eight columns of one product.
@@ -56,7 +57,7 @@ constexpr int CONTRACTED = GATES * UNITS, PRODUCED = HIDDEN;
 #else
 constexpr int CONTRACTED = HIDDEN, PRODUCED = GATES * UNITS;
 #endif
-// Tiles of 16 x 16 weights: those of the block, and those of a warp.
+// Tiles of 16 x 16 weights of the block, and of a warp.
 constexpr int TILES_M = (PRODUCED + 15) / 16, TILES_K = (CONTRACTED + 15) / 16;
 constexpr int OWN_M = (TILES_M + WARPS_M - 1) / WARPS_M;
 constexpr int OWN_K = (TILES_K + WARPS_K - 1) / WARPS_K;
@@ -70,14 +71,14 @@ constexpr int OPERANDS = WARPS_K * OWN_K * 32 * FRAGMENT;
 constexpr int SHARED_TILES = OWN - HIGH + (PIECES == 2 ? OWN - LOW : 0);
 constexpr int WEIGHTS_BYTES = WARPS_M * WARPS_K * SHARED_TILES * 512;
 
-// Units that are sent to the other blocks; padding past the last tile never is.
+// Units sent to other blocks, without padding past the last tile.
 constexpr int ROUNDED = (HIDDEN + 15) / 16 * 16;
 constexpr int SENT = BLOCKS * UNITS < ROUNDED ? BLOCKS * UNITS : ROUNDED;
 
 // Stages of the pipeline that reads from memory, ahead of time.
 constexpr int STAGES = 3;
 
-// Bytes of an asynchronous copy: whole copies fit into the units of a block, and into a row.
+// Bytes of an asynchronous copy, a divisor of a block's units and of a row.
 DEVICE constexpr int aligned_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes & -bytes; }
 DEVICE constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int COPY_BYTES = smaller(aligned_bytes(HIDDEN * (int)sizeof(Stored)),
@@ -87,7 +88,7 @@ constexpr int COPY_FLOATS = smaller(aligned_bytes(HIDDEN * 4), aligned_bytes(UNI
 
 DEVICE constexpr int after(int offset, int bytes) { return (offset + bytes + 15) & ~15; }
 
-// What a thread owns.
+// A thread's rows and units.
 struct Place {
   int thread, lane, warp, rank;
   int first_row;  // of the cluster
@@ -101,14 +102,14 @@ struct Place {
   MEMBER int example() const { return first_row + row; }
   MEMBER int local(int j) const { return unit + j * PAIR_STEP; }
   MEMBER int global(int j) const { return rank * UNITS + local(j); }
-  // Whether pair j exists in this block; in most sizes all do.
+  // Whether pair j exists in this block.
   MEMBER bool inside(int j) const { return PAIRS * THREADS == ROWS * UNITS || local(j) < UNITS; }
   MEMBER bool owns(int j) const { return inside(j) && global(j) < HIDDEN; }
-  // Whether the lane writes for all that share its row in its warp.
+  // Whether the lane writes for all lanes of its row.
   MEMBER bool leads() const { return (lane & 3) == 0 && (ROWS == 8 || lane < 16); }
 };
 
-// Steps of packed rows: step t owns rows first_rows[t] ... first_rows[t + 1]; else all are equal.
+// Steps of packed rows: step t owns rows [first_rows[t], first_rows[t + 1]); null: equal steps.
 struct Sequence {
   const int* first_rows;
   int steps, examples;

@@ -1,4 +1,4 @@
-// Recurrent weights for the time loop: centred, scaled, in 16-bit pieces, in the order of use.
+// Pack recurrent weights for the time loop: centred, scaled, in 16-bit pieces, in order of use.
 //
 // Macros: PIECES of a weight, 1 or 2; KIND: 1 for bfloat16, which needs no scale; else float16.
 #include "device.h"
@@ -9,7 +9,7 @@ struct ScaleArguments {
   u32* largest;    // bits of max |centred|, at least 0; zeroed by the caller
   int G, H;
   int groups;    // of statistics
-  int group_of;  // the number of each gate's group, two bits each, the first gate lowest
+  int group_of;  // group index of each gate, two bits each, first gate lowest
   int centre;    // whether to subtract the mean over a group's rows from each column
   int kind;      // of w: 0 float32, 1 bfloat16, 2 float16
 };
@@ -20,7 +20,7 @@ DEVICE float element(const ScaleArguments& a, u64 i) {
   return a.kind == 1 ? from_bfloat16(bits) : from_half(bits);
 }
 
-// Block groups * i + k has 32 columns, from 32 i, of group k; a warp has every 32nd row of them.
+// Block groups * i + k has columns [32 i, 32 i + 32) of group k; a warp has every 32nd row.
 KERNEL(1024, 1) void scale_weights(const ScaleArguments a) {
   SHARED_MEMORY(memory);
   float(*sums)[32] = (float(*)[32])memory;
@@ -51,7 +51,7 @@ KERNEL(1024, 1) void scale_weights(const ScaleArguments a) {
     for (int row = first + warp; row < last; row += 32) {
       float x = element(a, (u64)row * a.H + column) - mean;
       a.centred[(u64)row * a.H + column] = x;
-      // Bits of numbers of one sign are in the order of the numbers; NaN is above infinity.
+      // Bits of nonnegative floats have the order of the floats; NaN is above infinity.
       u32 bits = float_bits(x) & 0x7fffffff;
       largest = bits > largest ? bits : largest;
     }
@@ -66,15 +66,15 @@ KERNEL(1024, 1) void scale_weights(const ScaleArguments a) {
 
 struct PackArguments {
   const float* centred;
-  const int* index;    // (count): places in centred, or -1 for zero
+  const int* index;    // (count): indices in centred, or -1 for zero
   const u32* largest;  // from scale_weights
   u16 *high, *low;     // (count); low only with two pieces
   float* unscale;      // the reciprocal of the scale
   int count;
 };
 
-// The exponent k of the power of two 2^-k that brings weights to at most 1, from the bits of the
-// largest one. It stays where 2^k and 2^-k are normal numbers; 0 for zero, infinity and NaN.
+// Exponent k such that 2^-k scales weights to at most 1, from the bits of the largest; limited so
+// that 2^k and 2^-k are normal, and 0 for zero, infinity and NaN.
 DEVICE int scale_exponent(u32 largest) {
   if (largest == 0 || largest >= 0x7f800000) return 0;
   int k = (int)(largest >> 23) - 127 + ((largest & 0x7fffff) != 0);

@@ -1,2 +1,2 @@
-// Asked how many clusters the GPU holds at once; never launched.
+// Used to query the maximum number of resident clusters; never launched.
 extern "C" __global__ void probe(int) {}

@@ -1,8 +1,8 @@
-// What the layer norms need of whole rows before and after the time loop: statistics, gradients.
+// Row operations of the layer norms outside the time loop: statistics before, gradients after.
 //
 // Macros: KIND of v, u and their gradients in memory (0 float32, 1 bfloat16, 2 float16); those of
-// gates.h; INPUT and RECURRENT: whether v and u are divided by their root mean squares. They have no
-// means to subtract, since the weights are centred. Arithmetic is float32.
+// gates.h; INPUT and RECURRENT: whether v and u are divided by their root mean squares. Means are
+// 0, since the weights are centred. Computation is in float32.
 #include "gates.h"
 
 #if KIND == 0
@@ -60,7 +60,7 @@ DEVICE float warp_sum(float x) {
   return x;
 }
 
-// The reciprocal root mean square of each group of each row of v.
+// Reciprocal root mean square of each group of each row of v.
 
 struct StatisticsArguments {
   const Number* v;  // (rows, GATES * H)
@@ -98,11 +98,11 @@ KERNEL(256, 1) void input_statistics(const StatisticsArguments a) {
   else statistics<false>(a);
 }
 
-// Gradients of v and u, and sums over rows, from the gradients of the gates' sums.
+// Gradients of v and u, and sums over rows, from the gradients of pre-activations.
 //
 // With a_hat = r a, a group's gradient is r (d - a_hat mean(d a_hat)), where d = gain dp. A team of
-// 1, 2, 4 or 12 warps has a row at a time; each thread has all gates of the same four units in all
-// its rows, and sums over them in registers. Blocks leave partial sums, in a fixed order.
+// 1, 2, 4 or 12 warps processes a row at a time; each thread has all gates of the same four units
+// in all its rows, and their sums in registers. Blocks write partial sums, in a fixed order.
 
 struct AfterLoopArguments {
   const float* work;   // (rows, W, H): LSTM dp of i, f, g, o; GRU r, z, q, dw; RNN dp
@@ -116,14 +116,14 @@ struct AfterLoopArguments {
   int H, stride, offset_v, offset_u;  // H is at most 4 * after_threads
 };
 
-// So many threads have up to 168 registers each; more of them spill.
+// With this many threads, each has up to 168 registers; with more, they spill.
 constexpr int after_threads = 384;
 constexpr int warp_count = after_threads / 32;
 
-// Means of a row: those of v's groups, then those of u's.
+// Means of a row: v's groups, then u's.
 DEVICE constexpr bool has_mean(int i) { return i < GROUPS ? INPUT : RECURRENT; }
 
-// Writes a block's sums over its rows, over its teams in order.
+// Write a block's sums over its rows, adding its teams in order.
 template <int count, class Value>
 DEVICE void write_sums(float* shared, float* to, int H, int team_threads, Value value) {
   if (to == nullptr) return;
@@ -164,7 +164,7 @@ DEVICE void after(const AfterLoopArguments& a, unsigned char* memory) {
   }
   block_barrier();
 
-  // A GRU's candidate is the one gate whose two terms have different gradients: p and q.
+  // Only a GRU's candidate has different gradients of its two terms, p and q.
   float bias[GATES][4] = {}, bias_hn[4] = {}, sum_v[GATES][4] = {}, sum_u[GATES][4] = {};
   const long long step = (long long)block_count() * teams;
   const bool active = valid > 0;
@@ -223,14 +223,14 @@ DEVICE void after(const AfterLoopArguments& a, unsigned char* memory) {
         if (warps > 1 && thread_index() % 32 == 0) partial[set][thread_index() / 32][i] = means[i];
       }
       if (warps > 1) {
-        part_barrier(1 + team, team_threads);  // other teams may be at other rows
+        part_barrier(1 + team, team_threads);  // teams may be at different rows
 #pragma unroll
         for (int i = 0; i < 2 * GROUPS; ++i) {
           if (!has_mean(i)) continue;
           means[i] = 0;
           for (int w = 0; w < warps; ++w) means[i] += partial[set][team * warps + w][i];
         }
-        set ^= 1;  // two sets, so that one barrier a turn suffices
+        set ^= 1;  // double buffer, so that one barrier per turn suffices
       }
 #pragma unroll
       for (int i = 0; i < 2 * GROUPS; ++i)

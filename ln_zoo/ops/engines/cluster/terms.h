@@ -1,5 +1,4 @@
-// What both directions of time share between their products: vectors over units in shared memory,
-// and the sums that go into a gate.
+// Shared by forward and backward pass: vectors over units in shared memory, and pre-activations.
 
 #pragma once
 
@@ -10,7 +9,7 @@ DEVICE float sigmoid(float x) { return divide(1.0f, 1.0f + exponential(-x)); }
 DEVICE float hyperbolic_tangent(float x) {
   const float far = 1.0f - divide(2.0f, 1.0f + exponential(2.0f * x));
   if (PIECES == 1) return far;
-  // That loses the small numbers: there, an odd polynomial, fitted to |x| <= 0.625.
+  // That cancels for small x: use an odd polynomial, fitted to |x| <= 0.625.
   const float square = x * x;
   float p = -5.70498872745e-3f * square + 2.06390887954e-2f;
   p = p * square - 5.37397155531e-2f;
@@ -19,7 +18,7 @@ DEVICE float hyperbolic_tangent(float x) {
   return square < 0.390625f ? p * square * x + x : far;
 }
 
-// Its functions call those above.
+// Uses the functions above.
 #include "../equations.h"
 
 // Features that share statistics.
@@ -65,11 +64,11 @@ struct AtUnit {
   MEMBER AtUnit(const float* vectors, int unit) : at(vectors + unit) {}
   MEMBER float operator[](int vector) const { return at[vector * PITCH]; }
 
-  // The input's part of gate k's sum, with the bias.
+  // Input term of gate k, with the bias.
   MEMBER float input(int k, float v, float reciprocal) const {
     return (INPUT ? v * reciprocal * (*this)[GAIN_INPUT + k] : v) + (*this)[BIAS + k];
   }
-  // The recurrent part of it.
+  // Recurrent term of gate k.
   MEMBER float recurrent(int k, float u, float reciprocal) const {
     return RECURRENT ? u * reciprocal * (*this)[GAIN_RECURRENT + k] : u;
   }
@@ -94,7 +93,7 @@ struct HeldAt {
       if (held.mask_c) c[ZONEOUT ? j : 0] = held.mask_c[at];
     }
   }
-  // The share of a state that stays as it was.
+  // Share of a state that zoneout keeps.
   MEMBER float of_h(const Held& held, int j) const {
     if (!ZONEOUT) return 0.0f;
     return held.mask_h ? (h[ZONEOUT ? j : 0] ? 1.0f : 0.0f) : held.share_h;
@@ -109,5 +108,5 @@ DEVICE float mixed(float before, float now, float share) {
   if (!ZONEOUT) return now;
   return share == 1.0f ? before : now + share * (before - now);
 }
-// From the gradient of a state after zoneout to that of the one before.
+// From the gradient of a state after zoneout to that before zoneout.
 DEVICE float passing(float d, float share) { return ZONEOUT ? d * (1.0f - share) : d; }

@@ -1,6 +1,6 @@
-// The recurrent weights of a block, which stay where they are for all steps, and their product with
-// the operands of a step: on tensor cores, 16 outputs x 8 columns at a time. Columns are rows of the
-// batch; with SPLIT, the first four are their high pieces and the last four their low ones.
+// The recurrent weights of a block, resident for all steps, and their product with the operands of
+// a step on tensor cores, 16 outputs x 8 columns at a time. Columns are rows of the batch; with
+// SPLIT, the first four are high pieces and the last four low pieces.
 
 #pragma once
 
@@ -51,7 +51,7 @@ struct Weights {
     return *(const uint4*)(shared + (before + i - in_registers) * 512);
   }
 
-  // Sums of this warp's tiles: `high x high`, and apart from it what has to be scaled down.
+  // Sums of this warp's tiles: `high x high`, and separately the terms to be scaled down.
   struct Sums {
     float main[OWN_M][4], below[PIECES == 2 ? OWN_M : 1][4];
 
@@ -102,11 +102,11 @@ struct Weights {
   }
 };
 
-// The operands of one row: element n of a row is a piece or two of 16 bits.
+// Operands of one row: an element is one or two 16-bit pieces.
 DEVICE u32 high_piece(float a) { return BRAIN ? to_bfloat16(a) : to_half(a); }
 DEVICE u32 low_piece(float a, u32 high) { return to_half((a - from_half(high)) * PIECE); }
 
-// Bytes from the start of the operands to the four elements of a row that begin with element n.
+// Byte offset of the four elements of a row that start with element n.
 DEVICE int operand_offset(int row, int n) {
   return (n >> 4) * 32 * FRAGMENT + (row * 4 + ((n >> 2) & 3)) * QUARTET;
 }
@@ -119,7 +119,7 @@ DEVICE void write_operand(unsigned char* operands, int row, int n, float a) {
   if (PIECES == 2) to[4] = (u16)low_piece(a, high);
 }
 
-// Four elements in a row, from one that is a multiple of four.
+// Four consecutive elements, aligned to four.
 struct Quartet {
   u32 words[PIECES == 2 ? 4 : 2];
 
@@ -136,8 +136,7 @@ struct Quartet {
     }
   }
 
-  // Of four lanes that hold one element each, a lane's own being its number modulo 4: every lane
-  // gets all four.
+  // Gather one element from each of four lanes, ordered by lane modulo 4; every lane gets all four.
   MEMBER static Quartet gather(float a, int lane) {
     Quartet found;
     const bool odd = lane & 1, upper = lane & 2;

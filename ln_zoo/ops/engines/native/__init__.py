@@ -1,1 +1,1 @@
-"""Recurrent kernels in C++, compiled on first use."""
+"""Recurrent kernels in C++ for CPUs, compiled on first use."""

@@ -1,8 +1,6 @@
-// Products of bfloat16 on AMX tiles: eight registers of 16 rows of 64 bytes, and an instruction
-// that adds to a tile of float the product of two tiles of pairs of bfloat16.
-//
-// Tiles are used where the compiler may emit them, the processor has them, Linux lets this process
-// have them, and a small product on them agrees with the same product on vectors.
+// bfloat16 products on AMX tiles: eight registers of 16 rows of 64 bytes, and an instruction that
+// accumulates the product of two tiles of bfloat16 pairs in a float tile. Used if the compiler and
+// the processor support tiles, Linux grants them, and a test product agrees with vectors.
 
 #pragma once
 
@@ -21,16 +19,15 @@
 
 namespace {
 
-// Why tiles are not used, if they are not.
+// Whether tiles are used, or why not.
 enum Tiles : int64_t { USED, NOT_COMPILED, NOT_THERE, REFUSED, WRONG };
 
 #if TILES
 
-// A tile: rows, pairs of bfloat16 in a row of factors, floats in a row of sums.
+// Size of a tile: rows, bfloat16 pairs per row of a factor, floats per row of sums.
 constexpr int64_t TILE = 16;
 
-// What a processor is told of its tiles before it uses them (Intel 64 and IA-32 Architectures
-// Software Developer's Manual, LDTILECFG).
+// Operand of LDTILECFG (Intel 64 and IA-32 Architectures Software Developer's Manual).
 struct alignas(64) TileForms {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -39,7 +36,7 @@ struct alignas(64) TileForms {
 
 #ifdef LN_ZOO_EMULATED_TILES
 
-// What the instructions do, in C++ (the same manual, TDPBF16PS): for tests on any processor.
+// Emulation of the instructions (same manual, TDPBF16PS), for tests on any processor.
 struct TileUnit {
   struct State {
     TileForms forms;
@@ -73,7 +70,7 @@ struct TileUnit {
       std::memcpy(static_cast<char*>(to) + i * stride, state().tiles[I][i], state().forms.bytes[I]);
     }
   }
-  // Denormal numbers are zero, in factors and results.
+  // Subnormal factors and results are flushed to zero.
   static float flushed(float a) {
     return std::fabs(a) < 1.17549435e-38f ? std::copysign(0.0f, a) : a;
   }
@@ -107,9 +104,9 @@ struct TileUnit {
 
 #else
 
-// The instructions. Numbers of tiles are part of their code, and GCC wants them as digits.
+// The instructions; tile numbers are immediate operands, which GCC requires as literals.
 struct TileUnit {
-  // GCC does not know that these instructions read memory: all must be written before.
+  // Compiler barrier: GCC does not know that these instructions read memory.
   static void written() { asm volatile("" ::: "memory"); }
   static void form(const TileForms& forms) {
     asm volatile("" : : "r"(&forms) : "memory");
@@ -149,7 +146,7 @@ struct TileUnit {
     if constexpr (SUM == 3) _tile_dpbf16ps(3, 5, 7);
   }
 
-  // Whether this process may use them; Linux wants to be asked.
+  // Request permission from Linux.
   static Tiles trouble() {
     constexpr unsigned BF16 = 1u << 22, TILE_UNIT = 1u << 24, SAVED = 1u << 27;
     constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
@@ -169,14 +166,14 @@ inline void written() {}
 inline void written() { TileUnit::written(); }
 #endif
 
-// What is left of K besides whole tiles, with zeros after it.
+// The remainder of K after whole tiles, zero-padded.
 struct alignas(64) TileRests {
   bfloat left[2 * TILE][2 * TILE];
   bfloat right[TILE][2 * TILE * 2];
 };
 
-// ROWS by COLUMNS tiles of sums: 0 to 3 are sums, 4 and 5 rows of the left operand, 6 and 7 columns
-// of the right one, whose rows are `stride` bytes apart. `left` and `stride_left` likewise.
+// ROWS by COLUMNS tiles of sums. Tiles 0 to 3 are sums, 4 and 5 the left operand, 6 and 7 the right
+// one; strides of rows are in bytes.
 template <int ROWS, int COLUMNS>
 void tiles_of_sums(int64_t steps, bool rest, const bfloat* left, int64_t stride_left,
                    const bfloat* right, int64_t stride, const TileRests& rests, float* c,
@@ -218,7 +215,7 @@ void tiles_of_sums(int64_t steps, bool rest, const bfloat* left, int64_t stride_
   if constexpr (ROWS == 2 && COLUMNS == 2) U::store<3>(c1 + TILE, bytes);
 }
 
-// Tiles of sums of some rows of the result, of which `columns` are wanted.
+// Tiles of sums for some rows and `columns` columns of the result.
 template <int ROWS>
 void tiles_of_rows(int64_t rows, int64_t columns, int64_t steps, bool rest, const bfloat* left,
                    int64_t stride_left, const bfloat* right, int64_t stride, const TileRests& rests,
@@ -260,7 +257,7 @@ void tile_product(int64_t M, int64_t N, int64_t K, Left<bfloat> a, const bfloat*
           std::fill(forms.bytes, forms.bytes + 8, 64);
           std::fill(forms.rows, forms.rows + 8, TILE);
           forms.rows[0] = forms.rows[1] = forms.rows[4] = first;
-          // Tiles that are not used have a form too.
+          // Unused tiles need a valid form as well.
           forms.rows[2] = forms.rows[3] = forms.rows[5] = std::max(rows - TILE, int64_t(1));
           TileUnit::form(forms);
           formed = rows;
@@ -289,7 +286,7 @@ void tile_product(int64_t M, int64_t N, int64_t K, Left<bfloat> a, const bfloat*
   if (formed) TileUnit::release();
 }
 
-// A product of odd sizes on tiles and on vectors: whether they agree but for rounding.
+// Whether a product of odd sizes agrees on tiles and on vectors up to rounding.
 bool tiles_agree() {
   constexpr int64_t M = 37, N = 75, K = 78;
   std::vector<bfloat> left(M * K), right(K * N), packed(K * (N + L));
@@ -308,7 +305,7 @@ bool tiles_agree() {
   tile_product(M, N, K, a, packed.data(), tiles.data(), N, true);
   vector_product(M, N, K, a, packed.data(), vectors.data(), N, true);
   for (int64_t i = 0; i < M * N; i++) {
-    // NaN does not agree either.
+    // Also false for NaN.
     if (!(std::fabs(tiles[i] - vectors[i]) < 1e-4f)) return false;
   }
   return true;

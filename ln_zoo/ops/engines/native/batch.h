@@ -1,7 +1,6 @@
-// Batch normalisation at each time step. Statistics are over examples, so that here threads share
-// the units (split_units.h): each takes its units of all examples, and all synchronise once a step
-// (backward twice), since the next product needs every h, or every du. No number depends on how
-// many threads there are.
+// Batch normalisation at each time step. Statistics are over examples, so threads split the units
+// (split_units.h) and synchronise once per step (twice in the backward pass), since the next
+// product needs every h or du. Results do not depend on the number of threads.
 
 #pragma once
 
@@ -9,8 +8,8 @@
 
 namespace {
 
-// Mean, biased variance and reciprocal deviation of each column of a (n, width) block, rows
-// `stride` apart; a mean of null stands for zeros, and is then not computed.
+// Mean, biased variance and reciprocal deviation of each column of a (n, width) block with row
+// stride `stride`; a null mean is 0 and not computed.
 void column_statistics(const float* a, int64_t n, int64_t stride, int64_t width, double eps,
                        int64_t correction, float* mean, float* var, float* factor) {
   const float share = 1.0f / float(n), spread = float(n) / float(n - correction);
@@ -38,14 +37,14 @@ void column_statistics(const float* a, int64_t n, int64_t stride, int64_t width,
   }
 }
 
-// A place at step t, from a unit on.
+// Statistics of a place at step t, from a unit on.
 Columns at_step(const Statistics& s, int64_t t, int64_t features, int64_t unit, const float* zeros,
                 const float* ones) {
   const int64_t at = t * features + unit;
   return {s.mean ? s.mean + at : zeros, s.factor ? s.factor + at : ones};
 }
 
-// The places of a step that a share sees; of a simple RNN's products nothing is normalised.
+// The places of a step for one share; a simple RNN's products are not normalised.
 struct BatchPlaces {
   Columns input, recurrent, out;
   BatchPlaces(const Batch& b, const Shape& shape, const Team& team, int64_t t, const float* zeros,
@@ -53,7 +52,7 @@ struct BatchPlaces {
       : input(at_step(b.input, t, shape.G, team.first, zeros, ones)),
         recurrent(at_step(b.recurrent, t, shape.G, team.first, zeros, ones)),
         out(at_step(b.out, t, shape.H, team.first, zeros, ones)) {}
-  // Terms of a row; gates of u lie so many apart.
+  // Terms of a row; `apart` is the stride of u's gates.
   Terms<Columns> terms(const Steps& s, const Shape& shape, const float* v, const float* u,
                        int64_t apart) const {
     Terms<Columns> found{s, shape.H, shape.G, apart, v, u, {}, {}};
@@ -64,7 +63,7 @@ struct BatchPlaces {
   }
 };
 
-// Fills in the statistics of step t, for a share's units of each gate of (n, ...) rows.
+// Compute the statistics of step t, for a share's units of each gate.
 void gather(const Batch& b, const Statistics& to, int64_t t, double eps, const Team& team,
             int64_t gates, const float* a, int64_t n, int64_t stride) {
   if (!to.batch) return;
@@ -75,8 +74,7 @@ void gather(const Batch& b, const Statistics& to, int64_t t, double eps, const T
   }
 }
 
-// Variances and reciprocal deviations of v (rows, G), whose means are zero, over the examples of
-// each step.
+// Variances and reciprocal deviations of centred v (rows, G) over the examples of each step.
 void batch_inputs(const Steps& s, const Batch& b, const std::vector<int64_t>& offsets) {
   const int64_t G = gates_of(s.cell) * s.hidden, threads = threads_for(s.shares, s.steps);
   in_parallel(threads, [&](int64_t i) {
@@ -157,8 +155,8 @@ void batch_forward(const Steps& s, const Batch& b) {
   }
 }
 
-// Sums over the examples of a step of columns d and d a; afterwards the two means of the adjoint,
-// with the gain in them.
+// Sums over the examples of a step of columns d and d a; then the two means of the adjoint, times
+// the gain.
 struct ColumnSums {
   std::vector<float> d, da;
   explicit ColumnSums(int64_t width) : d(width), da(width) {}
@@ -171,7 +169,7 @@ struct ColumnSums {
     accumulate(block, d.data(), j, d_j);
     accumulate(block, da.data(), j, d_j * a);
   }
-  // Adds them to `bias_sum`, if there is one, and `gain_sum`.
+  // Add to `bias_sum`, unless null, and `gain_sum`.
   void finish(int64_t from, int64_t count, bool computed, int64_t n, int64_t correction,
               const float* gain, float* bias_sum, float* gain_sum) {
     for (int64_t j = 0; j < count; j++) {
@@ -185,7 +183,7 @@ struct ColumnSums {
   OfColumns of(int64_t from) const { return {d.data() + from, da.data() + from}; }
 };
 
-// What the rows of a step add up to, as `RowTotals`.
+// Sums over the rows of a step, as `RowTotals`.
 struct ColumnTotals {
   int64_t count;
   ColumnSums v, u, out;

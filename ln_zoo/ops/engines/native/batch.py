@@ -1,6 +1,6 @@
-"""Time steps in C++ on the CPU, of cells whose sites normalise over examples.
+"""C++ time steps for places that normalise over examples.
 
-Statistics are over examples, so threads share the units and synchronise at every step (`batch.h`).
+Threads split the units and synchronise at every step (`batch.h`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Places, Statistics
 from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.spec import Examples
 
-#: Units that are worth a thread.
+#: Minimum units per thread.
 _LEAST_UNITS = 16
 
 
 def shares_under_batch_norm(hidden: int) -> int:
-    """Parts into which threads divide the units where a place normalises over examples."""
+    """Number of shares of units, one per thread, under batch norm."""
     return max(1, min(torch.get_num_threads(), hidden // _LEAST_UNITS))
 
 
@@ -40,10 +40,9 @@ class _Batch(Arguments):
 
 
 class NativeBatchSteps(NativeSteps):
-    """As `NativeSteps`, of cells whose sites normalise over examples."""
+    """`NativeSteps` for places that normalise over examples."""
 
     def forward(self, chunk: Chunk) -> None:
-        """Runs a chunk of steps."""
         arguments = self.forward_arguments(chunk, self._shares(len(chunk.h), chunk.masks))
         batch, found, _alive = self._batch(chunk.sizes, chunk.places, forward=True)
         self.library.ln_zoo_batch_forward(byref(arguments), byref(batch))
@@ -52,13 +51,12 @@ class NativeBatchSteps(NativeSteps):
             statistics.mean.add_(mean)
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Takes gradients back through a chunk of steps."""
         arguments = self.backward_arguments(grads, self._shares(len(grads.dh), grads.masks))
         batch, _, _alive = self._batch(grads.sizes, grads.places, forward=False)
         self.library.ln_zoo_batch_backward(byref(arguments), byref(batch))
 
     def rows_of_chunk(self, saved: bool) -> int:
-        # Statistics cost each chunk several calls of torch: twice as many rows as elsewhere.
+        # Statistics cost several torch calls per chunk, so chunks are twice as large.
         return 2 * super().rows_of_chunk(saved)
 
     def _shares(self, examples: int, masks: Masks) -> int:
@@ -67,11 +65,8 @@ class NativeBatchSteps(NativeSteps):
     def _batch(
         self, sizes: Sequence[int], places: Places, forward: bool
     ) -> tuple[_Batch, list[tuple[Statistics, Tensor]], list[Tensor | None]]:
-        """The arguments of C++ for the places of a chunk.
-
-        Returns:
-            Its structure; means that the forward finds, with where they belong; and the tensors
-            whose addresses the structure holds.
+        """The structure; means that the forward pass computes, with destinations; tensors to keep
+        alive.
         """
         batch, found = _Batch(), []
         alive: list[Tensor | None] = []
@@ -86,7 +81,7 @@ class NativeBatchSteps(NativeSteps):
                 batch.correction = place.correction
             if place.batch and forward:
                 factor = torch.empty_like(var)
-                # The frame has taken the inputs' means off.
+                # v is already centred.
                 mean = None if name == "input" else torch.empty_like(var)
                 if mean is not None:
                     found.append((statistics, mean))
@@ -103,7 +98,6 @@ class NativeBatchSteps(NativeSteps):
 
 
 def _factors(place: Examples, var: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Reciprocal deviations of each step, (steps, F)."""
     if place.batch and place.correction:
         n = torch.tensor(sizes, dtype=var.dtype, device=var.device).unsqueeze(1)
         var = var * (n / (n - place.correction))

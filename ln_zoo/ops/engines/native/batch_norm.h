@@ -9,8 +9,8 @@ namespace {
 
 enum Place { INPUT, RECURRENT, OUT, PLACES };
 
-// Rows (T, N, F) less their means over the examples of each step, which go to `means` (T, F); the
-// result may go where the rows are.
+// Subtract from rows (T, N, F) their means over the examples of each step, `means` (T, F); may be
+// in place.
 void without_means(int64_t T, int64_t N, int64_t F, const float* a, float* to, float* means,
                    int64_t threads) {
   threads = threads_for(threads, std::min(T, T * N * F / 32768 + 1));
@@ -30,7 +30,7 @@ void without_means(int64_t T, int64_t N, int64_t F, const float* a, float* to, f
   });
 }
 
-// Statistics of a call, and the part of them that belongs to some of its steps.
+// Statistics of a call, and slices of them.
 class OverExamples {
  public:
   OverExamples(const Call& call, const Tensors& tensors, const Shape& shape)
@@ -45,7 +45,7 @@ class OverExamples {
   bool own(int place) const { return a_.sources[place] == OWN; }
   float* means(int place, int64_t step) const { return means_[place] + step * widths_[place]; }
 
-  // Memory for so many steps at once.
+  // Allocate memory for this many steps.
   void reserve(int64_t steps, Arena& arena) {
     for (int k = 0; k < PLACES; k++) {
       if (!a_.sources[k]) continue;
@@ -53,26 +53,26 @@ class OverExamples {
     }
   }
 
-  // What steps of a forward fill in and read.
+  // Arguments of the forward pass.
   Batch forward(int64_t step, int64_t steps) const {
     return of(step, steps, [&](int place, Statistics& s) {
       if (place == INPUT) {
-        s.mean = nullptr;  // it was taken off the inputs
+        s.mean = nullptr;  // inputs are centred
       } else if (!merged_) {
         s.mean = means(place, step);
       }
     });
   }
 
-  // After `forward`, and when `means` of the inputs' products are there, adds those of the sum.
+  // After `forward` and once `means` has the input products' means, add the sum's means.
   void add_means(int64_t step, int64_t steps) const {
     if (merged_ && own(OUT)) add(rooms_[OUT].mean, means(OUT, step), steps * widths_[OUT]);
   }
 
-  // What they read in the backward pass.
+  // Arguments of the backward pass.
   Batch backward(int64_t step, int64_t steps) const {
     return of(step, steps, [&](int place, Statistics& s) {
-      // What is kept of products is without means.
+      // Products are saved centred.
       s.mean = place == OUT && !merged_ ? means(place, step) : nullptr;
       const float spread = float(a_.examples) / float(a_.examples - a_.correction);
       factors(place, s.var, steps * widths_[place], spread, s.factor);
@@ -97,7 +97,7 @@ class OverExamples {
     for (int64_t j = 0; j < n; j++) to[j] = 1.0f / std::sqrt(var[j] * spread + small);
   }
 
-  // `own_place` changes what belongs to a place whose statistics are the examples' own.
+  // `own_place` modifies places with batch statistics.
   template <class Own>
   Batch of(int64_t step, int64_t steps, Own own_place) const {
     Batch batch{a_.correction, {}, {}, {}};

@@ -1,8 +1,8 @@
 """Find, compile on first use, cache and load the native CPU kernels.
 
-A wheel carries kernels for several levels of the processor (`ln_zoo.ops.engines.native.prebuilt`).
-An editable install has no libraries and compiles for this machine. Nothing happens on import. If
-no library can be had, `library` raises `Unavailable` with the reason, and other kernels run.
+Wheels contain kernels for several instruction sets (`ln_zoo.ops.engines.native.prebuilt`). An
+editable install compiles for this machine. Nothing happens on import. Without a library, `library`
+raises `Unavailable` and other kernels run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ln_zoo.ops.engines.native.compiler import (
 )
 from ln_zoo.ops.engines.native.ownership import is_our_file, make_private, why_not_ours
 
-#: Changes when the form of what is in the cache changes.
+#: Version of the cache format.
 _SCHEMA = 2
 _FEATURES = frozenset(
     {"avx", "avx2", "fma3", "avx512_f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"}
@@ -67,21 +67,19 @@ class Status:
 
     Args:
         available: whether it is loaded, prebuilt, cached, or will be compiled on first use.
-        built: whether it is compiled already.
-        prebuilt: whether it came with the wheel.
-        level: name of the `Level` that it is compiled for.
+        built: whether it is compiled.
+        prebuilt: whether it is part of the wheel.
+        level: name of its `Level`.
         path: the library, or ``None`` if it is not built.
-        compiler: the compiler and its version, or ``None`` if there is none.
-        flags: to the compiler.
-        cpu: the processor's name.
-        features: its instruction sets that matter here, as torch calls them.
+        compiler: compiler and version, or ``None`` if none was found.
+        flags: compiler flags.
+        cpu: name of the processor.
+        features: its relevant instruction sets, in torch's names.
         bf16: whether the processor multiplies bfloat16.
-        openmp: whose threads it runs on: ``"torch's"``, ``"none"`` (a single thread), or ``None``
-            before it is built.
-        threads: how many threads it would use now.
-        reason: why it is not available, or ``None``.
-        unused_cache: why nothing is loaded from the cache, which other users could write to; each
-            process then compiles into a folder of its own. ``None`` if it is in order.
+        openmp: ``"torch's"`` threads, ``"none"`` (single-threaded), or ``None`` before it is built.
+        threads: number of threads it would use now.
+        reason: why it is unavailable, or ``None``.
+        unused_cache: why the cache is not used (other users could write to it), or ``None``.
     """
 
     available: bool
@@ -110,16 +108,13 @@ class _Loaded:
 class NativeLibrary:
     """A C++ library, prebuilt or compiled on first use.
 
-    The cache holds, for each combination of source, processor, torch and flags, the library and a
-    JSON file with its checksum, or a file ``.failed`` with the reason why a compiler failed, so
-    that later processes do not try again. The folder and its files must belong to this user or
-    root, and nobody else may write to them. Otherwise nothing in it is read, and each process
-    compiles into a folder of its own.
+    For each source, processor, torch version and flags, the cache holds the library and a JSON file
+    with its checksum, or a file ``.failed`` with the compiler's error, so that later processes do
+    not retry. Unless folder and files belong to this user or root and are writable by no one else,
+    the cache is ignored and each process compiles into a folder of its own.
 
-    Args:
-        source: the file, whose ``extern "C"`` functions include ``int64_t ln_zoo_abi()``, which
-            returns `ABI`.
-        prebuilt: folder of prebuilt libraries and their manifest; it may be missing.
+    ``source`` defines ``int64_t ln_zoo_abi()``, which returns `ABI`; the folder ``prebuilt`` may be
+    missing.
     """
 
     def __init__(self, source: Path, prebuilt: Path | None = None) -> None:
@@ -130,10 +125,10 @@ class NativeLibrary:
         self._private_folder: Path | None = None
 
     def load(self) -> ctypes.CDLL:
-        """The library, compiled if it has to be; failure is remembered.
+        """The library, compiled if necessary; failures are remembered.
 
         Raises:
-            Unavailable: with the reason, if it cannot be had.
+            Unavailable: if there is no library.
         """
         with self._mutex:
             if self._loaded is None and self._reason is None:
@@ -141,14 +136,13 @@ class NativeLibrary:
             return self._result()
 
     def rebuild(self) -> ctypes.CDLL:
-        """Compile anew for this machine, even if there is a library or compiling failed before.
+        """Compile for this machine, even if there is a library or compilation failed before.
 
-        If the library is in use already, this process goes on with the new one, except for calls
-        that layers have prepared. Later processes prefer a prebuilt library, unless
-        ``LN_ZOO_CPU_LEVEL`` is ``native``.
+        This process then uses the new library, except for prepared calls of layers. Later processes
+        prefer a prebuilt library unless ``LN_ZOO_CPU_LEVEL`` is ``native``.
 
         Raises:
-            Unavailable: with the reason, if that fails.
+            Unavailable: if that fails.
         """
         with self._mutex:
             self._loaded = self._reason = None
@@ -156,11 +150,6 @@ class NativeLibrary:
             return self._result()
 
     def status(self, build: bool = False) -> Status:
-        """State of the library; compiles it only on request.
-
-        Args:
-            build: whether to compile and load it first.
-        """
         if build:
             with contextlib.suppress(Unavailable):
                 self.load()
@@ -257,7 +246,7 @@ class NativeLibrary:
         for folder in (self._private,) if unused_cache else (lambda: cache, self._private):
             try:
                 return self._build(folder(), level, compiler, rebuild)
-            except (OSError, NotImplementedError) as error:  # the latter: no locks there
+            except (OSError, NotImplementedError) as error:  # NotImplementedError: no locks
                 troubles.append(str(error))
         raise Unavailable(f"the library cannot be kept or loaded: {'; '.join(troubles)}")
 
@@ -266,7 +255,7 @@ class NativeLibrary:
         stem = self._stem(level)
         try:
             with FileLock(folder / f"{stem}.lock", timeout=LIMIT + 30):
-                # Another process may have been faster.
+                # Another process may have compiled it.
                 if not rebuild and (loaded := _cached(folder, stem)):
                     return loaded
                 failure = _failure_file(folder, stem, compiler)
@@ -284,7 +273,7 @@ class NativeLibrary:
 
     def _compile(self, folder: Path, level: Level, compiler: Compiler) -> _Loaded:
         kept = "this process only" if folder == self._private_folder else f"later runs in {folder}"
-        # Not logged: without a handler nobody would see why the first call takes so long.
+        # Printed, since logs may have no handler: explains the delay of the first call.
         print(
             f"ln_zoo: compiling CPU kernels for this machine (about {TYPICAL_SECONDS} s); "
             f"kept for {kept}",
@@ -303,21 +292,20 @@ class NativeLibrary:
             note = Path(work) / "made.json"
             note.write_text(json.dumps(asdict(made)))
             note.chmod(0o644)
-            # Last: its presence says that the library is complete.
+            # Written last: marks the library as complete.
             note.replace(_made_file(folder, stem))
         return _Loaded(opened[file], path, made)
 
     def _prebuilt_libraries(
         self, chosen: Level | None, troubles: list[str]
     ) -> list[tuple[Path, Made]]:
-        """Whole prebuilt libraries, the fastest first, unless compiling is asked for."""
+        """Valid prebuilt libraries, fastest first, unless compilation is requested."""
         if self._prebuilt is None or chosen == NATIVE or chosen_flags():
             return []
         levels = [chosen] if chosen else prebuilt.levels_for(_processor()[1])
         return prebuilt.find(self._prebuilt, levels, troubles)
 
     def _finished(self, chosen: Level | None, unused_cache: str | None) -> tuple[Path, Made] | None:
-        """The library to load without compiling, prebuilt or cached."""
         if found := self._prebuilt_libraries(chosen, []):
             return found[0]
         folder, stem = cache_folder(), self._stem(chosen or NATIVE)
@@ -325,7 +313,6 @@ class NativeLibrary:
         return (_library_file(folder, stem), made) if made else None
 
     def _read_failure(self, level: Level, compiler: Compiler) -> str | None:
-        """Why this compiler failed before, or ``None``."""
         try:
             file = _failure_file(cache_folder(), self._stem(level), compiler)
             return file.read_text(errors="replace") or None
@@ -333,7 +320,7 @@ class NativeLibrary:
             return None
 
     def _stem(self, level: Level) -> str:
-        """Name of files in the cache. Another compiler is another one for failures only."""
+        """Base name of files in the cache; the compiler is part of it for failures only."""
         name, features = _processor()
         here = (sys.platform, platform.machine(), name, *sorted(features), torch.__version__)
         texts = [file.read_text() for file in parts(self._source)]
@@ -341,7 +328,6 @@ class NativeLibrary:
         return f"{self._source.stem}-{_digest(*texts, str(_SCHEMA), *here, *flags)}"
 
     def _private(self) -> Path:
-        """A folder that lives as long as the process."""
         if self._private_folder is None:
             self._private_folder = Path(tempfile.mkdtemp(prefix="ln_zoo-"))
             atexit.register(shutil.rmtree, self._private_folder, ignore_errors=True)
@@ -352,28 +338,21 @@ _KERNELS = NativeLibrary(SOURCE, prebuilt.FOLDER)
 
 
 def library() -> ctypes.CDLL:
-    """The native kernels, loaded on the first call, and compiled if the wheel has none.
+    """The native kernels, loaded or compiled on the first call.
 
     Raises:
-        Unavailable: with the reason, if they cannot be had; also at once on later calls.
+        Unavailable: if there is no library; later calls fail immediately.
     """
     return _KERNELS.load()
 
 
 def rebuild() -> ctypes.CDLL:
-    """Compile the native kernels for this machine, even if there are some or it failed before.
-
-    Raises:
-        Unavailable: with the reason, if it fails.
-    """
+    """See `NativeLibrary.rebuild`."""
     return _KERNELS.rebuild()
 
 
 def status(build: bool = False) -> Status:
-    """State of the native kernels; compiles them only on request.
-
-    Args:
-        build: whether to compile and load them first.
+    """State of the native kernels; compiles and loads them first if ``build``.
 
     Example:
         >>> known = status()
@@ -384,45 +363,38 @@ def status(build: bool = False) -> Status:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``LN_ZOO_CACHE``, or ``ln_zoo`` in the user's cache.
-
-    Example:
-        >>> cache_folder().is_absolute()
-        True
-    """
+    """Folder of compiled kernels: ``LN_ZOO_CACHE``, or ``ln_zoo`` in the user's cache folder."""
     if chosen := os.environ.get("LN_ZOO_CACHE"):
         return Path(chosen).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "ln_zoo"
 
 
 def bfloat16_pays() -> bool:
-    """Whether our products of bfloat16 are faster than those of float32.
+    """Whether our bfloat16 products are faster than float32.
 
-    They are on AMX tiles and with AMD's AVX-512. Intel's processors without AMX have the same
-    instruction, at half the rate; on all others the kernels use none. Measurements:
-    docs/results/performance.md.
+    True with AMX tiles and with AMD's AVX-512. Intel's AVX-512 has the instruction at half the
+    rate; other processors lack it. Measurements: docs/results/performance.md.
     """
     name, features = _processor()
     return "amx_tile" in features or ("avx512_bf16" in features and "Intel" not in name)
 
 
-# As `ln_zoo.ops.engines.native.runtime.unavailable_reason`: torch.compile does not look inside.
+# Not traced by torch.compile, as `ln_zoo.ops.engines.native.runtime.unavailable_reason`.
 bfloat16_pays._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
 def _processor() -> tuple[str, frozenset[str]]:
-    """The processor's name, and its features as torch calls them."""
     known = torch.cpu.get_capabilities()
     features = frozenset(name for name, value in known.items() if value is True)
     return known.get("cpu_name") or platform.processor() or platform.machine(), features
 
 
 def _chosen_level() -> Level | None:
-    """The level that ``LN_ZOO_CPU_LEVEL`` names, or None.
+    """The level named by ``LN_ZOO_CPU_LEVEL``, or None.
 
     Raises:
-        Unavailable: if there is no such level, or the processor cannot run it.
+        Unavailable: for an unknown level, or one that the processor cannot run.
     """
     name = os.environ.get("LN_ZOO_CPU_LEVEL", "")
     levels = {level.name: level for level in (NATIVE, *LEVELS.get(ARCHITECTURE, ()))}
@@ -441,24 +413,15 @@ def _chosen_level() -> Level | None:
 
 
 def _local_compiler() -> Compiler:
-    """The compiler for first use.
-
-    Raises:
-        Unavailable: if there is none.
-    """
     if sys.platform == "win32":
         raise Unavailable("kernels are not compiled on Windows; install the wheel for it")
     return find_compiler()
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """Load a library and check its version.
-
-    Raises:
-        OSError: if it is not one of ours.
-    """
+    """Load a library and check its version; OSError if it is not ours."""
     if sys.platform == "darwin":
-        # Linux shows every library the symbols of torch's OpenMP runtime; here it must be asked to.
+        # On Linux the symbols of torch's OpenMP runtime are global; here they must be made so.
         runtime = Path(torch.__file__).with_name("lib") / "libomp.dylib"
         if runtime.exists():
             ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
@@ -473,7 +436,7 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-# The files of the cache
+# Cache files
 
 
 def _library_file(folder: Path, stem: str) -> Path:
@@ -489,7 +452,6 @@ def _failure_file(folder: Path, stem: str, compiler: Compiler) -> Path:
 
 
 def _cached(folder: Path, stem: str) -> _Loaded | None:
-    """The library in the cache, or None if it cannot be used."""
     path = _library_file(folder, stem)
     if (made := _finished(folder, stem)) is not None:
         try:
@@ -500,10 +462,10 @@ def _cached(folder: Path, stem: str) -> _Loaded | None:
 
 
 def _finished(folder: Path, stem: str) -> Made | None:
-    """The note beside a library, if there is one and the library is whole.
+    """The JSON record of a library, if the library is complete and nobody else could have written
+    it.
 
-    Loading half a library may end the process, so its checksum is compared first. A library that
-    another user could have written is never loaded.
+    The checksum is compared before loading, because loading a truncated library may crash.
     """
     try:
         for file in (_made_file(folder, stem), _library_file(folder, stem)):

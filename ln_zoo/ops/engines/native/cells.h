@@ -17,7 +17,7 @@ inline int64_t group_end(const Rows& rows, int64_t gates, int64_t q) {
   return end;
 }
 
-// The reciprocal deviation of each gate of a row of products, whose mean is zero or stays.
+// Reciprocal deviation of each gate of a row of products; no mean is subtracted.
 void deviations(const Rows& rows, const float* a, int64_t gates, int64_t H, float* r) {
   std::fill(r, r + gates, 1.0f);
   if (!rows.scale) return;
@@ -30,7 +30,7 @@ void deviations(const Rows& rows, const float* a, int64_t gates, int64_t H, floa
 
 inline void copy(const float* from, int64_t n, float* to) { std::copy_n(from, n, to); }
 
-// The mean that is taken off a row, and the squares of what is left.
+// Mean subtracted from a row, and the sum of squares of the rest.
 struct Moments {
   float mean = 0.0f, squares = 0.0f;
 };
@@ -52,7 +52,7 @@ Moments moments(const Rows& rows, const float* a, int64_t n) {
   return found;
 }
 
-// Mean and reciprocal deviation of a row whose mean is not zero, to stats (2,).
+// Mean and reciprocal deviation of a row, to stats (2,).
 void mean_and_deviation(const Rows& rows, const float* a, int64_t n, float* stats) {
   stats[0] = 0.0f, stats[1] = 1.0f;
   if (!rows.scale) return;
@@ -61,7 +61,7 @@ void mean_and_deviation(const Rows& rows, const float* a, int64_t n, float* stat
 }
 
 // The two means in the adjoint r (d - mean d - a mean(d a)) of a normalisation, gate by gate, from
-// sums over the gates; zero where it takes neither.
+// sums over the gates; 0 where not applicable.
 struct Means {
   vec d[MAX_GATES] = {}, da[MAX_GATES] = {};
   float mean_d[MAX_GATES], mean_da[MAX_GATES];
@@ -88,7 +88,7 @@ struct Means {
 
 // Forward, one row of one step: u holds the recurrent product, h and c the states before and after.
 
-// Terms of a row or a part of one; `stats` as they are kept.
+// Terms of a row or a part of it; `stats` as saved.
 template <Norms NORMS>
 Terms<Scaled, NORMS> terms_of(const Steps& s, const Shape& shape, const float* stats,
                               const float* v, const float* u, int64_t apart) {
@@ -99,7 +99,7 @@ Terms<Scaled, NORMS> terms_of(const Steps& s, const Shape& shape, const float* s
   return found;
 }
 
-// Calls body(terms) with those of the cell's norms.
+// Call body with the terms of the cell's norms.
 template <class Body>
 inline void with_terms(const Steps& s, const Shape& shape, const float* stats, const float* v,
                        const float* u, int64_t apart, Body body) {
@@ -107,7 +107,7 @@ inline void with_terms(const Steps& s, const Shape& shape, const float* stats, c
           : body(terms_of<APART>(s, shape, stats, v, u, apart));
 }
 
-// Calls body with a constant: the cell state that an LSTM normalises; `held`: under zoneout of c.
+// Call body with a constant: which cell state an LSTM normalises; `held`: zoneout of c.
 template <class Body>
 inline void with_state(const Steps& s, bool held, Body body) {
   if (s.carried) return body(std::integral_constant<CellState, CARRIED>());
@@ -145,13 +145,13 @@ void rnn_row(const Steps& s, const Shape& shape, const float* u, float* h, float
   rnn_out(s, shape, Centred(at_out), u, h);
 }
 
-// Zoneout of one row of a state: where it stays as it was, or the share of it that does.
+// Zoneout of one row of a state: a mask, or the expected share.
 struct Zoneout {
   const bool* mask;
   float share;
   explicit operator bool() const { return mask || share; }
 
-  // Puts back what stays.
+  // Restore kept elements.
   void hold(const float* before, float* after, int64_t H) const {
     for_units(H, [&](int64_t j, auto block) {
       vec old = block.read(before + j), now = block.read(after + j);
@@ -159,7 +159,7 @@ struct Zoneout {
       block.write(after + j, held);
     });
   }
-  // Takes off a gradient what passes by the step.
+  // Split off the part of a gradient that bypasses the step.
   void pass(float* d, float* passed, int64_t H) const {
     const vec zero{};
     for_units(H, [&](int64_t j, auto block) {
@@ -185,7 +185,7 @@ inline Zoneout zoneout_c(const Steps& s, int64_t row) {
   return {s.zoneout_c ? s.zoneout_c + row * s.hidden : nullptr, float(s.share_c)};
 }
 
-// Numbers of scratch memory for a row, forward and backward, in units of H.
+// Scratch memory per row, forward and backward, in units of H.
 constexpr int64_t ROOM = 3, ROOM_BACK = 7;
 
 void forward_row(const Steps& s, const Shape& shape, int64_t row, const float* v, const float* u,
@@ -205,13 +205,13 @@ void forward_row(const Steps& s, const Shape& shape, int64_t row, const float* v
   if (of_c) of_c.hold(c_before, c, H);
 }
 
-// Backward, one row of one step (formulas in aten/steps.py and aten/places.py). dh and dc come
-// as the gradients that flow back from the next step and leave as those that flow to the step
-// before, dh without the part that goes through du.
+// Backward, one row of one step (formulas: aten/steps.py, aten/normalization.py). dh and dc are the
+// gradients of the states after the step and become those before it, dh without the part through
+// du.
 
-// Rows are often as long as a page, and then what belongs to one unit in several vectors and rows
-// falls into one set of the first-level cache, which holds eight lines. So vectors that are read
-// together begin a line apart from each other.
+// If rows are as long as a page, the elements of one unit in several vectors map to one set of the
+// first-level cache, which has eight lines. Vectors that are read together start at different
+// lines.
 class Spread {
  public:
   explicit Spread(std::initializer_list<int64_t> sizes) {
@@ -230,12 +230,12 @@ class Spread {
 
  private:
   static constexpr int64_t PAGE = 1024;     // floats
-  static constexpr int64_t FIRST_LINE = 4;  // rows begin at the first ones
+  static constexpr int64_t FIRST_LINE = 4;  // rows start at the first ones
   std::vector<float> memory_;
   std::vector<float*> vectors_;
 };
 
-// Where gradients of vectors add up over rows.
+// Sums over rows: gradients of vectors.
 struct SumsAt {
   float *bias, *gain_input, *gain_recurrent, *bias_hn, *gain_out, *shift_out;
 };
@@ -247,7 +247,7 @@ struct Sums : SumsAt {  // of one thread
     bias = memory[0], gain_input = memory[1], gain_recurrent = memory[2];
     bias_hn = memory[3], gain_out = memory[4], shift_out = memory[5];
   }
-  // To units that begin so many later.
+  // Advance by this many units.
   void move(int64_t units) {
     for (float** p : {&bias, &gain_input, &gain_recurrent, &bias_hn, &gain_out, &shift_out}) {
       *p += units;
@@ -255,8 +255,7 @@ struct Sums : SumsAt {  // of one thread
   }
 };
 
-// Adds the sums of the threads to the call's, in the order of the threads, so that the same call
-// gives the same numbers again.
+// Add the sums of the threads to the call's, in thread order, for reproducible results.
 void add(const std::vector<Sums>& sums, const Shape& shape, const Steps& to) {
   for (const Sums& part : sums) {
     for (int64_t k = 0; k < shape.G; k++) {
@@ -272,7 +271,7 @@ void add(const std::vector<Sums>& sums, const Shape& shape, const Steps& to) {
   }
 }
 
-// A call's arguments with its vectors copied to where they do not share sets of the cache.
+// A call's arguments with vectors copied to different sets of the cache.
 struct Spaced {
   Steps steps;
   Spread memory;
@@ -291,7 +290,7 @@ struct Spaced {
   }
 };
 
-// What a row adds to sums over rows, and to the means in the adjoints of its norms.
+// Contributions of a row to sums over rows, and to the means in the adjoints of its norms.
 template <Norms NORMS = APART>
 struct RowTotals {
   const Steps& s;
@@ -326,7 +325,7 @@ struct RowTotals {
   }
 };
 
-// dv and du from the gradients of normalised, scaled sums: for u they are in du, for v in pv.
+// dv and du from the gradients of normalised sums times gains: for u in du, for v in pv.
 template <Norms NORMS>
 void adjoints(const Steps& s, const Shape& shape, const Terms<Scaled, NORMS>& terms,
               const Means& mv, const Means& mu, const float* pv, float* dv, float* du) {
@@ -397,8 +396,8 @@ void backward_row(const Steps& s, const Shape& shape, int64_t row, int64_t n, co
   if (of_c) add(by_c, dc, H);
 }
 
-// Zeroes h and c, or their gradients, where a step resets them: the first `units` of examples
-// first to end. The flags of the step begin at `offset`; c may be null.
+// Zero h and c, or their gradients, where a step resets them: the first `units` units of examples
+// [first, end). `offset` is that of the step's flags; c may be null.
 inline void restart(const Steps& s, int64_t offset, int64_t first, int64_t end, int64_t units,
                     float* h, float* c) {
   for (int64_t n = first; s.reset && n < end; n++) {
@@ -408,10 +407,10 @@ inline void restart(const Steps& s, int64_t offset, int64_t first, int64_t end, 
   }
 }
 
-// Whether gradients of states pass by the products, which are then added to them.
+// Whether a part of the states' gradients bypasses the products.
 inline bool passes(const Steps& s) { return has_update(s.cell) || s.zoneout_h || s.share_h != 0; }
 
-// Fills to (n,) with a * mask, or adds that to it.
+// Write or add a * mask to `to` (n,).
 inline void drop(const float* a, const float* mask, int64_t n, float* to, bool is_added) {
   for_units(n, [&](int64_t j, auto block) {
     vec found = block.read(a + j) * block.read(mask + j);

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
+#: Result of ``ln_zoo_abi()``: version of the functions and structures.
 ABI = 12
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-#: Seconds that one compilation may take.
+#: Timeout of one compilation, seconds.
 LIMIT = 300
 TYPICAL_SECONDS = 20
 #: The manifest of prebuilt libraries, in their folder.
@@ -29,20 +29,20 @@ MANIFEST = "manifest.json"
 ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}.get(
     platform.machine().lower(), platform.machine().lower()
 )
-# No -ffast-math: NaN and infinity must be what they are elsewhere.
+# No -ffast-math: NaN and infinity must behave as in torch.
 COMPILE = (
     "-O3",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
-    # Where a loop begins decides how many cache lines of instructions it takes.
+    # Alignment of loops: fewer cache lines of instructions.
     "-falign-loops=64",
     "-std=c++17",
     *(() if sys.platform == "win32" else ("-fPIC",)),
 )
 LINK = ("-shared", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
-#: No OpenMP runtime is linked. torch has loaded one whose symbols are global; the library resolves
-#: to it, so that torch.set_num_threads holds. Without it, the kernels run on one thread.
+#: No OpenMP runtime is linked: symbols resolve to torch's, so torch.set_num_threads applies.
+#: Without it, the kernels run on one thread.
 _OPENMP: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
 _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
@@ -51,11 +51,7 @@ _AGAIN = " (`ln-zoo kernels --rebuild` tries again)"
 
 
 class Unavailable(RuntimeError):
-    """There is no native library; the message says why, in one line.
-
-    Args:
-        reason: the message.
-    """
+    """There is no native library; ``reason`` is the message, one line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -64,12 +60,9 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Level:
-    """An instruction set to compile for.
+    """An instruction set to compile for, a value of ``LN_ZOO_CPU_LEVEL``.
 
-    Args:
-        name: as `LN_ZOO_CPU_LEVEL` has it.
-        flags: to the compiler.
-        features: what the processor must have, as ``torch.cpu.get_capabilities()`` calls it.
+    ``features``: required processor features, in the names of ``torch.cpu.get_capabilities()``.
     """
 
     name: str
@@ -77,7 +70,7 @@ class Level:
     features: frozenset[str] = frozenset()
 
 
-#: For the processor of this machine.
+#: Level of this machine's processor.
 NATIVE = Level(
     "native",
     ("-mcpu=native" if ARCHITECTURE.startswith(("aarch64", "ppc")) else "-march=native",),
@@ -85,8 +78,8 @@ NATIVE = Level(
 _V2 = frozenset({"sse4_2", "popcnt"})
 _V3 = _V2 | {"avx2", "fma3", "bmi2", "f16c"}
 _V4 = _V3 | {f"avx512_{part}" for part in ("f", "bw", "cd", "dq", "vl")}
-#: Levels that a wheel carries, by architecture, the fastest first. AMX tiles are not in the last
-#: one's features: `amx_products.h` asks for them when it runs.
+#: Levels of a wheel by architecture, fastest first. AMX tiles are no feature of a level:
+#: `amx_products.h` requests them at run time.
 LEVELS: dict[str, tuple[Level, ...]] = {
     "x86_64": (
         Level(
@@ -104,7 +97,7 @@ LEVELS: dict[str, tuple[Level, ...]] = {
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: the words of its command, the first being a path, and its version."""
+    """A C++ compiler: its command, starting with a path, and version."""
 
     command: tuple[str, ...]
     version: str
@@ -115,14 +108,9 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Made:
-    """How a library was made; kept in the JSON beside it.
+    """How a library was compiled; stored in a JSON file next to it.
 
-    Args:
-        sha256: checksum of the library.
-        level: name of the `Level`.
-        compiler: command and version.
-        flags: to the compiler.
-        openmp: ``"torch's"``, or ``"none"`` for a single thread.
+    ``openmp`` is ``"torch's"``, or ``"none"`` for a single-threaded library.
     """
 
     sha256: str
@@ -133,10 +121,8 @@ class Made:
 
 
 def find_compiler() -> Compiler:
-    """The compiler that ``CXX`` names, else the first of c++, g++ and clang++ that answers.
-
-    Raises:
-        Unavailable: if there is none.
+    """The compiler named by ``CXX``, else the first of c++, g++ and clang++ that runs; or
+    Unavailable.
     """
     named = os.environ.get("CXX", "")
     try:
@@ -155,7 +141,6 @@ def find_compiler() -> Compiler:
 
 @functools.cache
 def _version(command: tuple[str, ...]) -> str | None:
-    """First line of ``--version``; ``None`` if the command cannot be run."""
     try:
         done = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, timeout=30, check=False
@@ -167,12 +152,12 @@ def _version(command: tuple[str, ...]) -> str | None:
 
 
 def chosen_flags() -> tuple[str, ...]:
-    """Flags of ``LN_ZOO_CXXFLAGS``; they come last and win."""
+    """Flags from ``LN_ZOO_CXXFLAGS``; they come last and take precedence."""
     return tuple(os.environ.get("LN_ZOO_CXXFLAGS", "").split())
 
 
 def parts(source: Path) -> list[Path]:
-    """A source and all files that it includes by relative paths, directly or not."""
+    """A source file and all files that it includes by relative paths, recursively."""
     found = [source]
     for file in found:
         for name in _INCLUDE.findall(file.read_text()):
@@ -189,28 +174,20 @@ def compile_library(
     work: Path,
     check: Callable[[Path], object] | None = None,
 ) -> tuple[Path, Made]:
-    """Compile a source in a folder, with OpenMP if it compiles, links and passes the check.
+    """Compile a source file in an empty folder, with OpenMP if that compiles, links and passes the
+    check.
 
-    Args:
-        source: the C++ file.
-        compiler: as of `find_compiler`.
-        level: the instruction set.
-        work: an empty folder.
-        check: loads the library, and raises ``OSError`` if that fails.
-
-    Returns:
-        The library and how it was made.
+    ``check`` loads the library and raises ``OSError`` on failure.
 
     Raises:
         OSError: if libraries in this folder cannot be loaded.
-        Unavailable: with the compiler's complaint.
+        Unavailable: with the compiler's messages.
     """
     start = time.monotonic()
-    # What is loaded before this process, such as a sanitizer, is not meant for the compiler.
+    # LD_PRELOAD, such as a sanitizer, must not affect the compiler.
     environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"LC_ALL": "C"}
 
     def run(*arguments: str) -> str | None:
-        """Run the compiler in the folder; its complaint, or ``None``."""
         try:
             done = subprocess.run(
                 [*compiler.command, *arguments],
@@ -231,7 +208,7 @@ def compile_library(
         told = [line for line in lines if "error" in line] or lines
         return "; ".join(told[-3:]) or f"exit code {done.returncode}"
 
-    # A folder below, since some files are included from the one above.
+    # A subfolder, since some files are included from the parent.
     copy = work / "source" / source.name
     copy.parent.mkdir()
     for file in parts(source):

@@ -1,7 +1,6 @@
-// DRAW: all that comes between the matrix products of a glimpse (loops/draw.py has the equations).
-// Examples are independent, so that no number depends on how many threads there are, but for the
-// sums over examples, which are added in the order of the threads. T stands for what products read
-// and write.
+// DRAW between the matrix products of a glimpse (equations: loops/draw.py). Examples are
+// independent; only sums over examples depend on the number of threads and are added in thread
+// order. T is the type of products.
 
 #pragma once
 
@@ -9,21 +8,20 @@
 
 extern "C" {
 
-// One of the LSTMs. Rows of inputs are [r; decoder's h; own h] in the encoder, [z; own h] in the
-// decoder.
+// One of the LSTMs. Rows of inputs are [r; h_dec; h_enc] in the encoder, [z; h_dec] in the decoder.
 struct DrawLSTM {
-  Rows norm;                         // of the cell state on its way out
+  Rows norm;                         // of the cell state on its way to the output
   const float *bias, *gain, *shift;  // (4H,), (H,), (H,)
   void* inputs;                      // T (slots, N, I + H)
   float *gates, *cells, *stats;      // (slots, N, 4H), (slots, N, H), (slots, N, 2)
-  // The backward alone.
+  // Backward only.
   float* dcells;        // (N, H)
   const void* dinputs;  // T (N, I + H)
   void* dgates;         // T (chunk, N, 4H)
 };
 
-// What is read and written. Where `kept`, tensors of "slots" hold what belongs to each glimpse,
-// (steps + 1,) of them; otherwise two take turns. Slot 0 holds initial states.
+// Buffers. If `kept`, there are steps + 1 slots, one per glimpse; otherwise two alternate. Slot 0
+// has the initial states.
 struct Draw {
   int64_t narrow, kept, steps, examples, height, width, hidden, latents, read, write;
   int64_t adds_eps;  // whether filters are divided by their sum and eps, or sum to 1
@@ -36,16 +34,16 @@ struct Draw {
   float* heads;                 // (slots, N, 10 + W^2): read, write, patch
   float *canvases, *logits;     // (slots, N, B, A); the last one, (N, B, A)
   float *means, *log_stds;      // (steps, N, Z)
-  // The forward alone.
+  // Forward only.
   const void *sums, *posterior;  // T (N, 4H), T (N, 2Z): products; where T is float, the former
                                  // are in `gates`
   int64_t* clamped;              // (threads, 3): numbers beyond the clamp
-  // The backward alone. Glimpse t has row t % chunk of what is multiplied after a chunk of
+  // Backward only. Glimpse t has row t % chunk of the operands of products over a chunk of
   // glimpses; the gradients of means and log_stds may be null.
   const float *means_gradient, *log_stds_gradient;  // (steps, N, Z)
   float *dcanvas, *dheads;                          // (N, B, A), (steps + 1, N, 10 + W^2)
-  const float* dstates;                             // (N, H): what dheads makes of h
-  const void* dencoded;                             // T (N, H): what dposterior makes of h
+  const float* dstates;                             // (N, H): gradient of h through the heads
+  const void* dencoded;                             // T (N, H): gradient of h through the posterior
   void* dposterior;                                 // T (chunk, N, 2Z)
   float* totals;  // (threads, 12H + 2Z): bias, gain, shift of each, posterior
 };
@@ -55,7 +53,7 @@ struct Draw {
 namespace {
 
 enum Which : int64_t { ENCODER, DECODER };
-constexpr int64_t NUMBERS = 5;  // that place a patch
+constexpr int64_t NUMBERS = 5;  // parameters of a patch
 
 struct DrawShape {
   int64_t N, P, H, Z, heads, patches, row[2];
@@ -87,7 +85,7 @@ void for_examples(const Draw& s, Body body) {
   });
 }
 
-// What the code of cells has to know about one of the LSTMs.
+// Arguments of cells.h for one of the LSTMs.
 Steps draw_steps(const Draw& s, int64_t which) {
   Steps found{};
   found.cell = LSTM, found.hidden = s.hidden;
@@ -127,7 +125,7 @@ void draw_lstm(const Draw& s, int64_t which, int64_t t) {
   });
 }
 
-// What flows back into the states of an LSTM comes from all that read them.
+// Gradient of an LSTM's h: the sum over all readers.
 template <class T>
 void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
   const DrawShape shape(s);
@@ -193,7 +191,7 @@ void draw_latent(const Draw& s, int64_t t) {
       for_units(Z, [&](int64_t j, auto block) {
         vec mean = block.read(p + j) + block.read(s.posterior_bias + j);
         vec spread = block.read(p + Z + j) + block.read(s.posterior_bias + Z + j);
-        // A comparison that holds is -1.
+        // True lanes are -1.
         beyond -= (spread > clamp) + (spread < -clamp);
         spread = spread > clamp ? clamp : spread;
         spread = spread < -clamp ? -clamp : spread;
@@ -237,7 +235,7 @@ void draw_latent_back(const Draw& s, int64_t t) {
   });
 }
 
-// Where a patch of K times K filters lies, from the five numbers that the network gives.
+// Position of a patch of K times K filters, from the five parameters.
 struct Patch {
   double x, y, stride, gamma;
   float sharpness;  // 1 / (2 sigma^2)
@@ -265,8 +263,7 @@ struct Patch {
   }
 };
 
-// Rows of scratch memory are padded to whole vectors: what is read soon after it was written must
-// not have been written under a mask, which a processor waits for.
+// Rows of scratch memory are padded to whole vectors: a load soon after a masked store would stall.
 inline int64_t whole(int64_t n) { return (n + L - 1) / L * L; }
 
 template <class Body>
@@ -296,9 +293,9 @@ struct Scratch {
   void clear() { std::fill(memory.begin(), memory.end(), 0.0f); }
 };
 
-// The filters along one axis of S pixels, with zeros behind. Distances are taken from the pixel
-// that is nearest to the filter's centre, `shift` away: there, an exponent of 0 is the largest, and
-// however far off the image a window is, nothing is lost to rounding.
+// Filters along one axis of S pixels, zero-padded. Distances are relative to the pixel nearest to
+// the filter's centre, `shift` away, whose exponent 0 is the largest: no underflow, however far the
+// window is outside the image.
 struct Filters {
   int64_t K, S;
   Scratch rows;
@@ -334,7 +331,7 @@ struct Filters {
     }
   }
 
-  // Adds what gradients of the filters make of the centre, the stride and log sigma^2.
+  // Backpropagate from the filters to centre, stride and log sigma^2 (added).
   void back(const Draw& s, const Scratch& gradient, const Patch& patch, double* dcenter,
             double* dstride, double* dvariance) const {
     for (int64_t k = 0; k < K; k++) {
@@ -348,7 +345,7 @@ struct Filters {
         first += e * u;
         second += e * u * u;
       });
-      // Where filters sum to 1, the first of these sums is 0.
+      // If filters sum to 1, the first of these sums is 0.
       const double m = shift[k], none = s.adds_eps ? total(zeroth) : 0.0f;
       const double one = total(first), two = total(second);
       const double dmean = 2.0 * patch.sharpness * (one - m * none);
@@ -359,7 +356,7 @@ struct Filters {
   }
 };
 
-// Filters of both axes, and what becomes of their gradients.
+// Filters of both axes, and their backward.
 struct Bank {
   Filters x, y;
   Bank(const Draw& s, int64_t K) : x(K, s.width), y(K, s.height) {}
@@ -386,7 +383,7 @@ void draw_read(const Draw& s, int64_t t) {
   const int64_t R = s.read, A = s.width, B = s.height;
   for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     Bank bank(s, R);
-    // What each row of filters sees of the image, and of its error.
+    // Rows of filters times the image, and times its error.
     Scratch seen(2 * R, A);
     std::vector<float> patches(shape.patches);
     for (int64_t n = first; n < last; n++) {
@@ -556,8 +553,8 @@ void draw_write_back(const Draw& s, int64_t t) {
 
 extern "C" {
 
-// Each on glimpse t: the patches that the encoder reads; an LSTM from the sums of its gates to h;
-// z; the next canvas. Backward they are called in the opposite order.
+// Stages of glimpse t: the patches that the encoder reads; an LSTM from pre-activations to h; z;
+// the next canvas. The backward pass runs in the opposite order.
 
 void ln_zoo_draw_read(const Draw* s, int64_t t) {
   s->narrow ? draw_read<bfloat>(*s, t) : draw_read<float>(*s, t);

@@ -1,4 +1,4 @@
-"""What comes between the products of DRAW, in C++ (equations: `ln_zoo.ops.loops.draw`)."""
+"""DRAW between its products, in C++ (equations: `ln_zoo.ops.loops.draw`)."""
 
 from __future__ import annotations
 
@@ -82,11 +82,10 @@ class DrawArguments(Arguments):
 
 
 class NativeDraw(DrawSteps):
-    """The steps of a glimpse in C++."""
+    """`DrawSteps` in C++."""
 
     @staticmethod
     def product_dtype(images: Tensor) -> torch.dtype:
-        """Float32 in place of half precision that is slower, as in `widened`."""
         dtype = product_dtype(images)
         return torch.float32 if is_widened(dtype) else dtype
 
@@ -111,7 +110,7 @@ class NativeDraw(DrawSteps):
         )
         narrow = plan.narrow == torch.bfloat16
         self._weights, self._forward = weights, back is None
-        # Torch's products of bfloat16 are the faster ones where the processor has tiles for them.
+        # With AMX tiles, torch's bfloat16 products are faster.
         self._packed = [
             packed(f"draw {i}", w, transposed=self._forward)
             for i, w in enumerate(weights)
@@ -120,7 +119,7 @@ class NativeDraw(DrawSteps):
         self._b_heads = operands.b_heads
         self._w_heads = packed("draw heads", operands.w_heads, transposed=self._forward)
 
-        # Tensors that come in pairs, for both LSTMs, and all others; by the structures' fields.
+        # Tensors of both LSTMs, and the others, by field.
         tensors: dict[str, Tensor | None] = {
             "images": operands.images,
             "noise": operands.noise,
@@ -141,7 +140,7 @@ class NativeDraw(DrawSteps):
                 field = f"{name}_gradient" if name in ("means", "log_stds") else f"d{name}"
                 (pairs if isinstance(a, tuple) else tensors)[field] = a
             tensors["totals"] = self._totals
-        # The structure holds addresses: these tensors live as long as it.
+        # The structure holds addresses, so it must keep these tensors alive.
         self._alive: list[object] = [tensors]
         self._arguments = DrawArguments(
             narrow=narrow,
@@ -180,7 +179,6 @@ class NativeDraw(DrawSteps):
         self._address = byref(self._arguments)
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
-        """A product with the weight, or its transpose on the way forward."""
         if self._packed:
             multiply(a, self._packed[which], out, add=False)
         else:
@@ -188,51 +186,40 @@ class NativeDraw(DrawSteps):
             torch.mm(a, w.t() if self._forward else w, out=out)
 
     def heads(self, states: Tensor, out: Tensor) -> None:
-        """What all heads make of h_dec."""
         out.copy_(self._b_heads)
         multiply(states, self._w_heads, out, add=True)
 
     def heads_back(self, d: Tensor, out: Tensor) -> None:
-        """Gradients of h_dec."""
         multiply(d, self._w_heads, out, add=False)
 
     def read(self, t: int) -> None:
-        """Fills in r."""
         self._library.ln_zoo_draw_read(self._address, t)
 
     def lstm(self, which: int, t: int) -> None:
-        """From the sums of the gates to h."""
         self._library.ln_zoo_draw_lstm(self._address, which, t)
 
     def latent(self, t: int) -> None:
-        """From the products of h_enc to z."""
         self._library.ln_zoo_draw_latent(self._address, t)
 
     def write(self, t: int) -> None:
-        """Fills in the next canvas."""
         self._library.ln_zoo_draw_write(self._address, t)
 
     def read_back(self, t: int) -> None:
-        """Fills in the read filters' part of the gradients of heads, and updates the canvas's."""
         self._library.ln_zoo_draw_read_back(self._address, t)
 
     def lstm_back(self, which: int, t: int) -> None:
-        """Fills in the gradients of the sums, and updates that of the cell state."""
         self._library.ln_zoo_draw_lstm_back(self._address, which, t)
 
     def latent_back(self, t: int) -> None:
-        """Fills in the gradients of means and log standard deviations."""
         self._library.ln_zoo_draw_latent_back(self._address, t)
 
     def write_back(self, t: int) -> None:
-        """Fills in the write filters' and the patch's part of the gradients of heads."""
         self._library.ln_zoo_draw_write_back(self._address, t)
 
     def clamped(self) -> Tensor:
-        """How many numbers were clamped."""
         return self._clamped.sum(0)
 
     def totals(self) -> Sequence[Tensor]:
-        """Gradients of vectors, summed in the order of the threads."""
+        """Gradients of vectors, summed in thread order."""
         totals, h = self._totals.sum(0), self._hidden
         return totals.split([4 * h, h, h, 4 * h, h, h, len(totals) - 12 * h])

@@ -1,4 +1,4 @@
-"""The engine that runs time steps in C++ on the CPU."""
+"""The CPU engine in C++."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ln_zoo.ops.spec import Operands, Spec, unsupported_places
 
 
 class NativeEngine:
-    """Time steps in C++, for float32 and bfloat16 on the CPU; over examples, for float32."""
+    """C++ time steps, for float32 and bfloat16 on the CPU; over examples, float32 only."""
 
     name = "native"
     title = "C++ loops"
@@ -22,13 +22,11 @@ class NativeEngine:
     has_noise = True
 
     def missing(self) -> str | None:
-        """A compiler, or what made compiling fail; ``None`` if it was not tried."""
         return build.status().reason
 
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
-        """Why it cannot take this call, or ``None``: device, precision, or no library."""
         if x.device.type != self.device:
             return f"it runs on the CPU, not on {x.device.type}"
         if dtype not in (torch.float32, torch.bfloat16):
@@ -42,15 +40,12 @@ class NativeEngine:
         return unavailable_reason()
 
     def stats(self, spec: Spec) -> int:
-        """Numbers that are kept of a row."""
         return 0 if spec.examples else STATS
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that costs little to touch first."""
         return empty(*size, like=like, dtype=dtype, scratch=scratch)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
-        """Packed weights, and the arguments that are the same for all chunks."""
         kind = NativeBatchSteps if spec.examples else NativeSteps
         return kind(spec, operands, backward)
 

@@ -1,10 +1,9 @@
-// Products of float32 on tiles of bfloat16: a factor is the sum of three bfloat16, which together
-// have all its 24 bits. Of the nine products of two factors' parts, three are below 2^-24 of the
-// largest and are left out; tiles add up the others in float32. Errors are those of float32, since
-// tiles round a sum more rarely than vectors do.
+// float32 products on bfloat16 tiles: a factor is the sum of three bfloat16 with all its 24 bits.
+// Of the nine products of parts, three are below 2^-24 of the largest and omitted; the others are
+// summed in float32. Errors are as in float32, since tiles round less often than vectors.
 //
-// Numbers below 1e-33 lose their last bits, since tiles take subnormal parts for zero. A sum that is
-// not finite is computed again on vectors, since infinity has no such parts.
+// Values below 1e-33 lose their last bits, since tiles flush subnormal parts. Sums that are not
+// finite are recomputed on vectors, since infinity cannot be split.
 
 #pragma once
 
@@ -14,14 +13,14 @@ namespace {
 
 #if TILES
 
-// Numbers of a tile; rows and columns of a block of sums; parts of a factor.
+// Elements of a tile; rows and columns of a block of sums; parts of a factor.
 constexpr int64_t PAIRS = 2 * TILE, TILE_SIZE = TILE * PAIRS, BLOCK = 2 * TILE, PARTS = 3;
-// Numbers of PAIRS rows of a block of one operand: by part, two tiles.
+// Elements of PAIRS rows of a block of one operand: two tiles per part.
 constexpr int64_t STEP = 2 * PARTS * TILE_SIZE;
 // Rows and columns of the left operand that are split at a time: 384 KiB.
 constexpr int64_t SPLIT_ROWS = 128, SPLIT_COLUMNS = 512;
 
-// The nearest bfloat16, as floats.
+// Round to bfloat16, as floats.
 inline vec rounded(vec a) {
 #ifdef __AVX512BF16__
   const __m256i half = (__m256i)_mm512_cvtneps_pbh((__m512)a);
@@ -36,8 +35,7 @@ inline vec rounded(vec a) {
 #endif
 }
 
-// Parts of L factors, as floats whose lower halves are zero. Those of infinity are not finite, nor
-// are they its parts.
+// Split L factors into parts, floats with zero lower halves; invalid (not finite) for infinity.
 inline void split(vec a, vec* parts) {
   for (int64_t p = 0; p < PARTS; p++) a -= parts[p] = rounded(a);
 }
@@ -50,7 +48,7 @@ inline bool finite(vec a) {
 #endif
 }
 
-// The same, but that infinity and NaN have themselves as a part.
+// The same, but infinity and NaN are kept as a part.
 inline void split_all(vec a, vec* parts) {
   split(a, parts);
   if (finite(parts[2])) return;
@@ -61,7 +59,7 @@ inline void split_all(vec a, vec* parts) {
   split(rest - rest == zero ? rest : zero, parts + 1);
 }
 
-// Splits rows of the left operand (M, K), by blocks of rows.
+// Split rows of the left operand (M, K), by blocks of rows.
 void split_left(int64_t M, int64_t K, Left<float> a, bfloat* to) {
   typedef int16_t halves __attribute__((vector_size(2 * LANES)));
   for (int64_t m = 0; m < M; m += BLOCK) {
@@ -94,12 +92,12 @@ void split_left(int64_t M, int64_t K, Left<float> a, bfloat* to) {
   }
 }
 
-// Numbers of float that the parts of a (K, N) take.
+// Size of the parts of a (K, N), in floats.
 int64_t parts_size(int64_t K, int64_t N) {
   return (N + BLOCK - 1) / BLOCK * ((K + PAIRS - 1) / PAIRS) * STEP / 2;
 }
 
-// Packs the parts of a (K, N) whose rows or columns lie side by side; columns may be centred.
+// Pack the parts of a (K, N) with contiguous rows or columns; columns may be centred.
 void pack_parts(const float* b, int64_t row, int64_t column, int64_t K, int64_t N, float* packed,
                 const Center& center, int64_t threads) {
   const int64_t steps = (K + PAIRS - 1) / PAIRS, blocks = (N + BLOCK - 1) / BLOCK;
@@ -140,7 +138,7 @@ void pack_parts(const float* b, int64_t row, int64_t column, int64_t K, int64_t 
   });
 }
 
-// One row of a block of sums on vectors, of factors as they are.
+// One row of a block of sums on vectors, from unsplit factors.
 void exact_row(int64_t K, const float* a, int64_t column, const bfloat* right, float* sums) {
   std::fill(sums, sums + BLOCK, 0.0f);
   for (int64_t k = 0; k < K; k++) {
@@ -158,8 +156,8 @@ void exact_row(int64_t K, const float* a, int64_t column, const bfloat* right, f
   }
 }
 
-// A block of sums of ROWS tiles by two. `meanwhile` is called with each step of 32 factors, while
-// tiles multiply.
+// A block of sums of ROWS tiles by two. `meanwhile` is called at each step of 32 factors, to
+// overlap with the tiles.
 template <int ROWS, class Body>
 void block_of_sums(int64_t steps, const bfloat* left, const bfloat* right, float* sums,
                    Body meanwhile) {
@@ -193,7 +191,7 @@ void block_of_sums(int64_t steps, const bfloat* left, const bfloat* right, float
   }
 }
 
-// C (M, N) = A (M, K) B, or C += A B, for B as `pack_parts` left it.
+// C (M, N) = A (M, K) B, or C += A B, for B packed by `pack_parts`.
 void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* packed, float* c,
                    int64_t ldc, bool add) {
   constexpr int64_t ALIGNED = CACHE_LINE / sizeof(bfloat);
@@ -202,7 +200,7 @@ void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* 
       memory.data() + (-(reinterpret_cast<intptr_t>(memory.data()) / 2) & (ALIGNED - 1));
   const bfloat* const b = reinterpret_cast<const bfloat*>(packed);
   const int64_t steps = (K + PAIRS - 1) / PAIRS;
-  // Of two blocks: one is written to C while tiles compute the other.
+  // Double buffer: one block is written to C while tiles compute the other.
   alignas(64) float sums[2][BLOCK * BLOCK];
   struct Block {
     int64_t rows = 0, columns, depth;
@@ -240,7 +238,7 @@ void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* 
             std::fill(forms.bytes, forms.bytes + 8, 64);
             std::fill(forms.rows, forms.rows + 8, TILE);
             forms.rows[0] = forms.rows[1] = forms.rows[4] = std::min(now.rows, TILE);
-            // Tiles that are not used have a form too.
+            // Unused tiles need a valid form as well.
             forms.rows[2] = forms.rows[3] = forms.rows[5] = std::max(now.rows - TILE, int64_t(1));
             TileUnit::form(forms);
             formed = now.rows;

@@ -1,18 +1,16 @@
 // Normalised recurrent layers on a CPU: matrix products and the steps of LSTM, GRU and RNN, and the
 // glimpses of DRAW.
 //
-// Plain C++17 with the vector extensions of GCC and Clang; nothing here knows of torch. The callers
-// (the Python files of this folder) own every tensor. All matrices are row-major, "packed" ones as
-// `pack` lays them out; what matrix products read and write is float32 or bfloat16, all else
-// float32. Letters: N examples, H hidden units, G = gates * H; step t has sizes[t] rows, its
-// examples being the first sizes[t] of N, and sizes never grow.
+// C++17 with the vector extensions of GCC and Clang, independent of torch; the Python files of this
+// folder own every tensor. Matrices are row-major, or packed by `pack`. Operands and results of
+// matrix products are float32 or bfloat16, everything else is float32. N examples, H hidden units,
+// G = gates * H; step t has sizes[t] rows, the first sizes[t] of N examples, and sizes never grow.
 //
-// Threads share the examples: a thread takes its examples through all steps of a call without
-// meeting the others. Where examples are few and the weight is large they share the units instead
-// (split_units.h). Weights of centred normalisations are centred when they are packed, so that the
-// products have mean zero and a norm needs only their mean square. Arithmetic keeps NaN and
-// infinity.
+// Threads split the examples, and each runs its examples through all steps without barriers; with
+// few examples and large weights they split the units instead (split_units.h). Weights are centred
+// while packing, so that products have mean 0 and a norm needs only their mean square. NaN and
+// infinity propagate.
 
-// One unit, so that whatever is small is inlined.
+// One translation unit, for inlining.
 #include "layer_call.h"
 #include "draw.h"

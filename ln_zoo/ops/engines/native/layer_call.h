@@ -1,5 +1,5 @@
-// Padded calls and single steps, in float32: all of one direction of one layer at once, from
-// tensors as layers have them. What makes a small layer slow is what its caller does in between.
+// Padded calls and single steps in float32: one direction of one layer in one call, from the
+// layer's own tensors, since small layers are dominated by call overhead.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-// A packed matrix (K, N), as a whole or by its parts.
+// A packed matrix (K, N), float32 or split into parts.
 struct Packed {
   float* numbers;
   int64_t K, N;
@@ -19,7 +19,7 @@ struct Packed {
     parts ? pack_parts(from, row, column, K, N, numbers, center, threads)
           : ::pack(from, row, column, K, N, numbers, threads, center);
   }
-  // C (M, N) = A (M, K) times it, or C += that.
+  // C (M, N) = A (M, K) times the matrix, or C +=.
   void multiply(int64_t M, Left<float> left, float* c, bool add, int64_t threads) const {
     if (!parts) {
       ln_zoo_product(M, N, K, left.data, left.row, left.column, numbers, c, N, add, threads);
@@ -32,8 +32,7 @@ struct Packed {
   }
 };
 
-// One call, forward or backward: its arguments as `forward` and `backward` take them, chunk by
-// chunk.
+// One call, forward or backward, chunk by chunk.
 class Direction {
  public:
   Direction(const Call& call, const Tensors& tensors)
@@ -143,7 +142,7 @@ class Direction {
       *sum = arena.take(G);
       std::fill(*sum, *sum + G, 0.0f);
     }
-    // The adjoint of a centred row has mean zero: products with weights as they are do as well.
+    // The adjoint of a centred row has mean 0, so the weights need no centring.
     if (!in_place) pack_recurrent(true);
     Packed w_ih;
     if (t.dx && !in_place && !thin(I)) w_ih = pack(t.w_ih, I, Rows{}, false, rows);
@@ -169,8 +168,8 @@ class Direction {
         }
         h_prev = h_room;
       }
-      // du may have any mean over the examples of a step: centred rows remove it. What dv makes of
-      // inputs loses its own mean.
+      // du may have any mean over the examples of a step: centred rows cancel it. The gradient of
+      // the inputs is centred below.
       if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
       weight_gradient(count, G, du, h_prev, H, t.dw_hh, more, room, a.threads);
       const bool own = examples.own(first_place());
@@ -207,7 +206,7 @@ class Direction {
     packed.multiply(G, {d, 1, G}, w, add, threads);
   }
 
-  // Numbers of `room` there.
+  // Size of `room`.
   static int64_t weight_room(int64_t count, int64_t G, int64_t K) {
     return std::max(ln_zoo_packed_size(count, K, 0), parts_size(count, K)) + THIN * G;
   }
@@ -284,8 +283,7 @@ class Direction {
   Rows first() const { return merged ? second() : a.input; }
   Rows second() const { return shape.gates == 1 ? a.out : a.recurrent; }
 
-  // A GRU's update gate of the new state is 1 less that of the old: a vector (G,) of one for the
-  // other.
+  // Convert a vector (G,) between update gates of the new state and of the old, 1 minus the former.
   void negate_update(float* vector) const {
     for (int64_t k = shape.H; k < 2 * shape.H; k++) vector[k] = -vector[k];
   }
@@ -298,7 +296,7 @@ class Direction {
     examples.reserve(most / a.examples, arena);
   }
 
-  // A chunk's rows (rows, F) less their means over the examples of each step, which go to `means`.
+  // Subtract from a chunk's rows (rows, F) their means over the examples of each step, `means`.
   const float* centered(const Chunk& chunk, const float* of, int64_t F) const {
     without_means(chunk.steps, a.examples, F, of, rows_room, means, a.threads);
     return rows_room;
@@ -313,7 +311,7 @@ class Direction {
       std::fill(to, to + n, 0.0f);
   }
 
-  // What each row of a chunk had in the step before, given what all rows had after theirs.
+  // Values of the previous step for each row of a chunk, from those after all steps.
   const float* before(const Chunk& chunk, const float* at_first, const float* after,
                       float* room) const {
     const int64_t n = a.examples * shape.H;
@@ -325,7 +323,7 @@ class Direction {
     return room;
   }
 
-  // Means of a weight's rows, (gates, K), where they are centred.
+  // Means of a weight's rows, (gates, K), if centred.
   const float* means_of_rows(const float* w, int64_t K, const Rows& rows) {
     if (!rows.scale || !rows.center) return nullptr;
     float* means = arena.take(shape.gates * K);
@@ -333,8 +331,8 @@ class Direction {
     return means;
   }
 
-  // A weight (G, K), or its transpose, centred by rows. `count` is the rows of the whole call, so
-  // that results do not depend on chunks and threads.
+  // Pack a weight (G, K), or its transpose, centred by rows. `count` is the rows of the whole call,
+  // so that results do not depend on chunks and threads.
   Packed pack(const float* w, int64_t K, const Rows& rows, bool transposed, int64_t count) {
     const int64_t G = shape.G, k = transposed ? K : G, n = transposed ? G : K;
     const float* means = means_of_rows(w, K, rows);
@@ -345,11 +343,11 @@ class Direction {
     return found;
   }
 
-  // The recurrent weight as the steps read it, whose units or examples the threads share.
+  // Pack the recurrent weight for threads that split the units or the examples.
   void pack_recurrent(bool backward) {
     const Rows rows = backward ? Rows{} : second();
     if (s.shares == 1) {
-      // Normalisation over examples reads no parts.
+      // Normalisation over examples does not support parts.
       const Packed found =
           pack(t.w_hh, shape.H, rows, !backward, examples.any() ? 0 : a.examples);
       s.weight = found.numbers, s.parts = found.parts;
@@ -361,7 +359,7 @@ class Direction {
     s.weight = to;
   }
 
-  // dx (count, I) = dv w; `packed` is w as products read it.
+  // dx (count, I) = dv w; `packed` is w.
   void input_gradient(int64_t count, const float* dv, const Packed& packed, float* dx,
                       float* room) const {
     const int64_t G = shape.G, I = a.inputs;
@@ -375,10 +373,10 @@ class Direction {
     return threads_for(a.threads, std::min(a.examples, a.examples * shape.G / 8192 + 1));
   }
 
-  // Rows whose products stay in the second-level cache until they are used.
+  // Rows whose products fit the second-level cache.
   static constexpr int64_t PART = 64;
 
-  // v (count, G) for inputs x, where weights are read in place.
+  // v (count, G) for inputs x, with weights read in place.
   void input_terms(int64_t count, const float* x, float* v) const {
     in_place_by_transposed(count, shape.G, a.inputs, x, t.w_ih, v, a.threads);
     for (int64_t n = 0; bias_inner && n < count; n++) ::add(bias_inner, v + n * shape.G, shape.G);
@@ -453,14 +451,14 @@ class Direction {
 
 extern "C" {
 
-// Numbers that the forward of a call keeps for its backward.
+// Size of the tensors that a call saves, in floats.
 int64_t ln_zoo_call_keeps(const Call* call) { return Direction::keeps(*call); }
 
 void ln_zoo_call_forward(const Call* call, const Tensors* t) { Direction(*call, *t).forward(); }
 
 void ln_zoo_call_backward(const Call* call, const Tensors* t) { Direction(*call, *t).backward(); }
 
-// Fills the gradients of both weights from the rows of several steps, or adds to them.
+// Write or add the gradients of both weights from the rows of several steps.
 void ln_zoo_call_weights(const Call* call, const Rooms* rooms, int64_t rows, float* dw_ih,
                          float* dw_hh, int64_t add) {
   const int64_t G = gates_of(call->cell) * call->hidden, H = call->hidden, I = call->inputs;

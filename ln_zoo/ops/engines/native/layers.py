@@ -1,9 +1,8 @@
-"""Padded calls in float32: one direction of one layer, or a step of a cell, in one call of C++ each
-way.
+"""Padded float32 calls on the CPU: one C++ call each for the forward and the backward pass.
 
-Between two chunks nothing returns to Python, where all threads but one would wait. In small calls a
-call into torch costs as much as what it computes. So torch computes nothing here: tensors go to C++
-as layers have them, and what does not depend on their values is determined once, in `Prepared`.
+In small calls a torch function costs as much as its computation, and between chunks all threads but
+one would wait. So torch computes nothing here: C++ receives the layer's tensors directly, and
+`Prepared` computes once what does not depend on their values.
 """
 
 from __future__ import annotations
@@ -65,14 +64,14 @@ from ln_zoo.ops.spec import (
 
 
 def _source(place: Rows | Examples) -> int:
-    """``Source`` of arguments.h: where the statistics of a place over examples come from."""
+    """``Source`` of arguments.h: where a place over examples gets its statistics."""
     if isinstance(place, Rows):
         return 0
     return 2 if place.batch else 1
 
 
 class Parameters(NamedTuple):
-    """The parameters of one direction as layers have them; ``None``: there is none.
+    """The layer's parameters of one direction, or None.
 
     Attributes:
         w_ih: (G, I).
@@ -98,7 +97,6 @@ class Parameters(NamedTuple):
 
     @staticmethod
     def of(cell: Cell, records: Records, weights: Weights) -> Parameters:
-        """Parameters of a direction that `NativeLayers` supports."""
         places = in_slots(cell, records)
         first, second, out = (None if r is None or r.identity else r.gain for r in places)
         last = places[2]
@@ -122,13 +120,13 @@ class _Constants(Structure):
 
 
 _INPUTS = ("x", "h0", "c0")
-#: ``Tensors`` of arguments.h: addresses of inputs, parameters, outputs and what the backward reads,
-#: gradients of outputs, gradients of inputs and parameters, masks, and at last the statistics over
-#: examples: the batch's own, and for each of three places those that are given and their rows.
+#: ``Tensors`` of arguments.h: addresses of inputs, parameters, outputs and saved tensors, of their
+#: gradients, of masks, and of statistics over examples: the batch's, and those given for each of
+#: three places with their number of rows.
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
 _NO_STATISTICS = (0,) * (1 + 2 * len(NO_STATISTICS))
-#: Precisions of `Masks`.
+#: Dtypes of `Masks`.
 _MASKS = (torch.float32, torch.bool, torch.bool, torch.bool)
 #: Addresses of ``Rooms`` of arguments.h.
 _NO_ROOMS = (0,) * 4
@@ -136,26 +134,18 @@ _PACK = struct.Struct(
     f"{len(_NAMES) + _GIVEN + len(_MASKS) + len(_NO_STATISTICS) + len(_NO_ROOMS)}P"
 ).pack
 _PACK_ROOMS = struct.Struct(f"{len(_NO_ROOMS)}P").pack
-#: Rows of several steps from which gradients of weights are computed at once.
+#: Rows of several steps for one product of weight gradients.
 _ROWS_AT_ONCE = 512
 _NO_ADDRESSES = (0,) * len(_MASKS)
-#: Addresses of gradients, of which a forward has none.
+#: Null addresses of gradients, for the forward pass.
 _ABSENT = (0,) * (3 + _GIVEN)
 
 
 class _Direction:
-    """One direction of one layer, for tensors of certain shapes.
+    """One direction of one layer, for tensors of fixed shapes.
 
-    Args:
-        cell: the cell.
-        spec: what is computed.
-        lead: T and N, or N for a single step, which has no output but its state.
-        inputs: I.
-        hidden: H.
-        state: the shape of states, (N, H) or (1, N, H).
-        parameters: the parameters.
-        noise: whether any is drawn for each call.
-        norms: the norm of each place.
+    ``lead`` is T and N, or N for a single step, which returns only states. ``state`` is the shape
+    of states, (N, H) or (1, N, H). ``noise``: whether masks are sampled for each call.
     """
 
     def __init__(
@@ -213,7 +203,7 @@ class _Direction:
         found = library()
         self._forward, self._backward = found.ln_zoo_call_forward, found.ln_zoo_call_backward
         self._weights = found.ln_zoo_call_weights
-        #: Of the graph to which the latest step belongs.
+        #: Node in the graph of the latest step.
         self._shared: _SharedWeights | None = None
         self._kept = (found.ln_zoo_call_keeps(self._address),)
         self._read_back = (*self.inputs, *self.parameters, self.output, None, None, self._kept)
@@ -227,15 +217,10 @@ class _Direction:
         found: Sequence[int],
         masks: Masks,
     ) -> tuple[Any, States]:
-        """Output and last states.
+        """Output and final states.
 
-        Args:
-            x: inputs.
-            states: initial states.
-            parameters: the parameters.
-            starts: addresses of the states, by `addresses`; ``None``: not found yet.
-            found: those of the parameters.
-            masks: what was drawn, in the shapes of x, and resets.
+        ``starts`` are the `addresses` of the states, or None if not yet computed; ``found`` are
+        those of the parameters. Masks have the shapes of x.
         """
         again = starts is not None and self.output is None
         if starts is None:
@@ -258,7 +243,7 @@ class _Direction:
         return output, (h, c) if self._lstm else (h,)
 
     def _shared_weights(self, states: States, parameters: Parameters) -> _SharedWeights | None:
-        """Weights for a step that continues a graph, as all its later steps have them."""
+        """Autograd node shared by the steps of a graph, if this step continues one."""
         shared = self._shared
         if all(state.grad_fn is None for state in states):
             shared = None
@@ -276,7 +261,6 @@ class _Direction:
         ]
 
     def _statistics(self, x: Tensor) -> tuple[Tensor | None, FixedStatistics]:
-        """Memory for the batch's own statistics over examples, and those that norms give."""
         if not self.spec.examples:
             return None, NO_STATISTICS
         steps, examples, _ = x.shape
@@ -300,7 +284,7 @@ class _Direction:
         return (*found, *(0 if rows is None else rows.shape[1] for rows in given))
 
     def forward(self, x: Tensor, found: Sequence[int], masks: Masks, save: bool) -> tuple[Any, ...]:
-        """Output, last states, and what the backward reads, the last of it a `FixedStatistics`."""
+        """Output, final states, and saved tensors, the last of which is a `FixedStatistics`."""
         output = None if self.output is None else x.new_empty(self.output)
         h = x.new_empty(self._state)
         c = x.new_empty(self._state) if self._lstm else None
@@ -322,14 +306,9 @@ class _Direction:
         needs: Sequence[bool],
         later: _Rows | None = None,
     ) -> list[Tensor | None]:
-        """Gradients of inputs and parameters, of those that need one.
+        """Gradients of inputs and parameters; ``saved`` and ``masks`` are those of `forward`.
 
-        Args:
-            saved: inputs, parameters, output, and what the forward kept, as it gave it.
-            masks: as in the forward.
-            grads: gradients of output and last states.
-            needs: which.
-            later: collects the part of the parameters instead.
+        ``later``, if given, collects rows instead of computing parameter gradients.
         """
         inputs, (output, kept, own, *given) = saved[:_GIVEN], saved[_GIVEN:]
         found = addresses(_NAMES, (*inputs, output, None, None, kept), self._read_back)
@@ -353,7 +332,7 @@ class _Direction:
         return made
 
     def add_weights(self, rooms: Sequence[int], rows: int, to: Sequence[int], more: bool) -> None:
-        """Fills the gradients of both weights at these addresses, or adds to them."""
+        """Write or (``more``) add the gradients of both weights to these addresses."""
         self._weights(self._address, _PACK_ROOMS(*rooms), rows, *to, more)
 
     @property
@@ -362,13 +341,12 @@ class _Direction:
 
     @property
     def merged(self) -> bool:
-        """Whether both products have the same gradient."""
         return self.spec.merged or self.spec.joint
 
     def replay(
         self, tensors: Sequence[Any], masks: Masks, given: FixedStatistics
     ) -> tuple[Tensor | None, ...]:
-        """Output and last states by the generic loop, whose gradients any transform takes."""
+        """Output and final states by the generic loop; supports all transforms."""
         (x, h0, c0), p = tensors[:3], Parameters(*tensors[3:])
         states = tuple(s.view(-1, self.hidden) for s in (h0, c0) if s is not None)
         affine = (p.gain_input, None), (p.gain_recurrent, None), (p.gain_out, p.shift_out)
@@ -387,8 +365,6 @@ class _Direction:
 
 
 class _Call(torch.autograd.Function):
-    """A call with gradients."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -436,31 +412,26 @@ class _Call(torch.autograd.Function):
 
 
 class _SharedWeights:
-    """The parameters of a cell as one node of a graph, whose steps share it.
+    """The parameters of a cell as one autograd node shared by all steps of a graph.
 
-    Autograd would add up the gradients of weights step by step, which takes longer than a step of
-    few rows: each is as large as the weights. The node runs after all steps of a backward pass and
-    computes these gradients with one product for many rows.
-
-    Args:
-        direction: how a step runs.
-        parameters: the parameters.
+    Autograd would accumulate weight gradients step by step, which costs more than a step of few
+    rows. This node runs after all steps of a backward pass and computes them with one product.
     """
 
     def __init__(self, direction: _Direction, parameters: Parameters) -> None:
         self.sums = _Sums(direction, [a is not None and a.requires_grad for a in parameters])
-        #: An empty tensor: what depends on it depends on the node.
+        #: Empty tensor through which steps depend on the node.
         self.token: Tensor = _Node.apply(self.sums, *parameters)
 
     def suits(self, parameters: Parameters) -> bool:
-        """Whether a backward pass may still come, of the same parameters."""
+        """Whether a backward pass through the same parameters may still follow."""
         return not self.sums.used and self.sums.needs == [
             a is not None and a.requires_grad for a in parameters
         ]
 
 
 class _Node(torch.autograd.Function):
-    """Parameters, on which steps depend by an empty tensor."""
+    """Parameters, on which steps depend through an empty tensor."""
 
     @staticmethod
     def forward(ctx: Any, sums: _Sums, *parameters: Tensor | None) -> Tensor:
@@ -474,19 +445,13 @@ class _Node(torch.autograd.Function):
 
 
 class _Sums:
-    """Gradients of parameters, for each backward pass that goes on.
-
-    Args:
-        direction: how a step runs.
-        needs: which parameters need one.
-    """
+    """Gradients of parameters, for each backward pass in progress; ``needs``: which."""
 
     def __init__(self, direction: _Direction, needs: list[bool]) -> None:
         self.direction, self.needs, self.used = direction, needs, False
         self._passes: dict[int, _Pass] = {}
 
     def now(self) -> _Pass:
-        """The present backward pass."""
         task = torch._C._current_graph_task_id()
         found = self._passes.get(task)
         if found is None:
@@ -494,15 +459,12 @@ class _Sums:
         return found
 
     def end(self) -> list[Tensor | None]:
-        """The gradients of the present backward pass, in which all steps were run."""
         self.used = True
         found = self._passes.pop(torch._C._current_graph_task_id(), None)
         return [None] * len(self.needs) if found is None else found.end()
 
 
 class _Pass:
-    """Gradients of parameters from several steps of one backward pass."""
-
     def __init__(self, direction: _Direction, needs: list[bool]) -> None:
         self._direction, self._needs = direction, needs
         self._rows: _Rows | None = None
@@ -526,13 +488,7 @@ class _Pass:
 
 
 class _Rows:
-    """Rows of several steps, from which C++ computes the gradients of weights; see ``Rooms``.
-
-    Args:
-        direction: how a step runs.
-        needs: which parameters need a gradient.
-        like: a tensor on the same device.
-    """
+    """Rows of several steps, from which C++ computes gradients of weights; see ``Rooms``."""
 
     def __init__(self, direction: _Direction, needs: list[bool], like: Tensor) -> None:
         self._direction = direction
@@ -561,7 +517,6 @@ class _Rows:
         self._steps, self._more = 0, False
 
     def take(self) -> list[int]:
-        """Addresses for the rows of one more step."""
         if self._steps * self._count == self._room:
             self._flush()
         self._steps += 1
@@ -569,7 +524,6 @@ class _Rows:
         return [start + (self._steps - 1) * stride for start, stride in pairs]
 
     def end(self) -> list[Tensor | None]:
-        """The gradients of all parameters."""
         self._flush()
         return self._grads
 
@@ -580,17 +534,13 @@ class _Rows:
 
 
 def without_tensors(call: RecurrentCall) -> RecurrentCall:
-    """A call to keep: it does not hold inputs, states, resets and what was drawn."""
+    """A copy of the call without inputs, states, resets and masks, which it would keep alive."""
     weights = [w._replace(noise=w.noise.shares) for w in call.weights]
     return call._replace(x=torch.empty(0), states=(), weights=weights, reset=None)
 
 
 class Prepared:
-    """All directions of a layer, or a single step of a cell, for inputs of one shape.
-
-    Args:
-        call: such a call.
-    """
+    """All directions of a layer, or a single step of a cell, for inputs of one shape."""
 
     def __init__(self, call: RecurrentCall) -> None:
         cell, records, x, _, _, weights, bidirectional, *_ = call
@@ -599,7 +549,7 @@ class Prepared:
         self._parameters = [Parameters.of(cell, *pair) for pair in pairs]
         lead, hidden = tuple(x.shape[:-1]), weights[0].hh.shape[1]
         single = len(records) == 1
-        # One direction needs no stack of states.
+        # A single direction needs no stacking.
         state = (1, lead[-1], hidden) if single and len(lead) == 2 else (lead[-1], hidden)
         each = 2 if bidirectional else 1
         self._directions = [
@@ -623,7 +573,7 @@ class Prepared:
         """Addresses of the parameters of each direction.
 
         Raises:
-            RuntimeError: if one no longer has the form that it had.
+            RuntimeError: if a parameter has changed its form.
         """
         return [
             addresses(Parameters._fields, parameters, direction.parameters)
@@ -641,17 +591,17 @@ class Prepared:
         noise: Sequence[Noise] | None,
         reset: Tensor | None,
     ) -> tuple[Any, States]:
-        """Output and last states.
+        """Output and final states.
 
         Args:
-            found: what `check` gave.
+            found: result of `check`.
             x: inputs.
-            starts: addresses of the states, by `addresses`; ``None``: not found yet.
+            starts: `addresses` of the states, or ``None`` if not yet computed.
             states: initial states, each (layers * directions, N, H), or (N, H) for a single step.
-            dropout: probability of a zero between two layers.
+            dropout: probability of zeroing an element between layers, in training mode.
             training: whether the layer is in training mode.
-            noise: what was drawn for this call, by direction; ``None``: nothing.
-            reset: rows before which states start anew, (T * N,); ``None``: none.
+            noise: sampled noise by direction, or ``None``.
+            reset: rows before which states are reset, (T * N,), or ``None``.
         """
         masks = [NO_MASKS] * len(self._directions) if noise is None else [*map(masks_of, noise)]
         if len(self._directions) == 1:
@@ -676,7 +626,7 @@ def _with_resets(masks: Masks, reset: Tensor | None) -> Masks:
 
 
 def _unsupported_statistics(spec: Spec, call: RecurrentCall, noise: Noise) -> str | None:
-    """Why one call does not normalise x (T, N, I) over examples like this, or ``None``."""
+    """Why one call cannot normalise x (T, N, I) over examples, or None."""
     x = call.x
     if not spec.examples:
         return None
@@ -692,18 +642,16 @@ def _unsupported_statistics(spec: Spec, call: RecurrentCall, noise: Noise) -> st
 
 
 class NativeLayers:
-    """The kernel of padded calls in float32 on the CPU."""
+    """The kernel of padded float32 calls on the CPU."""
 
     name = "native"
     title = "C++, in one call"
     tasks: tuple[Task, ...] = ("layers", "step")
 
     def missing(self) -> str | None:
-        """A compiler, or what made compiling fail; ``None`` if it was not tried."""
         return build.status().reason
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """Why it cannot take this call, or ``None``; a single step of a cell has x (1, N, I)."""
         cell, records, x, _, _, weights, *_ = call
         reason = no_custom_ops_reason() or unsupported_reason(cell, records, weights, batch=True)
         if reason is not None:
@@ -740,7 +688,6 @@ class NativeLayers:
         return unavailable_reason()
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        """Runs the layers, or a single step, which has no output but its states."""
         prepared, noise = Prepared(call), [w.noise for w in call.weights]
         states = tuple(s.contiguous() for s in call.states)
         options = call.dropout, call.training, noise, call.reset

@@ -1,5 +1,5 @@
-// Products of float32 matrices that are read in place: for few rows, few columns or a single step,
-// where packing a weight costs more than it saves.
+// float32 products without packing, for few rows, few columns or a single step, where packing costs
+// more than it saves.
 
 #pragma once
 
@@ -7,18 +7,18 @@
 
 namespace {
 
-// Rows of a call up to which any number of steps reads its weights in place.
+// Maximum rows of a call whose weights are not packed, for any number of steps.
 constexpr int64_t FEW_ROWS = 4;
-// Rows up to which gradients of weights are written row by row.
+// Maximum rows for writing weight gradients row by row.
 constexpr int64_t OUTER_ROWS = 8;
-// Steps of a call up to which it reads its weights in place, for any number of rows.
+// Maximum steps of a call whose weights are not packed, for any number of rows.
 constexpr int64_t FEW_STEPS = 1;
-// Rows from which the columns of a matrix are copied as a product reads them.
+// Minimum rows for copying the columns of a matrix into product order.
 constexpr int64_t MANY_ROWS = 24;
-// Columns below which they fill too little of a product's tiles.
+// Columns below which a product's tiles are mostly empty.
 constexpr int64_t THIN = 16;
 
-// A thread's scratch memory, which begins at a cache line.
+// A thread's scratch memory, aligned to a cache line.
 class Room {
  public:
   float* take(int64_t n) {
@@ -32,8 +32,8 @@ class Room {
   std::vector<float> memory_;
 };
 
-// Adds up the lanes of COUNT vectors, a power of two up to L: lane i of the first one becomes the
-// total of vector i, modulo COUNT.
+// Sum the lanes of COUNT vectors, a power of two up to L: lane i of the first becomes the total of
+// vector i modulo COUNT.
 template <int COUNT, int D = 1>
 __attribute__((always_inline)) inline void fold(vec* sums) {
   if constexpr (D < LANES) {
@@ -62,8 +62,8 @@ __attribute__((always_inline)) inline void write_totals(const vec* sums, float* 
   for (int n = 0; n < XS; n++) copy(found + n * ROWS, ROWS, y + n * stride);
 }
 
-// y[n][i] = w[i] . x[n], for ROWS rows of w (., K) and XS rows of x (., K); rows of y lie `stride`
-// apart. Sums, ROWS vectors of w and one of x fit into the registers.
+// y[n][i] = w[i] . x[n], for ROWS rows of w (., K) and XS rows of x (., K); `stride` is that of y's
+// rows. Sums, ROWS vectors of w and one of x fit the registers.
 template <int ROWS, int XS>
 __attribute__((noinline)) void dot_products(const float* w, const float* x, int64_t K, float* y,
                                             int64_t stride) {
@@ -109,7 +109,7 @@ void dot_products_by_blocks(const float* w, const float* x, int64_t N, int64_t K
   }
 }
 
-// Fills columns of y (N, .) whose rows lie `stride` apart, N whole vectors, from a (M, N).
+// Write a (M, N), transposed, to columns of y (N, .) with row stride `stride`; N whole vectors.
 void transpose_to(const float* a, int64_t M, int64_t N, float* y, int64_t stride) {
   for (int64_t n = 0; n < N; n += L) {
     int64_t m = 0;
@@ -127,7 +127,7 @@ void transpose_to(const float* a, int64_t M, int64_t N, float* y, int64_t stride
   }
 }
 
-// Threads for a matrix of so many numbers, and the rows or columns of each.
+// Run threads for a matrix of this size, and assign rows or columns to each.
 template <class Body>
 void by_parts(int64_t wanted, int64_t numbers, int64_t n, Body body) {
   const int64_t threads = threads_for(wanted, std::min(n, numbers / 131072 + 1));
@@ -136,8 +136,8 @@ void by_parts(int64_t wanted, int64_t numbers, int64_t n, Body body) {
 
 // y (N, G) = x (N, K) w^T, for w (G, K) in place.
 //
-// For many rows x is packed instead, whose transpose is the right operand; what is left of whole
-// vectors of rows, and few rows, are dot products.
+// For many rows x is packed instead, as the transposed right operand; remaining and few rows are
+// dot products.
 void in_place_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, const float* w,
                             float* y, int64_t threads) {
   constexpr int64_t BLOCK = 16 * HEIGHT;
@@ -161,14 +161,14 @@ void in_place_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, con
         dot_products_by_blocks<rows>(w + i * K, rest, N - whole, K, y_rest + i, G);
       }
     };
-    // A sum waits for its last addition: few rows of x need more sums.
+    // Latency of additions: few rows of x need more sums.
     if (N - whole == 1) by_rows(std::integral_constant<int, L < 8 ? L : 8>());
     if (N - whole == 2) by_rows(std::integral_constant<int, 4>());
     by_rows(std::integral_constant<int, WIDTH>()), by_rows(std::integral_constant<int, 1>());
   });
 }
 
-// As `tile`, for a right operand whose rows lie `ldb` apart.
+// As `tile`, for a right operand with row stride `ldb`.
 template <int ROWS, int VECTORS, class Block>
 __attribute__((noinline)) void tile_in_place(int64_t K, Left<float> a, const float* b, int64_t ldb,
                                              float* c, int64_t ldc, bool add, Block last) {
@@ -208,12 +208,12 @@ void tile_in_place_of(int64_t height, int64_t vectors, Arguments... arguments) {
 // y (N, K) = d (N, G) w, or y += d w, for w (G, K) in place.
 void in_place_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
                         bool add, int64_t threads) {
-  // Rows of w at a time. They lie pages apart, and the first-level TLB holds few pages.
+  // Rows of w at a time: they are pages apart, and the first-level TLB has few entries.
   constexpr int64_t AT_ONCE = 64, PANEL = WIDTH * L;
   const int64_t panels = (K + PANEL - 1) / PANEL;
   by_parts(threads, G * K * ((N + 3) / 4), panels, [&](int64_t from, int64_t to) {
     if (N >= MANY_ROWS) {
-      // Then each part of a panel is worth a copy, which stays in the cache.
+      // Copy each part of a panel, which then stays in the cache.
       thread_local Room room;
       float* const copied = room.take(DEPTH * PANEL);
       for (int64_t k = from * PANEL; k < std::min(to * PANEL, K); k += PANEL) {
@@ -287,7 +287,7 @@ void few_sum(int64_t N, int64_t G, const float* d, float* to, bool add, int64_t 
   });
 }
 
-// Takes the mean off each group, where rows are centred.
+// Subtract the mean of each group, if rows are centred.
 void center(const Rows& rows, float* a, int64_t gates, int64_t H) {
   if (!rows.scale || !rows.center) return;
   for (int64_t q = 0, end; q < gates; q = end) {
@@ -302,8 +302,8 @@ void center(const Rows& rows, float* a, int64_t gates, int64_t H) {
   }
 }
 
-// w (G, K) = d^T a, or w += d^T a, for few columns of a (N, K), which would fill only a small part
-// of a product's tile; `sums` has room for (K, G).
+// w (G, K) = d^T a, or w += d^T a, for few columns of a (N, K), which would leave a product's tiles
+// mostly empty; `sums` has size (K, G).
 void thin_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w, bool add,
                 float* sums, int64_t threads) {
   by_parts(threads, N * G, G, [&](int64_t from, int64_t to) {
@@ -326,7 +326,7 @@ void thin_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a,
   });
 }
 
-// y (N, K) = d (N, G) w, for few columns of w (G, K); `room` has room for (K, G).
+// y (N, K) = d (N, G) w, for few columns of w (G, K); `room` has size (K, G).
 void thin_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
                     float* room, int64_t threads) {
   for (int64_t g = 0; g < G; g++) {

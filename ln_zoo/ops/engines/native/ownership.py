@@ -1,4 +1,4 @@
-"""Whether another user could have written a file: what is loaded as code must be ours alone."""
+"""Check that no other user could have written a file that is loaded as code."""
 
 from __future__ import annotations
 
@@ -8,37 +8,26 @@ import stat
 import sys
 from pathlib import Path
 
-if sys.platform != "win32":  # where kernels are not compiled
+if sys.platform != "win32":  # no kernels on Windows
     import grp
     import pwd
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, for this user alone (mode 0700)."""
+    """Create a folder and missing parents for this user alone (mode 0700)."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     for place in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        with contextlib.suppress(FileExistsError):  # another process created it
             place.mkdir(mode=0o700)
-    folder.mkdir(exist_ok=True)  # says what is wrong where it is a file
+    folder.mkdir(exist_ok=True)  # raises if it is a file
 
 
 def why_not_ours(path: Path) -> str | None:
-    """Why a folder does not belong to this user alone, in one line; ``None`` if it does.
+    """Why other users could write to a folder, in one line, or None; the folder may be missing.
 
-    It and all folders above it must belong to this user or to root, and no other user may write to
-    them. Above it, a folder in which files can be replaced by their owners only (the sticky bit, as
-    ``/tmp`` has) is as good. A group that only this user is in counts as the user. Links are
-    followed, and must be this user's or root's too.
-
-    Args:
-        path: the folder; it and others above it may be missing.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> folder.chmod(0o777)
-        >>> why_not_ours(folder)
-        'every user can write to ... (chmod go-w ...)'
+    The folder and its parents must belong to this user or root, and be writable by no one else,
+    except for parents with the sticky bit (``/tmp``). A group whose only member is this user counts
+    as the user. Links are followed and must belong to this user or root.
     """
     path = path.absolute()
     links = (place for place in (path, *path.parents) if place.is_symlink())
@@ -57,10 +46,10 @@ def why_not_ours(path: Path) -> str | None:
 
 
 def is_our_file(path: Path) -> bool:
-    """Whether a file is a regular one, of this user or root, to which nobody else may write.
+    """Whether it is a regular file of this user or root that no one else can write to.
 
     Raises:
-        OSError: if there is none.
+        OSError: if it does not exist.
     """
     state = path.lstat()
     return stat.S_ISREG(state.st_mode) and _why(path, state, sticky_will_do=False) is None
@@ -88,7 +77,7 @@ def _user(number: int) -> str:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group is of one user: by the custom that it has the user's name, and no members."""
+    """Whether a group belongs to one user: by convention it has the user's name and no members."""
     try:
         user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:

@@ -1,12 +1,11 @@
-// LSTM, GRUs and RNN between their products: each cell once, forward and backward, whatever
-// normalises it. A row may be a part of one: then all vectors over features begin at its first
-// unit.
+// LSTM, GRUs and RNN between their products, forward and backward, for every norm. A row may be a
+// part of one; all vectors over features then start at its first unit.
 
 #pragma once
 
 #include "arguments.h"
 
-// Its functions call those of the vectors.
+// Uses the functions of vectors.h.
 #include "../equations.h"
 
 namespace {
@@ -16,8 +15,8 @@ inline void accumulate(Block block, float* to, int64_t j, vec a) {
   block.write(to + j, block.read(to + j) + a);
 }
 
-// What normalises L units from unit j on, and the two means in its adjoint
-// factor (d - mean d - a mean(d a)), for d the gradient of the normalised a.
+// Norms of L units from unit j on, and the two means in the adjoint
+// factor (d - mean d - a mean(d a)), with d the gradient of the normalised a.
 
 struct OfRow {
   vec d, da;
@@ -35,7 +34,7 @@ struct OfColumns {
   }
 };
 
-// A row whose mean is zero, or stays.
+// A row whose mean is not subtracted.
 struct Scaled {
   typedef OfRow Means;
   vec row_factor;
@@ -51,7 +50,7 @@ struct Scaled {
   }
 };
 
-// A row whose mean is taken off.
+// A row whose mean is subtracted.
 struct Centred : Scaled {
   vec mean;
   explicit Centred(const float* stats) : Scaled(stats[1]), mean(all(stats[0])) {}
@@ -76,11 +75,11 @@ struct Columns {
   Columns from(int64_t unit) const { return {mean + unit, factors + unit}; }
 };
 
-// Norms of the products: one of each, one of their sum, or none.
+// Norms of the products: one each, one of the sum, or none.
 enum Norms { APART, JOINT, NO_NORMS };
 
-// What goes into the gates: rows of products, each gate normalised, with gain and bias. Gates of v
-// lie H apart, those of u `apart`. Where norms are JOINT, u is the sum, and there is no v.
+// Pre-activations: rows of products, normalised by gate, with gain and bias. Strides of gates are H
+// in v and `apart` in u. If norms are JOINT, u is the sum, and there is no v.
 template <class Norm, Norms NORMS = APART>
 struct Terms {
   static constexpr Norms norms = NORMS;
@@ -125,7 +124,7 @@ struct Terms {
   }
 };
 
-// Sums (4H,) of both products that nothing normalises; the gates take their place.
+// Sums (4H,) of both products without norms; replaced by the gates.
 struct Summed {
   const float* bias;
   int64_t H;
@@ -141,7 +140,7 @@ struct Summed {
   void prefetch(int64_t, bool) const {}
 };
 
-// The gates (4H,) that `Summed` left.
+// The gates (4H,) written by `Summed`.
 struct Gates {
   int64_t H;
   const float* gates;
@@ -161,7 +160,7 @@ struct Gates {
   void prefetch(int64_t, bool) const {}
 };
 
-// Fills `to` with gradients of rows a, from those p of what their norm gives times a gain.
+// Write gradients of rows a to `to`, from those p of the normalised rows times a gain.
 template <class Norm>
 void adjoint(int64_t units, Norm norm, typename Norm::Means means, const float* gain,
              const float* a, const float* p, float* to) {
@@ -184,7 +183,7 @@ void lstm_gates(const Shape& shape, T terms, const float* c_prev, float* c, floa
   });
 }
 
-// What is normalised and carried on takes the place of c.
+// If CARRIED, the normalised cell state replaces c.
 template <bool CARRIED = false, class Norm>
 void lstm_out(const Steps& s, const Shape& shape, Norm norm, float* c, const float* o, float* h) {
   for_units(shape.units, [&](int64_t j, auto block) {
@@ -195,12 +194,12 @@ void lstm_out(const Steps& s, const Shape& shape, Norm norm, float* c, const flo
   });
 }
 
-// The cell state that is normalised: it was kept, it is computed ANEW since what is kept is that
-// after zoneout, or so since what is kept is normalised.
+// The cell state before its norm: saved (KEPT), or recomputed because the saved one is after
+// zoneout (ANEW) or normalised (CARRIED).
 enum CellState { KEPT, ANEW, CARRIED };
 
-// Gradients of h to those of o's sum and of the normalised cell state, which `totals` adds up; dc,
-// the gradient of what is carried on, is read where that is CARRIED.
+// From gradients of h to gradients of o's pre-activation and the normalised cell state, added to
+// `totals`; dc, the gradient of the carried state, is read if CARRIED.
 template <CellState STATE, class T, class Norm, class Totals>
 void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const float* c,
                    const float* c_prev, const float* dout, const float* dh, const float* dc,
@@ -227,7 +226,7 @@ void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const
   });
 }
 
-// Those to the gradients dp (4H,) of all sums, and to that of the cell state before.
+// From these to the gradients dp (4H,) of all pre-activations and of the previous cell state.
 template <CellState STATE, class T, class Norm, class Totals>
 void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Means means,
                      const float* c, const float* c_prev, float* dc, float* dp,
@@ -262,7 +261,7 @@ void light_gru_gates(const Shape& shape, T terms, const float* h_prev, float* h)
   });
 }
 
-// Gradients of h to those of both sums, du (2H,), and to what passes by them.
+// From gradients of h to du (2H,), of both pre-activations, and the part that bypasses them.
 template <class T, class Totals>
 void light_gru_gates_back(const Shape& shape, T terms, const float* h_prev, const float* dout,
                           float* dh, float* du, Totals& totals) {
@@ -307,8 +306,8 @@ void gru_gates(const Steps& s, const Shape& shape, T terms, const float* h_prev,
   });
 }
 
-// Gradients of h to those of all sums, dv and du (3H,), and to what passes by them. Both gradients of
-// a light GRU are the same, and du alone is written.
+// From gradients of h to dv and du (3H,), of all pre-activations, and the part that bypasses them.
+// In a light GRU dv equals du; only du is written.
 template <class T, class Totals>
 void gru_gates_back(const Steps& s, const Shape& shape, T terms, const float* h_prev,
                     const float* dout, float* dh, float* dv, float* du, Totals& totals) {
@@ -342,7 +341,7 @@ void rnn_out(const Steps& s, const Shape& shape, Norm norm, const float* u, floa
   });
 }
 
-// Gradients of h to those of the normalised sum, with gain and bias, in du.
+// From gradients of h to du, the gradient of the normalised sum with gain and bias.
 template <class Norm, class Totals>
 void rnn_out_back(const Steps& s, const Shape& shape, Norm norm, const float* u, const float* dout,
                   const float* dh, float* du, Totals& totals) {

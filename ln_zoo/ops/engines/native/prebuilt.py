@@ -1,4 +1,4 @@
-"""Native kernels that a wheel carries: one library for each level of the processor."""
+"""Native kernels in a wheel: one library per instruction set."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FOLDER = Path(__file__).with_name("libraries")
 
 
 def levels_for(features: Collection[str]) -> list[Level]:
-    """Levels that a processor with these features can run, the fastest first."""
+    """Levels that a processor with these features can run, fastest first."""
     return [level for level in LEVELS.get(ARCHITECTURE, ()) if level.features <= {*features}]
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[Path, Made]]:
-    """Libraries of a folder by level; empty if the folder has no manifest.
+    """Libraries of a folder by level; empty without a manifest.
 
     Raises:
-        Unavailable: if the manifest cannot be read, or is for another system.
+        Unavailable: if the manifest is invalid, or for another system.
     """
     file = folder / MANIFEST
     if not file.exists():
@@ -52,13 +52,7 @@ def read_manifest(folder: Path) -> dict[str, tuple[Path, Made]]:
 
 
 def find(folder: Path, levels: Collection[Level], troubles: list[str]) -> list[tuple[Path, Made]]:
-    """Whole libraries for some of these levels, in their order.
-
-    Args:
-        folder: of the libraries and their manifest.
-        levels: that the processor can run.
-        troubles: gets a line for each library that cannot be used.
-    """
+    """Valid libraries for these levels, in order; problems are appended to ``troubles``."""
     try:
         libraries = read_manifest(folder)
     except Unavailable as error:

@@ -45,14 +45,14 @@ inline void narrow(const float* from, int64_t n, bfloat* to) {
   for (; j < n; j++) to[j] = narrow(from[j]);
 }
 
-// What a lane holds: one factor, or two of one sum, which lie side by side.
+// Content of a lane: one factor, or two adjacent factors of one sum.
 template <class T>
 struct Factors;
 
 template <>
 struct Factors<float> {
   typedef vec Vector;
-  typedef unaligned_vec Stored;  // memory from malloc may begin anywhere in a vector
+  typedef unaligned_vec Stored;  // memory from malloc may be unaligned
   static constexpr int64_t PER_LANE = 1;
   static Vector left(const float* p) { return all(*p); }
   static void add(vec& sum, vec a, vec b) { sum += a * b; }
@@ -86,20 +86,20 @@ inline int64_t padded(int64_t K) {
   return (K + per - 1) / per * per;
 }
 
-// A packed matrix (K, N) is cut into panels of WIDTH vectors of columns, the last panel as narrow
-// as it can be; a panel holds its rows one after the other (rows of bfloat in pairs), so that a
-// product reads it in order. Six rows by four vectors of sums, four vectors of the right and one of
-// the left operand fill the 32 registers of AVX-512; six by two, two and one the 16 before it.
+// A packed matrix (K, N) consists of panels of WIDTH vectors of columns, the last as narrow as
+// possible; a panel has its rows in order (rows of bfloat in pairs), so that a product reads it
+// sequentially. Six rows by four vectors of sums, four vectors of the right and one of the left
+// operand fill the 32 registers of AVX-512; six by two, two and one the 16 of AVX2.
 #if defined(__x86_64__) && !defined(__AVX512F__)
 constexpr int64_t WIDTH = 2, HEIGHT = 6;
 #else
 constexpr int64_t WIDTH = 4, HEIGHT = 6;
 #endif
-// Rows of a panel that are used while they lie in the second-level cache: 64 KiB at most.
+// Rows of a panel per block, at most 64 KiB for the second-level cache.
 constexpr int64_t DEPTH = WIDTH * L > 32 ? 256 : 512;
 
-// Keeps a value in a register: GCC would rather load it again for every use, and a processor loads
-// no more than one or two vectors a cycle.
+// Keep a value in a register: GCC would reload it for every use, and a processor loads only one or
+// two vectors per cycle.
 #if defined(LN_ZOO_LANES)
 #define KEEP(a)
 #elif defined(__x86_64__) && defined(__AVX512F__)
@@ -113,19 +113,19 @@ constexpr int64_t DEPTH = WIDTH * L > 32 ? 256 : 512;
 #endif
 
 template <class T>
-struct Left {  // the left operand: element (m, k); the columns of bfloat lie side by side
+struct Left {  // the left operand: element (m, k); columns of bfloat are contiguous
   const T* data;
   int64_t row, column;
 };
 
-// Never inlined, where GCC may run out of registers for the sums. The loop is unrolled and begins
-// at a cache line (build.py): else its speed depends on where the compiler happens to put it.
+// Never inlined: GCC might run out of registers. The loop is unrolled and aligned to a cache line
+// (compiler.py), since its speed depends on its address.
 template <class T, int ROWS, int VECTORS>
 __attribute__((noinline)) void tile(int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
                                     bool add, int64_t lanes) {
   constexpr int64_t per = Factors<T>::PER_LANE;
   typedef typename Factors<T>::Vector Vector;
-  // The result is asked for now, so that it has come when the sums are done.
+  // Prefetch the result.
   for (int i = 0; i < ROWS; i++) {
     for (int j = 0; j < VECTORS; j++) __builtin_prefetch(c + i * ldc + j * L, 1);
   }
@@ -164,28 +164,28 @@ void tile_of(int64_t vectors, int64_t K, Left<T> a, const T* b, float* c, int64_
   if constexpr (VECTORS > 1) tile_of<T, ROWS, VECTORS - 1>(vectors, K, a, b, c, ldc, add, lanes);
 }
 
-// Rows of the next block, as even as can be: a single row is slow.
+// Rows of the next block, evenly divided: single rows are slow.
 inline int64_t block_height(int64_t rows) {
   const int64_t blocks = (rows + HEIGHT - 1) / HEIGHT;
   return (rows + blocks - 1) / blocks;
 }
 
-// Blocks that are copied at a time where the left operand is transposed: of 512 columns 96 KiB.
+// Blocks copied at a time if the left operand is transposed: 96 KiB for 512 columns.
 constexpr int64_t COPIED = 8;
-// Bytes; and how many rows ahead of its use a row is asked for.
+// Bytes of a cache line; rows of prefetch distance.
 constexpr int64_t CACHE_LINE = 64, AHEAD = 16;
 
-// Copies M rows of A (M, K), at most COPIED blocks, so that a product reads each block in order.
-// The columns of a transposed one are so far apart that few of them fit into the first-level cache.
+// Copy M rows of A (M, K), at most COPIED blocks, into product order. Columns of a transposed
+// operand are far apart, and few fit the first-level cache.
 template <class T>
 const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
   thread_local std::vector<T> copies;
   copies.resize(std::max(int64_t(copies.size()), M * K));
-  if (a.row == 1 && M == COPIED * HEIGHT) {  // the usual height, known to the compiler
+  if (a.row == 1 && M == COPIED * HEIGHT) {  // usual height, as a constant
     for (int64_t k = 0; k < K; k++) {
       const T* from = a.data + k * a.column;
       T* to = copies.data() + k * HEIGHT;
-      // Rows lie pages apart, which a processor does not foresee.
+      // Rows are pages apart, which hardware does not prefetch.
       for (int64_t m = 0; m < M; m += CACHE_LINE / sizeof(T))
         __builtin_prefetch(from + AHEAD * a.column + m);
       for (int64_t q = 0; q < COPIED; q++)
@@ -206,14 +206,14 @@ const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
   return copies.data();
 }
 
-// Bytes of a left operand that mostly stay in the second-level cache while panels pass through it.
+// Bytes of a left operand that stay in the second-level cache while panels stream through.
 constexpr int64_t LEFT_CACHED = 1 << 19;
 
 // C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes. On vectors; see `product`.
 template <class T>
 void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
                     bool add) {
-  // Rows of A from m0 to m1, where they are or copied, by DEPTH rows of one panel.
+  // Rows [m0, m1) of A, in place or copied, by DEPTH rows of one panel.
   const auto part = [&](int64_t m0, int64_t m1, int64_t k, int64_t n, const T* blocks) {
     const int64_t depth = std::min(DEPTH, K - k);
     const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
@@ -237,7 +237,7 @@ void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, floa
   };
   const bool copied = a.column != 1 && N > WIDTH * L;
   if (!copied && M * K * int64_t(sizeof(T)) <= LEFT_CACHED) {
-    // Few rows: B is read in its order, and C stays in the first-level cache.
+    // Few rows: B is read in order, and C stays in the first-level cache.
     for (int64_t n = 0; n < N; n += WIDTH * L) {
       for (int64_t k = 0; k < K; k += DEPTH) part(0, M, k, n, nullptr);
     }
@@ -253,8 +253,8 @@ void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, floa
   }
 }
 
-// What is taken off a matrix as it is packed: nothing, or the mean that each row of w (G, F) has at
-// column f within its group. `means` is (gates, F), `hidden` the rows of a gate.
+// Centring while packing: subtract the mean at column f over the rows of each group of w (G, F),
+// unless `means` (gates, F) is null. `hidden` is the rows of a gate.
 struct Center {
   const float* means;
   int64_t hidden, features;
@@ -262,8 +262,8 @@ struct Center {
   const float* of(int64_t row) const { return means + row / hidden * features; }
 };
 
-// Packs rows [k, k + rows) of columns [n, n + columns), at most L of each. `whole`: L of both,
-// where columns run along the memory.
+// Pack rows [k, k + rows) of columns [n, n + columns), at most L of each. `whole`: L of both, with
+// contiguous columns.
 inline void pack_columns(const float* from, int64_t row, int64_t column, int64_t rows,
                          int64_t columns, bool whole, const Center& center, int64_t n, int64_t k,
                          float* to, int64_t wide) {
@@ -288,15 +288,15 @@ inline void pack_columns(const float* from, int64_t row, int64_t column, int64_t
   }
 }
 
-// Packs columns [n, n + columns) of a matrix with strides; `from` is where they begin.
+// Pack columns [n, n + columns) of a strided matrix, which start at `from`.
 template <class T>
 void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n, int64_t columns,
                 T* to, const Center& center) {
   constexpr int64_t per = Factors<T>::PER_LANE;
   const int64_t wide = (columns + L - 1) / L * L;
-  // A single feature has both strides 1: means go by what the rows are, not by the strides.
+  // With a single feature both strides are 1, so they do not tell rows from columns.
   const bool by_rows = column == 1 && !(center.means && center.transposed);
-  // A cache line of every column at a time, where columns run along the memory.
+  // Contiguous columns: a cache line of every column at a time.
   for (int64_t k0 = 0; k0 < K; k0 += 16) {
     const int64_t k1 = std::min(padded<T>(K), k0 + 16);
     if constexpr (per == 1) {
@@ -337,12 +337,11 @@ int64_t threads_for(int64_t wanted, int64_t pieces) {
 #endif
 }
 
-// While it lives, this thread computes with 0 in place of subnormal numbers (float32: below 1.2e-38).
+// Flush subnormal numbers (float32: below 1.2e-38) to 0 in this thread; restores the previous mode.
 //
-// Gradients that vanish over many steps get there, and Intel's processors then take over a hundred
-// cycles for an operation: without this, a training step over 784 time steps took seven times as long. No
-// update could use what is lost. The mode from before is put back, so that torch keeps its own. No
-// threads may start while it lives: they would begin in this mode, and keep it.
+// Vanishing gradients become subnormal, and Intel's processors then need over a hundred cycles per
+// operation: without this, a training step over 784 time steps took seven times as long. No update
+// could use the lost values. No threads may start in this scope: they would inherit the mode.
 class FlushSubnormals {
 #if defined(__SSE2__)
   static constexpr unsigned BITS = 0x8040;  // of MXCSR: FTZ for results, DAZ for operands
@@ -378,7 +377,7 @@ void in_parallel(int64_t threads, Body body) {
 #pragma omp parallel num_threads(int(threads))
     {
       const FlushSubnormals flush;
-      // The runtime may give fewer threads than asked for.
+      // The runtime may provide fewer threads than requested.
       const int64_t got = omp_get_num_threads();
       for (int64_t i = omp_get_thread_num(); i < threads; i += got) body(i);
     }
@@ -389,7 +388,7 @@ void in_parallel(int64_t threads, Body body) {
   for (int64_t i = 0; i < threads; i++) body(i);
 }
 
-// Packs (K, N) with strides, threads sharing the panels.
+// Pack a strided (K, N); threads split the panels.
 template <class T>
 void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* to, int64_t threads,
           const Center& center) {

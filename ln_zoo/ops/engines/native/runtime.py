@@ -1,4 +1,4 @@
-"""What the native engines share: the library, memory that is cheap to touch, and products."""
+"""Shared by the native engines: the library, memory and products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ln_zoo.ops.spec import Examples, Rows
 # The library
 
 _log = logging.getLogger("ln_zoo")
-#: By what ``ln_zoo_tiles`` returns (``Tiles`` of amx_products.h): level and text of what is logged.
+#: Log level and message by the result of ``ln_zoo_tiles`` (``Tiles`` of amx_products.h).
 _TILES = (
     (logging.INFO, "run on AMX tiles"),
     (logging.INFO, "run without AMX tiles: the compiler or the system has none"),
@@ -30,13 +30,12 @@ _TILES = (
 
 
 def library() -> ctypes.CDLL:
-    """The library with its functions' types; after `build.rebuild`, the new one."""
+    """The library with typed functions; after `build.rebuild`, the new one."""
     return _typed(build.library())
 
 
 @functools.cache
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
-    """The same library, once its functions have their types."""
     i, p = c_int64, c_void_p
     for name in ("packed_size", "shares", "share_packed_size", "call_keeps", "tiles"):
         getattr(found, f"ln_zoo_{name}").restype = i
@@ -69,7 +68,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def unavailable_reason() -> str | None:
-    """Why there is no library, or ``None``; compiles it at the first call."""
+    """Why there is no library, or None; compiles it at the first call."""
     try:
         library()
     except build.Unavailable as error:
@@ -77,7 +76,7 @@ def unavailable_reason() -> str | None:
     return None
 
 
-# What torch.compiler.assume_constant_result does, which would import the whole compiler.
+# As torch.compiler.assume_constant_result, which would import the whole compiler.
 unavailable_reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -85,18 +84,18 @@ unavailable_reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def scratch_memory(name: str, n: int, dtype: torch.dtype) -> Tensor:
-    """Memory for the time of one call, (n,); as `ln_zoo.ops.memory.scratch`."""
+    """`ln_zoo.ops.memory.scratch` of shape (n,), cached."""
     return memory.scratch(f"native {name}", n, dtype=dtype)
 
 
 @functools.lru_cache(maxsize=64)
 def constant(value: float, n: int) -> Tensor:
-    """Stands for gains and biases that are absent; never written to."""
+    """Read-only stand-in for absent gains and biases."""
     return torch.full((n,), value, dtype=torch.float32, device="cpu")
 
 
 def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-    """Memory that is not filled; as `ln_zoo.ops.engines.base.Engine.empty`."""
+    """See `ln_zoo.ops.engines.base.Engine.empty`."""
     if scratch:
         return memory.scratch(f"native {scratch}", *size, dtype=dtype)
     return memory.empty(*size, like=like, dtype=dtype)
@@ -106,38 +105,24 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Te
 
 
 def rows_of_chunk(rows: int, saved: bool) -> int:
-    """Rows of a chunk, unless a single step has more.
+    """Minimum rows of a chunk in a call of this many rows.
 
-    Fewer chunks take less time, and the memory of a chunk is small where weights dominate. A tenth
-    of the rows is little compared with what is kept of all rows for the backward; without a
-    backward, torch's own loop takes memory for all rows.
-
-    Args:
-        rows: of the whole call.
-        saved: as `ln_zoo.ops.engines.base.Products.rows_of_chunk`.
-
-    Example:
-        >>> rows_of_chunk(100, saved=True), rows_of_chunk(8192, saved=True)
-        (256, 819)
+    Fewer chunks are faster; the memory of small chunks is negligible next to the weights. A tenth
+    of all rows is small compared with the tensors saved for the backward pass. Without a backward
+    pass, torch's own loop allocates memory for all rows.
     """
     return min(max(256, rows // (10 if saved else 2)), 2048)
 
 
 def shares_of_units(gates: int, hidden: int, examples: int, noise: bool) -> int:
-    """Parts into which threads divide the units; 1: they divide the examples, as under noise."""
+    """Number of shares of units, one per thread; 1 if threads split the examples (under noise)."""
     if noise:
         return 1
     return int(library().ln_zoo_shares(gates, hidden, examples, torch.get_num_threads()))
 
 
 class NativeProducts(Steps):
-    """Products over all rows of a chunk in C++.
-
-    Args:
-        w_ih: the input weights, (G, I).
-        place: what happens to their products: where they are centred, the weights are.
-        rows: of the whole call.
-    """
+    """Products over all rows of a chunk in C++; centres w_ih (G, I) if the place is."""
 
     leaves_constants = False
 
@@ -148,7 +133,7 @@ class NativeProducts(Steps):
 
     @functools.cached_property
     def w_ih(self) -> Tensor:  # type: ignore[override]
-        """The weights to multiply by; made for torch's product alone."""
+        """The effective weights, computed only if torch multiplies."""
         return centred(self._raw, self._place).contiguous()
 
     def rows_of_chunk(self, saved: bool) -> int:
@@ -183,10 +168,7 @@ def _suits(a: Tensor, b: Tensor) -> bool:
 
 
 def multiply(a: Tensor, packed: Packed, out: Tensor, add: bool) -> None:
-    """Fills or adds to out (M, N) the product of a (M, K) and a `packed` (K, N), in float32.
-
-    Rows of out may lie apart.
-    """
+    """Write or add a (M, K) times `packed` (K, N) to out (M, N), in float32; out may be strided."""
     m, (k, n), kind = a.shape[0], packed.shape, torch.float32
     left = matrix("the left factor", a, kind, (m, k))
     to, row, column = matrix("the product", out, kind, (m, n))
@@ -201,13 +183,9 @@ def multiply(a: Tensor, packed: Packed, out: Tensor, add: bool) -> None:
 def packed(
     name: str, a: Tensor, rows: Rows | Examples | None = None, transposed: bool = False
 ) -> Packed:
-    """A matrix in the form that products read, in scratch memory of that name.
+    """Pack a matrix (K, N), or (N, K) if ``transposed``, in scratch memory of that name.
 
-    Args:
-        name: of the memory.
-        a: the matrix, (K, N), or (N, K) if ``transposed``.
-        rows: what happens to products with a, where it is a weight: it is `centred` on the way.
-        transposed: whether to pack the transposed matrix.
+    With ``rows``, how products of a weight are normalised, `centred` is applied.
     """
     kind = torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float32
     narrow, means, hidden = kind == torch.bfloat16, None, 1
@@ -230,14 +208,9 @@ def packed(
 def packed_shares(
     name: str, w_hh: Tensor, rows: Rows | Examples, shares: int, backward: bool
 ) -> Packed:
-    """The recurrent weight (G, H) for threads that share the units, share by share.
+    """Pack the recurrent weight (G, H) for threads that split the units, share by share.
 
-    Args:
-        name: of the scratch memory.
-        w_hh: the weight, in float32.
-        rows: what happens to its products, as in `packed`.
-        shares: how many.
-        backward: whether it is for the backward pass, (G, H), or its transpose, (H, G).
+    The forward pass needs the transpose. ``name`` and ``rows`` as in `packed`.
     """
     width, hidden = w_hh.shape
     gates, kind = width // hidden, torch.float32
@@ -255,13 +228,15 @@ def packed_shares(
 
 
 def _means(name: str, w: Tensor, rows: Rows) -> tuple[int, int]:
-    """The address of each group's mean rows, for every gate, (gates, F), and the rows of a gate."""
+    """Address of the mean rows of each group, repeated for every gate, (gates, F), and rows per
+    gate.
+    """
     gates, features, kind = sum(rows.groups), w.shape[1], torch.float32
     hidden = w.shape[0] // gates
     size = gates * features
     means = address("means", scratch_memory("means", size, kind), kind, (size,))
     groups = (c_int64 * gates)(*first_gates(rows))
-    # Each gate has as many rows.
+    # All gates have the same number of rows.
     start = address(name, w, kind, (gates * hidden, features))
     threads = torch.get_num_threads()
     library().ln_zoo_means(start, gates, hidden, features, groups, means, threads)
@@ -269,7 +244,7 @@ def _means(name: str, w: Tensor, rows: Rows) -> tuple[int, int]:
 
 
 def first_gates(rows: Rows) -> list[int]:
-    """For each gate the first one that shares statistics with it."""
+    """Index of the first gate that shares statistics with each gate."""
     found: list[int] = []
     for size in rows.groups:
         found += [len(found)] * size

@@ -8,8 +8,8 @@
 
 namespace {
 
-// Memory for the time of one call. Pieces begin at cache lines and are not filled; those that are
-// not large are kept for the thread's next call.
+// Uninitialised memory for one call, aligned to cache lines; small blocks are reused by the
+// thread's next call.
 class Arena {
  public:
   float* take(int64_t n) {

@@ -1,6 +1,6 @@
-// Steps whose units the threads share: each takes its units of all examples, and all synchronise a
-// few times a step. So a thread reads only its part of the recurrent weight, whereas threads that
-// share the examples all read the whole of it in every step.
+// Steps whose units are split among threads: each runs its units of all examples, with a few
+// barriers per step. A thread then reads only its part of the recurrent weight in every step,
+// whereas threads that split the examples read all of it.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace {
 
-// The units of one share, and where their numbers lie in rows of G.
+// The units of one share, and their place in rows of G.
 struct Team {
   int64_t first, count, gates, H;
   int64_t width() const { return gates * count; }
@@ -29,11 +29,11 @@ Team team_of(int64_t share, int64_t shares, int64_t gates, int64_t H) {
   return {from, std::min(H, pieces * (share + 1) / shares * grain) - from, gates, H};
 }
 
-// Floats that the packed columns of one share take.
+// Size of the packed columns of one share, in floats.
 int64_t packed_columns(int64_t K, int64_t N) { return K * ((N + L - 1) / L * L); }
 
-// A core's own cache, in bytes, as far as the system tells. (What it tells of the third level may
-// be that of all cores, which a guest of the machine does not have.)
+// A core's own cache in bytes, as reported by the system. (The reported third level may be that of
+// all cores, which a virtual machine does not have.)
 int64_t own_cache() {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const int64_t size = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -42,37 +42,37 @@ int64_t own_cache() {
   return 1 << 20;
 }
 
-// The stages of all steps, numbered from 1. Each is done for every share before the next begins.
+// Scheduler of the stages of all steps, numbered from 1; a stage starts when all shares have
+// finished the previous one.
 //
-// A thread does its own share, and then the shares of threads that have not come to theirs: where
-// others have the processors, whoever has one goes on alone. For a share that is being done it
-// spins, for about as long as it takes to sleep and be woken, and then sleeps. Who does a share
-// changes no number.
+// A thread runs its own share, then unstarted shares of other threads, so that
+// preempted threads do not block others. While a share is in progress, it spins for about the cost
+// of a sleep, then sleeps. Results do not depend on which thread runs a share.
 class Relay {
  public:
   explicit Relay(int64_t shares) : shares_(shares), taken_(shares) {}
 
-  // Whether the share is this thread's to do.
+  // Claim a share; false if another thread has it.
   bool take(int64_t share, int64_t stage) {
     int64_t before = stage - 1;
     return taken_[share].stage.compare_exchange_strong(before, stage);
   }
 
-  // Says that one share of a stage is done.
+  // Mark one share of a stage as done.
   void done(int64_t stage) {
     if (done_.fetch_add(1) + 1 < shares_ * stage || sleepers_.load() == 0) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();
   }
 
-  // Until all shares of a stage are done.
+  // Wait until all shares of a stage are done.
   void wait(int64_t stage) {
     const auto over = [&] { return done_.load() >= shares_ * stage; };
     for (int64_t spins = 0; spins < SPINS; spins++) {
       if (over()) return;
       pause();
     }
-    // Whoever does the last share sees the sleeper, or this thread sees that the stage is over.
+    // Either the thread with the last share sees the sleeper, or this thread sees the stage's end.
     sleepers_.fetch_add(1);
     std::unique_lock<std::mutex> lock(mutex_);
     wake_.wait(lock, over);
@@ -101,11 +101,11 @@ class Relay {
   }
 };
 
-// What is done for a share at a step.
+// The work for a share at a step.
 using Stage = std::function<void(int64_t share, int64_t t)>;
 
-// Runs the stages of each step one after the other, each for all shares. The threads may be fewer
-// than the shares.
+// Run the stages of each step in order, each for all shares. There may be fewer threads than
+// shares.
 void by_steps(int64_t shares, int64_t steps, bool backwards, const std::vector<Stage>& stages) {
   Relay relay(shares);
   const auto run = [&](int64_t thread) {
@@ -135,7 +135,7 @@ void by_steps(int64_t shares, int64_t steps, bool backwards, const std::vector<S
   run(0);
 }
 
-// Numbers that threads tell each other of a row: for each gate, at most two sums of either product.
+// Values exchanged per row: for each gate, at most two sums of either product.
 constexpr int64_t TOLD = 4 * MAX_GATES;
 
 class Told {
@@ -156,7 +156,7 @@ class Told {
   std::vector<float> numbers_;
 };
 
-// Squares of a share's part of each gate, `apart` from each other.
+// Publish the squares of a share's part of each gate; `apart` is the stride of gates.
 void tell_squares(const Rows& rows, const float* a, int64_t gates, int64_t apart, int64_t units,
                   float* told) {
   for (int64_t q = 0; rows.scale && q < gates; q++) told[q] = sum_of_squares(a + q * apart, units);
@@ -179,7 +179,7 @@ void tell_means(const Rows& rows, const Means& means, int64_t gates, float* told
   }
 }
 
-// Means from what was told of all shares, beginning with number `from`.
+// Means from the published sums of all shares, starting at index `from`.
 Means means_of(const Rows& rows, Told& told, int64_t row, int64_t from, int64_t gates, int64_t H) {
   Means means;
   double sums[2 * MAX_GATES];
@@ -193,7 +193,7 @@ Means means_of(const Rows& rows, Told& told, int64_t row, int64_t from, int64_t 
   return means;
 }
 
-// A share of a call: its arguments begin at its units.
+// A share of a call: its arguments start at its units.
 struct Share {
   Team team;
   Shape shape;
@@ -244,7 +244,7 @@ void shared_forward(const Steps& call) {
   restart(s, 0, 0, s.sizes[0], H, s.h, s.c);
   Told squares(s.shares, N), ends(s.shares, N);
 
-  // Before the last site of an LSTM, or the only one of an RNN, shares tell each other its moments.
+  // Publish the moments of an LSTM's last site, or an RNN's only one.
   const auto tell = [&](const Own& own, int64_t share, int64_t n, const float* a) {
     if (!s.out.scale) return;
     const Moments found = moments(s.out, a, own.team.count);
@@ -270,7 +270,7 @@ void shared_forward(const Steps& call) {
     copy(s.h + n * H + first, units, output + row * H + first);
     if (s.cells) copy(s.c + n * H + first, units, s.cells + row * H + first);
     if (s.stats && share == 0) copy(own.stats.data() + n * STATS, STATS, s.stats + row * STATS);
-    // Before its next step, as all shares read all of h there.
+    // Prepare the next step, in which all shares read all of h.
     if (t + 1 < s.steps && n < s.sizes[t + 1]) {
       restart(s, offsets[t + 1], n, n + 1, units, s.h + first, s.c ? s.c + first : nullptr);
     }
@@ -370,7 +370,7 @@ void shared_backward(const Steps& call) {
   const std::vector<int64_t> offsets = first_rows(s);
   Told ends(s.shares, N), means(s.shares, N);
 
-  // The rows of a step, with where their numbers lie.
+  // Iterate over the rows of a step.
   const auto for_rows = [&](int64_t share, int64_t t, auto body) {
     Own& own = owns[share];
     const int64_t first = own.team.first;
@@ -460,13 +460,12 @@ void shared_backward(const Steps& call) {
 
 extern "C" {
 
-// How many shares of units suit steps of so many examples; 1: threads share the examples.
+// Number of shares of units for this many examples; 1: threads split the examples.
 //
-// A core multiplies a weight by about four numbers in the time that it takes to read it from the
-// third-level cache, and by more if it comes from further away. So threads with fewer
-// examples wait for their weights, and it pays that each reads its part alone, above all if its own
-// cache then holds that part. A weight that the core's cache holds as a whole is there already, and
-// then waiting is all that sharing would add. Measured on two cores (docs/explanation/speed_limits.md).
+// Reading a weight from the third-level cache takes as long as about four multiplications, longer
+// from memory. Threads with fewer examples are bound by reading weights, so splitting the units is
+// faster, above all if each part fits the core's own cache. If the whole weight fits, splitting
+// only adds barriers. Measured on two cores (docs/explanation/speed_limits.md).
 int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
   constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
   const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
@@ -478,7 +477,7 @@ int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t thread
   return rows > few() ? 1 : std::max(int64_t(1), std::min(threads, H / LEAST_UNITS));
 }
 
-// Floats that ln_zoo_share_pack fills.
+// Size of the result of ln_zoo_share_pack, in floats.
 int64_t ln_zoo_share_packed_size(int64_t gates, int64_t H, int64_t shares, int64_t backward) {
   int64_t size = 0;
   for (int64_t i = 0; i < shares; i++) {
@@ -488,7 +487,7 @@ int64_t ln_zoo_share_packed_size(int64_t gates, int64_t H, int64_t shares, int64
   return size;
 }
 
-// Packs the recurrent weight (G, H) for the forward or the backward, share by share. `means` may be
+// Pack the recurrent weight (G, H) for the forward or backward pass, share by share. `means` may be
 // null (see Center).
 void ln_zoo_share_pack(int64_t gates, int64_t H, int64_t shares, int64_t backward,
                        const float* w_hh, float* to, const float* means, int64_t threads) {
@@ -500,7 +499,7 @@ void ln_zoo_share_pack(int64_t gates, int64_t H, int64_t shares, int64_t backwar
       to += packed_columns(gates * H, team.count);
       continue;
     }
-    // Panel by panel: the rows of one gate end anywhere in it.
+    // Panel by panel: gates are not aligned with panels.
     const Center center{means, team.count, H, true};
     const int64_t width = team.width(), panels = (width + WIDTH * L - 1) / (WIDTH * L);
     const int64_t used = threads_for(threads, panels);

@@ -1,4 +1,4 @@
-// Consecutive steps of a layer, with or without a window, whose rows are normalised.
+// Consecutive steps of a layer that normalises rows, with or without a window.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Shares the examples among threads, so that each has about the same number of rows.
+// Split the examples among threads, with about the same number of rows each.
 std::vector<int64_t> shares(const Steps& s, int64_t threads) {
   int64_t rows = 0;
   for (int64_t t = 0; t < s.steps; t++) rows += s.sizes[t];
@@ -22,7 +22,7 @@ std::vector<int64_t> shares(const Steps& s, int64_t threads) {
   return bounds;
 }
 
-// Rows of T as floats: where they are, or widened into scratch memory.
+// Rows of T as floats: in place, or widened into scratch memory.
 inline const float* floats(const float* p, int64_t, float*) { return p; }
 inline const float* floats(const bfloat* p, int64_t n, float* scratch) {
   widen(p, n, scratch);
@@ -41,7 +41,7 @@ void recurrent_product(const Steps& s, int64_t M, int64_t N, int64_t K, Left<T> 
   product(M, N, K, a, static_cast<const T*>(s.weight), c, N, add);
 }
 
-// Left operands of one step's product: the rows themselves, or copies in bfloat with whole lanes.
+// Left operand of one step's product: the rows, or bfloat copies with whole lanes.
 inline Left<float> operand(const float* rows, int64_t, int64_t K, std::vector<float>&) {
   return {rows, K, 1};
 }
@@ -62,7 +62,7 @@ class WindowRoom {
       : places_(a ? 2 * a->characters : 0), parameters_(a ? 3 * a->components * examples : 0) {
     for (int64_t u = 0; a && u < a->characters; u++) places_[u] = float(u + 1);
   }
-  float* places() { return places_.data(); }          // 1 to U, and U numbers more
+  float* places() { return places_.data(); }          // 1 to U, and scratch of size U
   float* parameters() { return parameters_.data(); }  // (examples, 3K)
 
  private:
@@ -83,7 +83,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
   in_parallel(threads, [&](int64_t thread) {
     const int64_t first = bounds[thread], last = bounds[thread + 1];
     if (first == last) return;
-    // Products go where they are kept, unless they have to be narrowed first.
+    // Products are written in place if saved, unless they must be narrowed first.
     std::vector<float> products(kept && !narrow_rows ? 0 : (last - first) * G);
     std::vector<float> scratch(ROOM * H), wide(narrow_rows ? G : 0);
     std::vector<float> dropped(s.dropout ? (last - first) * H : 0);
@@ -235,16 +235,15 @@ void backward(const Steps& call, const Window* window = nullptr) {
 
 extern "C" {
 
-// Changes with every change of the structures and functions below.
+// Version of the structures and functions below.
 int64_t ln_zoo_abi() { return 12; }
 
-// Numbers that a packed (K, N) takes.
+// Elements of a packed (K, N).
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {
   return (narrow ? padded<bfloat>(K) : K) * ((N + L - 1) / L * L);
 }
 
-// Packs a (K, N) matrix with strides; `to` begins at a cache line. `means` may be null (see
-// Center).
+// Pack a strided (K, N) matrix; `to` is aligned to a cache line. `means` may be null (see Center).
 void ln_zoo_pack(const void* from, int64_t row, int64_t column, int64_t K, int64_t N, void* to,
                  int64_t narrow, const float* means, int64_t hidden, int64_t transposed,
                  int64_t threads) {
@@ -281,7 +280,7 @@ void ln_zoo_means(const float* w, int64_t gates, int64_t hidden, int64_t F, cons
   });
 }
 
-// C (M, N) = A (M, K) B, or C += A B, with A by its strides, B packed, C's rows `ldc` apart.
+// C (M, N) = A (M, K) B, or C += A B, with strided A, packed B, and row stride `ldc` of C.
 void ln_zoo_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row, int64_t column,
                     const float* packed, float* c, int64_t ldc, int64_t add, int64_t threads) {
   const int64_t blocks = (M + HEIGHT - 1) / HEIGHT;
@@ -304,7 +303,7 @@ void ln_zoo_backward(const Steps* s) {
   s->narrow ? backward<bfloat>(*s) : backward<float>(*s);
 }
 
-// The same for a layer whose steps read the window of the step before; v comes without its part.
+// The same for a layer with a window; v lacks the window's part.
 void ln_zoo_window_forward(const Steps* s, const Window* window) { forward<float>(*s, window); }
 
 void ln_zoo_window_backward(const Steps* s, const Window* window) { backward<float>(*s, window); }

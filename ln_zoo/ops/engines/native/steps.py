@@ -1,8 +1,8 @@
-"""Time steps in C++ on the CPU, of cells whose sites normalise rows.
+"""C++ time steps for places that normalise rows.
 
-Its products beat those of a general library on the shapes that occur here: the recurrent weight is
-packed once per call, and a thread takes its examples through all steps of a chunk without waiting
-for the others (`kernels.cpp` explains the rest).
+The recurrent weight is packed once per call, and each thread runs its examples through all steps of
+a chunk without synchronising (`kernels.cpp`). For these shapes, that beats a general matrix
+library.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 #: ``Cell`` of arguments.h.
 CELLS = {"LSTM": 0, "GRU": 1, "RNN_TANH": 2, "RNN_RELU": 3, "light GRU": 4}
 _GATES = 4
-#: Numbers that are kept of a row: reciprocal deviations of all gates of both products, and two of
-#: the last site.
+#: Numbers saved per row: reciprocal deviations of all gates of both products, and two of the last
+#: site.
 STATS = 2 * _GATES + 2
 
 
@@ -60,7 +60,7 @@ VECTORS: dict[str, TensorForm] = {
 
 
 def _zoned(tensors: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Fields of `StepsArguments`, the shares of zoneout behind its masks."""
+    """Fields of `StepsArguments`, with the shares of zoneout after its masks."""
     for name in tensors:
         yield name, c_void_p
         if name == "zoneout_c":
@@ -103,13 +103,7 @@ class StepsArguments(Arguments):
 
 
 class NativeSteps(NativeProducts):
-    """What is made once per call.
-
-    Args:
-        spec: what is to be computed.
-        operands: the tensors.
-        backward: whether it is for the backward pass.
-    """
+    """State of one call."""
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         super().__init__(operands.w_ih, spec.products[0], operands.x.shape[:-1].numel())
@@ -118,12 +112,12 @@ class NativeSteps(NativeProducts):
         width = spec.gates * hidden
         self._kind = operands.w_hh.dtype
         self._sizes = {"H": hidden, "G": width, "S": 0 if spec.examples else STATS}
-        # Of the packed weight.
+        # Shape of the packed weight.
         inner, outer = (width, hidden) if backward else (hidden, width)
         self._sizes |= {"inner": inner, "outer": outer}
         self._w_hh, self._backward = operands.w_hh, backward
         self._weights: dict[int, Packed] = {}
-        # The structure holds addresses: these tensors live as long as it.
+        # The structure holds addresses, so it must keep these tensors alive.
         self._tensors = vectors(operands, self._sizes)
         self._common = StepsArguments(
             cell=CELLS[spec.cell],
@@ -141,21 +135,16 @@ class NativeSteps(NativeProducts):
         self._common.fill(self._tensors, self._sizes, self._kind)
 
     def forward(self, chunk: Chunk) -> None:
-        """Runs a chunk of steps."""
         shares = self._shares(len(chunk.h), chunk.masks)
         self.library.ln_zoo_forward(byref(self.forward_arguments(chunk, shares)))
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Takes gradients back through a chunk of steps."""
         shares = self._shares(len(grads.dh), grads.masks)
         self.library.ln_zoo_backward(byref(self.backward_arguments(grads, shares)))
 
     def forward_arguments(self, chunk: Chunk, shares: int = 1) -> StepsArguments:
-        """The arguments of C++ for a chunk of steps.
-
-        Args:
-            chunk: the steps.
-            shares: into how many the threads divide the units; 1: they share the examples.
+        """C++ arguments of a chunk; ``shares``: shares of units, or 1 if threads split the
+        examples.
         """
         saved, v = chunk.saved, chunk.v
         tensors = {"v": v, "h": chunk.h, "c": chunk.c, "output": chunk.out}
@@ -165,7 +154,6 @@ class NativeSteps(NativeProducts):
         return self._of_chunk(chunk.sizes, chunk.h, tensors, shares)
 
     def backward_arguments(self, grads: ChunkGrads, shares: int = 1) -> StepsArguments:
-        """The same for a chunk of steps in the backward pass."""
         tensors = gradient_tensors(grads, self._sizes) | {"stats": grads.saved.stats}
         tensors |= grads.masks._asdict()
         return self._of_chunk(grads.sizes, grads.dh, tensors, shares)
@@ -178,7 +166,6 @@ class NativeSteps(NativeProducts):
         return shares_of_units(self.spec.gates, self._sizes["H"], examples, noise)
 
     def _weight(self, shares: int) -> Packed:
-        """The recurrent weight as products read it."""
         if shares not in self._weights:
             place, backward = self.spec.products[1], self._backward
             self._weights[shares] = (
@@ -195,7 +182,6 @@ class NativeSteps(NativeProducts):
         tensors: Mapping[str, Tensor | Packed | None],
         shares: int,
     ) -> StepsArguments:
-        """The structure for one chunk."""
         tensors = {**tensors, "weight": self._weight(shares)}
         steps = StepsArguments.from_buffer_copy(self._common)
         rows, examples = sum(sizes), state.shape[0]
@@ -207,7 +193,7 @@ class NativeSteps(NativeProducts):
 
 
 def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | Packed | None]:
-    """The `VECTORS` of a call; constants stand for those that are absent."""
+    """The `VECTORS` of a call; constants replace absent ones."""
     found: dict[str, Tensor | Packed | None] = {}
     for name, (_, letter) in VECTORS.items():
         a = getattr(operands, name)
@@ -217,7 +203,7 @@ def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | 
 
 
 def gradient_tensors(grads: ChunkGrads, sizes: Mapping[str, int]) -> dict[str, Tensor | None]:
-    """Tensors of the backward pass; sums that are not needed get scratch memory."""
+    """Tensors of the backward pass; scratch memory replaces sums that are not needed."""
     unwanted = scratch_memory("unwanted", sizes["G"], torch.float32)
     saved = grads.saved
     return {
@@ -235,7 +221,7 @@ def gradient_tensors(grads: ChunkGrads, sizes: Mapping[str, int]) -> dict[str, T
 
 @functools.cache
 def row_arguments(rows: Rows | Examples) -> RowArguments:
-    """A place as C++ has it; over examples, its eps alone."""
+    """A place as a C++ structure; over examples, only its eps."""
     if isinstance(rows, Examples):
         return RowArguments(eps=rows.eps)
     groups = (c_int64 * _GATES)(*first_gates(rows))

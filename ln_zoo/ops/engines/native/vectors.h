@@ -1,4 +1,4 @@
-// Vectors of as many numbers as a register holds, and elementary functions of them.
+// SIMD vectors, and elementary functions of them.
 
 #pragma once
 
@@ -39,7 +39,7 @@ constexpr int64_t L = LANES;
 
 inline vec load(const float* p) { return *reinterpret_cast<const unaligned_vec*>(p); }
 inline void store(float* p, vec a) { *reinterpret_cast<unaligned_vec*>(p) = a; }
-// A broadcast. `vec{} + a` is another sum: compilers keep its addition, since -0 + 0 is not -0.
+// Broadcast. Not `vec{} + a`: compilers would keep the addition, since -0 + 0 is not -0.
 inline vec all(float a) {
 #if defined(__AVX512F__)
   return (vec)_mm512_set1_ps(a);
@@ -50,25 +50,25 @@ inline vec all(float a) {
 #endif
 }
 
-// Asks for the same place of the next row, which a step reads next.
+// Prefetch the same place of the next row.
 inline void ahead(const float* p, int64_t row) { __builtin_prefetch(p + row); }
 
-// Lanes of two vectors by their numbers, those of the second from LANES on. Clang has no
-// __builtin_shuffle, GCC before 12 nothing else.
+// Shuffle two vectors; lanes of the second have indices from LANES on. Clang lacks
+// __builtin_shuffle, GCC before 12 lacks __builtin_shufflevector.
 #if defined(__clang__) || __GNUC__ >= 12
 #define LN_ZOO_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define LN_ZOO_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ivec{__VA_ARGS__})
 #endif
 
-// The upper or the lower one of two rows that lie D apart, once blocks of D lanes changed places.
+// The upper or lower of two rows at distance D after exchanging blocks of D lanes.
 template <int D, bool LOWER, int... I>
 inline vec exchanged(vec upper, vec lower, std::integer_sequence<int, I...>) {
   if (LOWER) return LN_ZOO_SHUFFLE(upper, lower, ((I & D) ? LANES + I : I + D)...);
   return LN_ZOO_SHUFFLE(upper, lower, ((I & D) ? LANES + I - D : I)...);
 }
 
-// Transposes L rows of L numbers.
+// Transpose L rows of L elements.
 template <int D = 1>
 inline void transpose(vec* rows) {
   const auto lanes = std::make_integer_sequence<int, LANES>();
@@ -86,7 +86,7 @@ inline float total(vec a) {
 #ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)a);
 #else
-  // By halves: added one after the other, lanes would wait for each other.
+  // Tree reduction, to avoid a chain of dependent additions.
   for (int64_t half = L / 2; half > 0; half /= 2) {
     for (int64_t i = 0; i < half; i++) a[i] += a[i + half];
   }
@@ -94,15 +94,14 @@ inline float total(vec a) {
 #endif
 }
 
-// A block of L units, and the last one of a row, where fewer are left: lanes past the end read
-// zero.
+// A block of L units, and the last, partial block of a row, whose lanes past the end read zero.
 struct Whole {
   vec read(const float* p) const { return load(p); }
   void write(float* p, vec a) const { store(p, a); }
   vec keep(vec a) const { return a; }
 };
 
-// AddressSanitizer does not see what masked loads and stores reach.
+// AddressSanitizer does not check masked loads and stores.
 #if defined(__SANITIZE_ADDRESS__)
 #define LN_ZOO_MASKED 0
 #elif defined(__has_feature)
@@ -138,7 +137,7 @@ struct Rest {
 };
 #endif
 
-// Flags as numbers, of L units or of the n that are left.
+// Flags as integers, of L units or of the n remaining.
 inline ivec flags(const bool* p, int64_t n) {
   typedef int8_t bytes __attribute__((vector_size(LANES)));
   bytes found{};
@@ -206,7 +205,7 @@ inline vec reciprocal(vec x) {
 
 inline vec sigmoid(vec x) { return reciprocal(1.0f + exponential(-x)); }
 
-// 1 - 2 / (e^2x + 1) loses the small numbers: there, an odd polynomial (fitted for |x| <= 0.625).
+// 1 - 2 / (e^2x + 1) cancels for small x: use an odd polynomial (fitted to |x| <= 0.625).
 inline vec hyperbolic_tangent(vec x) {
   vec square = x * x;
   vec p = all(-5.70498872745e-3f);

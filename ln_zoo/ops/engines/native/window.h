@@ -6,8 +6,8 @@
 
 namespace {
 
-// The window of one row: the parameters (3K,) that h asks for, without bias, to the sum w of
-// characters. `scratch` takes 2U numbers, the first U being 1, 2, ..., U.
+// The window of one row: from the parameters (3K,), without bias, to the weighted sum w of
+// characters. `scratch` has size 2U and starts with 1, 2, ..., U.
 void window_row(const Window& a, const float* parameters, const float* text, float* terms,
                 float* kappa, float* w, float* scratch) {
   const int64_t K = a.components, U = a.characters, E = a.letters;
@@ -35,8 +35,7 @@ void window_row(const Window& a, const float* parameters, const float* text, flo
   }
 }
 
-// Its adjoint: dkappa comes as the gradient of kappa from the next step and leaves as that for the
-// step before.
+// Its adjoint: dkappa is the gradient of kappa after the step and becomes that before it.
 void window_row_back(const Window& a, const float* dw, const float* text, const float* terms,
                      float* dkappa, float* dparameters, float* scratch) {
   const int64_t K = a.components, U = a.characters, E = a.letters;

@@ -1,4 +1,4 @@
-"""The loop of a layer with a window over a text, in C++ (equations: `ln_zoo.ops.loops.window`)."""
+"""A layer with a window over a text, in C++ (equations: `ln_zoo.ops.loops.window`)."""
 
 from __future__ import annotations
 
@@ -40,15 +40,7 @@ class WindowArguments(Arguments):
 
 
 class NativeWindow:
-    """Runs chunks of steps; as `ln_zoo.ops.loops.window.WindowSteps`.
-
-    Args:
-        steps: what the native engine prepared.
-        spec: what is computed.
-        operands: the layer's tensors.
-        windows: the window's.
-        backward: whether it is for the backward pass.
-    """
+    """`ln_zoo.ops.loops.window.WindowSteps` in C++; ``operands`` are the layer's."""
 
     def __init__(
         self,
@@ -65,12 +57,12 @@ class NativeWindow:
         kinds, hidden = windows.kappa.shape[1], operands.w_hh.shape[1]
         self._sizes = {"N": examples, "U": characters, "E": letters, "K": kinds}
         self._sizes |= {"3K": 3 * kinds, "4K": 4 * kinds}
-        # Of the packed weights, which are (E, G) and (H, 3K).
+        # Shapes of the packed weights, (E, G) and (H, 3K).
         names = ("inner", "outer"), ("rows of weight", "columns of weight")
         shapes = (letters, spec.gates * hidden), (hidden, 3 * kinds)
         for name, shape in zip(names, shapes, strict=True):
             self._sizes |= zip(name, shape if forward else shape[::-1], strict=True)
-        # The structure holds addresses: these tensors live as long as it.
+        # The structure holds addresses, so it must keep these tensors alive.
         self._tensors: dict[str, Tensor | Packed] = {
             "text": windows.text.contiguous(),
             "bias": windows.bias.contiguous(),
@@ -81,7 +73,6 @@ class NativeWindow:
         self._common.fill(self._tensors, self._sizes)
 
     def forward(self, chunk: Chunk, window: WindowChunk) -> None:
-        """Runs consecutive steps."""
         steps = self.p.forward_arguments(chunk)
         tensors = {
             **{"terms": window.terms, "windows": window.shown},
@@ -91,7 +82,6 @@ class NativeWindow:
         self.p.library.ln_zoo_window_forward(byref(steps), byref(window_too))
 
     def backward(self, grads: ChunkGrads, window: WindowGrads) -> None:
-        """Takes gradients back through consecutive steps."""
         steps = self.p.backward_arguments(grads)
         tensors = {
             **{"terms": window.terms, "windows_gradient": window.dshown},
@@ -104,7 +94,6 @@ class NativeWindow:
     def _arguments(
         self, rows: int, examples: int, tensors: Mapping[str, Tensor | None]
     ) -> WindowArguments:
-        """Arguments besides those of the layer, which has this many examples."""
         if examples != self._sizes["N"]:
             raise RuntimeError(
                 f"Expected {self._sizes['N']} examples as in the text, got {examples}"

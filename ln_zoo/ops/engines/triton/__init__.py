@@ -1,4 +1,4 @@
-"""Recurrent steps on NVIDIA GPUs: one product and one Triton kernel per step, in CUDA graphs."""
+"""Time steps on NVIDIA GPUs: one product and one Triton kernel per step, in CUDA graphs."""
 
 from ln_zoo.ops.engines.triton.engine import TritonEngine
 

@@ -1,8 +1,7 @@
-"""Time steps on NVIDIA GPUs of cells whose sites normalise over examples.
+"""GPU time steps for places that normalise over examples.
 
-They are launched and recorded as those of `ln_zoo.ops.engines.triton.steps`, but a program owns
-some units of all rows of a step: it has their statistics, and in the backward pass the sums over
-rows, so that nothing is left to do after the last step.
+As in `ln_zoo.ops.engines.triton.steps`, but each program owns some units of all rows of a step. It
+therefore has their statistics and, in the backward pass, the sums over rows.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from ln_zoo.ops.spec import Examples, Rows, Spec
 
 
 class Tile(NamedTuple):
-    """What a program holds of a step at a time.
+    """The part of a step that a program processes at a time.
 
     Attributes:
         rows: rows, a power of two.
         units: hidden units, a power of two.
-        many: whether the rows of a step are more.
+        many: whether a step has more rows.
         warps: warps of the program.
     """
 
@@ -39,13 +38,13 @@ class Tile(NamedTuple):
     warps: int
 
 
-#: The most rows that stay in the registers of a program, the tile for more, and that of programs
-#: that share the rows of a step.
+#: Maximum rows in a program's registers, tile for more rows, and tile of programs that split the
+#: rows of a step.
 MAX_ROWS, MANY, SHARED_ROWS = 512, Tile(128, 4, True, 8), 64
 
 
 def tile(examples: int) -> Tile:
-    """The tile for the rows of a step: up to four numbers of each tensor in a thread.
+    """Tile for the rows of a step: up to four elements of each tensor per thread.
 
     More units make wider accesses, fewer units more programs.
 
@@ -62,14 +61,14 @@ def tile(examples: int) -> Tile:
 
 
 class PreparedBatch(Prepared):
-    """As `Prepared`, for cells whose sites normalise over examples."""
+    """`Prepared` for places that normalise over examples."""
 
     def _choose_kernel(self, dtype: torch.dtype, biased: bool) -> None:
         kernels = _kernels()
         self.kernel = kernels.STEPS[self.spec.cell, self.is_backward]
         self.slots = kernels.SLOTS
         self.constants = constants(self.spec, self.hidden, kernels.KINDS[dtype], biased)
-        # By given statistics rows are independent, but for sums over them in the backward pass.
+        # With given statistics rows are independent, except for sums in the backward pass.
         self.splits = not self.is_backward and not any(place.batch for place in self.spec.places)
 
     def forms(self) -> dict[str, tuple[Any, ...]]:
@@ -80,7 +79,6 @@ class PreparedBatch(Prepared):
         return found | {f"d_{name}": found[name] for name in Sums._fields}
 
     def forward(self, chunk: Chunk) -> None:
-        """Runs consecutive steps."""
         sizes, v, h, c, out, saved, places, _ = chunk
         if not out.shape[0]:
             return
@@ -98,7 +96,6 @@ class PreparedBatch(Prepared):
             launched.run(sizes, start, None)
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Takes gradients back."""
         sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, places, _ = grads
         if not du.shape[0]:
             return
@@ -118,7 +115,7 @@ class PreparedBatch(Prepared):
         launched = Steps(self, rows, states, flags, _of_steps(places), totals, sizes)
 
         def start(buffers: Buffers, examples: int) -> None:
-            # Kernels add what bypasses products, which at first is all there is: dh itself.
+            # Kernels add the part that bypasses products: initially dh itself.
             buffers["product"][:examples].zero_()
 
         def end(buffers: Buffers, examples: int) -> None:
@@ -158,7 +155,6 @@ class PreparedBatch(Prepared):
         return out, means
 
     def _totals(self, sums: Sums) -> dict[str, Tensor]:
-        """Buffers for the gradients of vectors, also for those that are not needed."""
         found = {}
         for name, total in sums._asdict().items():
             vector = self.vectors[name]
@@ -169,13 +165,9 @@ class PreparedBatch(Prepared):
 
 
 def constants(spec: Spec, hidden: int, kind: Any, biased: bool) -> dict[str, Any]:
-    """The compile-time arguments of a step kernel that depend neither on a chunk nor on its rows.
+    """Compile-time arguments of a step kernel that depend neither on chunk nor rows.
 
-    Args:
-        spec: what is computed.
-        hidden: H.
-        kind: triton's name of the precision of products.
-        biased: whether there are biases.
+    ``kind`` is Triton's dtype of products.
     """
     found = {"H": hidden, "KIND": kind, "BIASED": biased, "PACKED": False}
     found["CORRECTION"] = max(
@@ -193,7 +185,6 @@ def constants(spec: Spec, hidden: int, kind: Any, biased: bool) -> dict[str, Any
 
 
 def _of_steps(places: Places) -> dict[str, Tensor]:
-    """Statistics by their slots."""
     found = {}
     for name, place in places._asdict().items():
         if place is not None:
@@ -204,10 +195,10 @@ def _of_steps(places: Places) -> dict[str, Tensor]:
 
 
 class Steps(steps.Steps):
-    """The steps of a chunk, ready to be launched.
+    """The steps of a chunk, ready to launch.
 
     Args:
-        p: what the steps of the call share.
+        p: state of the call.
         rows: tensors (rows, ...) of the chunk, by slot.
         examples: tensors (N, H), by slot.
         flags: compile-time arguments that depend on the chunk.
@@ -233,7 +224,7 @@ class Steps(steps.Steps):
             a.stride(0) * a.element_size() if (a := statistics.get(slot)) is not None else 0
             for slot in p.slots
         ]
-        #: The number of each step by its first row.
+        #: Index of each step by its first row.
         self._numbers = {row: t for t, row in enumerate(itertools.accumulate(sizes, initial=0))}
 
     def _write_table(self, table: Tensor, row: int, step: int = 0) -> None:

@@ -1,18 +1,12 @@
-"""Triton kernels of one time step whose places are normalised over its examples.
+"""Triton kernels of one time step, for places that normalise over examples.
 
-As in `ln_zoo.ops.engines.triton.kernels`, a step is a matrix product and one kernel. Statistics
-are over rows, so a program owns UNITS hidden units, with all their gates, of all rows of the step:
-it has the statistics, the gates, and in the backward pass the sums over rows.
-
-Rows are handled in tiles of ROWS x UNITS. Up to ROWS rows stay in registers; more (MANY) are read
-again from memory for each pass. Vectors are read as tiles of equal rows: they then lie in the
-registers that need them.
-
-A place is 0, the identity; 1, normalised by given statistics; or 2, by those of the batch. In the
-last case products are kept without their means, as `ln_zoo.ops.engines.base` says.
+A program owns UNITS hidden units, with all their gates, of all rows of the step, in tiles of ROWS x
+UNITS; more than ROWS rows (MANY) are re-read for each pass. Vectors are read as tiles of equal
+rows. A place is 0 (identity), 1 (given statistics) or 2 (batch statistics; products are saved
+centred).
 """
 
-# triton knows no starred tuples, and tuples grow here.
+# triton does not support starred tuples.
 # ruff: noqa: RUF005
 # mypy: disable-error-code=assignment
 
@@ -79,7 +73,6 @@ SLOTS = (
 
 @triton.jit
 def _step(table, row, step, n, PACKED: tl.constexpr):
-    """First row of a step, and how many rows it has."""
     if PACKED:
         entry = tl.load(table + SIZES).to(tl.pointer_type(tl.int64)) + 2 * step
         return tl.load(entry), tl.load(entry + 1).to(tl.int32)
@@ -92,7 +85,7 @@ def _step(table, row, step, n, PACKED: tl.constexpr):
 
 @triton.jit
 def _tile(n, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Rows and units of a program's first tile, which units exist, and which rows too."""
+    """Rows and units of a program's first tile, and masks of valid units and elements."""
     lines = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
     lines, cols = tl.broadcast_to(lines, (ROWS, UNITS)), tl.broadcast_to(cols, (ROWS, UNITS))
@@ -102,9 +95,9 @@ def _tile(n, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def _at(lines, cols, H: tl.constexpr, GATES: tl.constexpr):
-    """Where tiles are in rows of all gates."""
-    # Aligned as rows of H are: if the compiler knew more of the first gate, its tile would lie in
-    # the registers of other threads, and be exchanged.
+    """Offsets of tiles in rows of all gates."""
+    # Alignment of rows of H only: with a stronger hint for the first gate, the compiler would place
+    # its tile in the registers of other threads, and exchange it.
     rows = tl.multiple_of(lines * (GATES * H), [H & -H, H & -H])
     return rows + cols
 
@@ -167,7 +160,6 @@ def _over(a, count):
 
 @triton.jit
 def _less(a, mean, mask):
-    """Tiles less a mean; rows that do not exist stay zero."""
     found = ()
     for q in tl.static_range(len(a)):
         found = found + (tl.where(mask, a[q] - mean[q], 0.0),)
@@ -203,9 +195,9 @@ def _add12(
 
 @triton.jit
 def _sums(a):
-    """Sums over the rows of each tile; behind them there may be zeros.
+    """Sums over the rows of each tile, padded with zeros.
 
-    One reduction of several numbers: each reduction costs the program barriers of its own.
+    One reduction of several values: each reduction costs barriers.
     """
     if len(a) == 1:
         return (tl.sum(a[0], 0, keep_dims=True),)
@@ -243,7 +235,6 @@ def _sums_in_memory(
 
 @triton.jit
 def _factors(var, spread, EPS: tl.constexpr):
-    """Reciprocal deviations."""
     found = ()
     for q in tl.static_range(len(var)):
         found = found + (tl.rsqrt(var[q] * spread + EPS),)
@@ -255,7 +246,7 @@ def _vector(
     table, slot: tl.constexpr, at, inside, H: tl.constexpr, GATES: tl.constexpr,
     WIDE_ALIGN: tl.constexpr, THERE: tl.constexpr, OTHERWISE: tl.constexpr,
 ):  # fmt: skip
-    """A vector of the call, gate by gate, or a constant if it is absent."""
+    """A vector of the call, gate by gate, or a constant if absent."""
     if THERE:
         return _read_gates(_address(table, slot, tl.float32, WIDE_ALIGN), at, inside, H, GATES)
     else:
@@ -269,18 +260,11 @@ def _statistics(
     MANY: tl.constexpr, PLACE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr,
     CENTRED: tl.constexpr, WIDE_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Means and reciprocal deviations of a step at a place; those of the batch are also stored.
+    """Means and reciprocal deviations of a step at a place; stores batch statistics.
 
-    Args:
-        table: the table of addresses.
-        mean: the slot of means.
-        var: the slot of variances.
-        a: the rows in memory, read where there are MANY.
-        tiles: else the rows.
-        at: of the statistics of this step.
-        n: rows.
-        first: where a tile's first row and a unit meet.
-        CENTRED: whether means are zero, and not stored.
+    Rows are read from memory at ``a`` if MANY, otherwise they are ``tiles``. ``mean`` and ``var``
+    are slots, ``at`` is the offset of this step's statistics. CENTRED: means are zero, and not
+    stored.
     """
     if PLACE == 2:
         means = _fill(0.0, GATES)
@@ -313,7 +297,7 @@ def _kept_statistics(
     GATES: tl.constexpr, PLACE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr,
     CENTRED: tl.constexpr, WIDE_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Load known statistics: given ones, or those of the forward pass."""
+    """Load statistics: given ones, or saved by the forward pass."""
     means, factors = _fill(0.0, GATES), _fill(1.0, GATES)
     if PLACE:
         variances = _address(table, var, tl.float32, WIDE_ALIGN)
@@ -337,15 +321,10 @@ def _normalised(a, mean, factor):
 def _through(
     d, a, factor, gain, sums, n, PLACE: tl.constexpr, CORRECTION: tl.constexpr
 ):  # fmt: skip
-    """The gradient of a tile before normalisation.
+    """Gradient of a tile before normalisation, from that of the normalised tile a times its gain,
+    d.
 
-    Args:
-        d: that of the normalised tile times its gain.
-        a: the normalised tile.
-        factor: the reciprocal deviations, in a tuple.
-        gain: the gains, in a tuple.
-        sums: those of d and of d times a over rows.
-        n: rows.
+    ``factor``: tuple of reciprocal deviations; ``sums``: sums over rows of d and of d times a.
     """
     if PLACE == 2:
         d = d - sums[0] / n - a * (sums[1] / (n - CORRECTION))
@@ -370,14 +349,14 @@ def _through_gates(
 def _accumulate(
     table, slot: tl.constexpr, cols, first, H: tl.constexpr, WIDE_ALIGN: tl.constexpr, a
 ):  # fmt: skip
-    """Adds to a vector of the call. Its units are this program's in every step."""
+    """Add to a vector of the call; in every step, the units belong to the same program."""
     to = _address(table, slot, tl.float32, WIDE_ALIGN)
     _write_gates(to, cols, first, H, _plus(_read_gates(to, cols, first, H, len(a)), a))
 
 
-# Steps forward. Row k of `product` holds R h' of example k, and row k of `operand` takes the next h
-# for the next product. The step has n rows from `row` on (PACKED: the table knows them), and is
-# number `step` of those whose statistics the table knows.
+# Forward steps. Row k of `product` is R h' of example k; row k of `operand` receives h for the next
+# product. The step has n rows from `row` on (PACKED: read from the table); `step` is its index
+# among the steps with statistics in the table.
 
 
 @triton.jit(do_not_specialize=["row", "step", "n"])
@@ -389,7 +368,7 @@ def lstm_forward(
     INPUT_EPS: tl.constexpr, RECURRENT_EPS: tl.constexpr, LAST_EPS: tl.constexpr,
     CORRECTION: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """One step of an LSTM, gates i, f, g, o."""
+    """LSTM step, gates i, f, g, o."""
     row, n = _step(table, row, step, n, PACKED)
     lines, cols, inside, mask = _tile(n, H, ROWS, UNITS)
     first = inside & (lines == 0)
@@ -462,7 +441,7 @@ def _lstm_gates(
     v, u, c, mean_v, factor_v, mean_u, factor_u, bias, kept, wide, c_rows, narrow, mask,
     H: tl.constexpr, RECURRENT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """The next cell state of a tile, and its output gate; stores what the backward reads."""
+    """Next cell state of a tile, and its output gate; stores what the backward pass reads."""
     _keep(kept, wide, mask, H, u, mean_u, RECURRENT, SAVE)
     a, b = _normalised(v, mean_v, factor_v), _normalised(u, mean_u, factor_u)
     p = _plus(_plus(a, b), bias)
@@ -476,7 +455,7 @@ def _lstm_gates(
 def _keep(
     kept, at, mask, H: tl.constexpr, u, mean, PLACE: tl.constexpr, SAVE: tl.constexpr
 ):  # fmt: skip
-    """Stores products, less their means where these are the batch's."""
+    """Store products, centred under batch statistics."""
     if SAVE:
         if PLACE == 2:
             u = _less(u, mean, mask)
@@ -498,7 +477,7 @@ def gru_forward(
     PACKED: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr, INPUT_EPS: tl.constexpr,
     RECURRENT_EPS: tl.constexpr, CORRECTION: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """One step of a GRU, gates r, z, n."""
+    """GRU step, gates r, z, n."""
     row, n = _step(table, row, step, n, PACKED)
     lines, cols, inside, mask = _tile(n, H, ROWS, UNITS)
     first = inside & (lines == 0)
@@ -550,7 +529,7 @@ def _gru_gates(
     v, u, h, mean_v, factor_v, mean_u, factor_u, bias, bias_hn, kept, at, mask,
     H: tl.constexpr, RECURRENT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """The next state of a tile; stores what the backward reads."""
+    """Next state of a tile; stores what the backward pass reads."""
     _keep(kept, at, mask, H, u, mean_u, RECURRENT, SAVE)
     a, b = _normalised(v, mean_v, factor_v), _normalised(u, mean_u, factor_u)
     a = _plus(a, bias)
@@ -566,7 +545,7 @@ def rnn_forward(
     PACKED: tl.constexpr, LAST: tl.constexpr, LAST_EPS: tl.constexpr, CORRECTION: tl.constexpr,
     SAVE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """One step of a simple RNN: the sum of both terms is normalised, and kept."""
+    """Simple RNN step; the sum of both terms is normalised and saved."""
     row, n = _step(table, row, step, n, PACKED)
     lines, cols, inside, mask = _tile(n, H, ROWS, UNITS)
     first = inside & (lines == 0)
@@ -607,14 +586,13 @@ def rnn_forward(
 
 @triton.jit
 def _activated(a, RELU: tl.constexpr):
-    # Written so that NaN passes.
+    # Propagates NaN.
     return tl.where(a <= 0.0, 0.0, a) if RELU else _tanh(a)
 
 
-# Steps backward. `gradient` (examples, H) holds what flows back into h, and the product after the
-# step puts there what flows further back, but for what bypasses the product: it is replaced in
-# place, as is the gradient of the cell state. `operand` takes du. Gradients of vectors add up in
-# the memory of the call.
+# Backward steps. `gradient` (examples, H) is the gradient of h, replaced by the product after the
+# step; the part that bypasses the product and the gradient of the cell state are replaced in place.
+# `operand` receives du. Gradients of vectors are accumulated in the memory of the call.
 
 
 @triton.jit(do_not_specialize=["row", "step", "n"])
@@ -626,7 +604,7 @@ def lstm_backward(
     INPUT_EPS: tl.constexpr, RECURRENT_EPS: tl.constexpr, LAST_EPS: tl.constexpr,
     CORRECTION: tl.constexpr, HAS_DOUT: tl.constexpr,
 ):  # fmt: skip
-    """One step of an LSTM back."""
+    """Backward of an LSTM step."""
     row, n = _step(table, row, step, n, PACKED)
     lines, cols, inside, mask = _tile(n, H, ROWS, UNITS)
     at = step * (4 * H) + cols
@@ -720,7 +698,6 @@ def lstm_backward(
 
 @triton.jit
 def _incoming(gradient, passed, dout, at, mask, HAS_DOUT: tl.constexpr):
-    """The gradient of h: that of later steps, and that of the output."""
     d = _read(gradient, at, mask) + _read(passed, at, mask)
     if HAS_DOUT:
         d += _read(dout, at, mask)
@@ -729,7 +706,7 @@ def _incoming(gradient, passed, dout, at, mask, HAS_DOUT: tl.constexpr):
 
 @triton.jit
 def _read_lstm(memory, lines, cols, mask, H: tl.constexpr, HAS_DOUT: tl.constexpr):
-    """v, u, the gradient of h, c, c before the step, and the gradient of c."""
+    """Load v, u, the gradient of h, c, c before the step, and the gradient of c."""
     v, u, c_rows, c_prev, dc_state, gradient, passed, dout = memory
     wide, narrow = _at(lines, cols, H, 4), lines * H + cols
     return (
@@ -744,9 +721,8 @@ def _read_lstm(memory, lines, cols, mask, H: tl.constexpr, HAS_DOUT: tl.constexp
 
 @triton.jit
 def _lstm_out_back(tiles, places, of_c):
-    """Both normalised terms, the sums of gates, and gradients: of o's sum and of the shown c.
-
-    Last comes the normalised c.
+    """Normalised terms, pre-activations, gradients of o's pre-activation and of the shown c;
+    normalised c.
     """
     v, u, d, c, _, _ = tiles
     mean_v, factor_v, gain_v, mean_u, factor_u, gain_u, bias = places
@@ -762,12 +738,12 @@ def _lstm_out_back(tiles, places, of_c):
 def _lstm_gates_back(
     tiles, found, of_c, sums_c, n, mask, LAST: tl.constexpr, CORRECTION: tl.constexpr
 ):  # fmt: skip
-    """Gradients of the sums of gates, and of the cell state before the step."""
+    """Gradients of pre-activations and of the cell state before the step."""
     _, _, _, _, c_before, dc = tiles
     _, _, p, dp3, dm, shown = found
     _, factor_c, gain_c, _ = of_c
     through = _through(dm, shown, factor_c, gain_c, sums_c, n, LAST, CORRECTION)
-    # Rows that do not exist would get their share of the means.
+    # Masked rows would otherwise receive the means.
     dc = tl.where(mask, dc + through, 0.0)
     dp0, dp2 = _input_back(dc, _sigmoid(p[0]), _tanh(p[2]))
     dp1, dc = _forget_back(dc, _sigmoid(p[1]), c_before)
@@ -776,7 +752,7 @@ def _lstm_gates_back(
 
 @triton.jit
 def _summed(dv, du, a, b, INPUT: tl.constexpr, RECURRENT: tl.constexpr):
-    """What is summed over rows: for biases (four tiles), the input's gains, the recurrent ones."""
+    """Summands over rows: for biases (four tiles), input gains and recurrent gains."""
     found = dv
     if len(dv) == 3:  # a GRU's bias_hn
         found = found + (du[2],)
@@ -793,7 +769,7 @@ def _write_back(
     GATES: tl.constexpr, KIND: tl.constexpr, KIND_ALIGN: tl.constexpr, INPUT: tl.constexpr,
     RECURRENT: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
-    """Stores gradients of both products, from those of the normalised ones times their gains."""
+    """Backpropagate from normalised products times gains to both products; stores gradients."""
     _, factor_v, gain_v, _, factor_u, gain_u, _ = places
     at = _at(lines, cols, H, GATES)
     sums_v = _part(sums, 0, GATES)
@@ -818,7 +794,6 @@ def _accumulate_terms(
     table, cols, first, sums, H: tl.constexpr, GATES: tl.constexpr, WIDE_ALIGN: tl.constexpr,
     BIASED: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr,
 ):  # fmt: skip
-    """Adds `_summed` to the gradients of vectors."""
     if BIASED:
         _accumulate(table, D_BIAS, cols, first, H, WIDE_ALIGN, _part(sums, 0, GATES))
         if GATES == 3:
@@ -838,7 +813,7 @@ def gru_backward(
     PACKED: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr, INPUT_EPS: tl.constexpr,
     RECURRENT_EPS: tl.constexpr, CORRECTION: tl.constexpr, HAS_DOUT: tl.constexpr,
 ):  # fmt: skip
-    """One step of a GRU back."""
+    """Backward of a GRU step."""
     row, n = _step(table, row, step, n, PACKED)
     lines, cols, inside, mask = _tile(n, H, ROWS, UNITS)
     at = step * (3 * H) + cols
@@ -904,7 +879,6 @@ def gru_backward(
 
 @triton.jit
 def _read_gru(memory, lines, cols, mask, H: tl.constexpr, HAS_DOUT: tl.constexpr):
-    """v, u, the gradient of h, and h before the step."""
     v, u, h_prev, gradient, passed, dout = memory
     wide, narrow = _at(lines, cols, H, 3), lines * H + cols
     return (
@@ -917,7 +891,7 @@ def _read_gru(memory, lines, cols, mask, H: tl.constexpr, HAS_DOUT: tl.constexpr
 
 @triton.jit
 def _gru_gates_back(tiles, places, bias_hn):
-    """Both normalised terms, their gradients times gains, and what bypasses the gates."""
+    """Normalised terms, their gradients times gains, and the part that bypasses the gates."""
     v, u, d, h = tiles
     mean_v, factor_v, gain_v, mean_u, factor_u, gain_u, bias = places
     a, b = _normalised(v, mean_v, factor_v), _normalised(u, mean_u, factor_u)
@@ -939,7 +913,7 @@ def rnn_backward(
     PACKED: tl.constexpr, LAST: tl.constexpr, LAST_EPS: tl.constexpr, CORRECTION: tl.constexpr,
     HAS_DOUT: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """One step of a simple RNN back."""
+    """Backward of a simple RNN step."""
     row, n = _step(table, row, step, n, PACKED)
     lines, cols, inside, mask = _tile(n, H, ROWS, UNITS)
     a = _address(table, U, KIND, KIND_ALIGN) + row * H
@@ -990,7 +964,7 @@ def rnn_backward(
 
 @triton.jit
 def _rnn_back(a, d, vectors, RELU: tl.constexpr):
-    """The gradient of the normalised sum times its gain, and the normalised sum."""
+    """Gradient of the normalised sum times its gain, and the normalised sum."""
     mean, factor, gain, bias = vectors
     x = (a - mean) * factor
     p = x * gain + bias
@@ -1010,17 +984,10 @@ def rows_less_means(
     a, sizes, out, means, n, width,
     ROWS: tl.constexpr, COLS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Rows a (rows, width) less their means over the rows of each step, which may go to a.
+    """Subtract from rows a (n rows per step, width) their means, (steps, width), over each step.
 
-    Program (t, j) has some columns of step t.
-
-    Args:
-        a: the rows.
-        sizes: first row and rows of each step, if PACKED.
-        out: where the result goes.
-        means: where the means go, (steps, width).
-        n: else the rows of each step.
-        width: columns.
+    Program (t, j) has some columns of step t. If PACKED, ``sizes`` has the first row and number of
+    rows of each step. ``out`` may be a.
     """
     t = tl.program_id(0).to(tl.int64)
     first = t * n
@@ -1044,7 +1011,7 @@ def rows_less_means(
 
 __all__ = ["KINDS", "SLOTS", "STEPS"]
 
-#: Step kernels by cell and direction of time: ``STEPS["LSTM", True]`` goes back.
+#: Step kernels by (cell, backward).
 STEPS = {
     ("LSTM", False): lstm_forward,
     ("LSTM", True): lstm_backward,

@@ -1,8 +1,8 @@
 """DRAW on NVIDIA GPUs: Triton kernels between the products, and whole runs as CUDA graphs.
 
-A glimpse is three products and four kernels, each of a few microseconds: launched one by one they
-wait for the CPU. A run of all glimpses is therefore recorded, and its backward pass too, when a
-call of the same sizes comes for the second time (`ln_zoo.ops.engines.triton.graphs`).
+A glimpse is three products and four kernels of a few microseconds each, less than a launch costs.
+All glimpses are therefore captured, forward and backward, when a call of the same sizes repeats
+(`ln_zoo.ops.engines.triton.graphs`).
 """
 
 from __future__ import annotations
@@ -32,19 +32,14 @@ from ln_zoo.ops.loops.draw import (
 _ENCODER, _DECODER = 0, 1
 #: Warps of a program for an image, and for a row of states.
 IMAGE_WARPS, ROW_WARPS = 8, 4
-#: Numbers of the largest product of a program: more would not fit its registers.
+#: Maximum elements of a program's product, limited by registers.
 MAX_NUMBERS = 2**16
-#: Recorded runs of one kind that may wait for their gradients at the same time.
+#: Maximum captured runs of one kind that await gradients at the same time.
 PLACES = 2
 
 
 def image_refusal(height: int, width: int, filters: int) -> str | None:
-    """Why a program cannot hold an image, or ``None``.
-
-    Args:
-        height: in pixels.
-        width: in pixels.
-        filters: the larger number along an axis.
+    """Why a program cannot hold an image, or None; ``filters``: the larger number along an axis.
 
     Example:
         >>> image_refusal(28, 28, 5)
@@ -60,20 +55,18 @@ def image_refusal(height: int, width: int, filters: int) -> str | None:
 
 
 def _power(n: int) -> int:
-    """The smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length()
 
 
 class TritonDraw(DrawSteps):
-    """The steps of a glimpse as kernels, and whole runs as recorded graphs.
+    """`DrawSteps` as kernels, and whole runs as captured graphs.
 
-    What heads say, what is written and what the next glimpse reads is one launch (`write`), and so
-    are the gradients of these, but for those that heads give h_dec (`lstm_back`).
+    `write` is one launch for the heads, the canvas and the next glimpse's patch. The gradients of
+    these are one launch as well, except for the part from heads to h_dec (`lstm_back`).
     """
 
     @staticmethod
     def unsupported_reason(images: Tensor, weights: DrawWeights) -> str | None:
-        """Images that are too large."""
         _, height, width = images.shape
         ih, hh = weights.encoder.weights[:2]
         largest = max((ih.shape[1] - hh.shape[1]) // 2, len(weights.patch.weight))
@@ -83,7 +76,6 @@ class TritonDraw(DrawSteps):
     def replayed(
         plan: DrawPlan, operands: DrawOperands, save: bool, forward: Forward
     ) -> tuple[tuple[Tensor, ...], Replay] | None:
-        """Runs all glimpses as a recorded graph, where it can."""
         return replayed(plan, operands, save, forward)
 
     def __init__(
@@ -145,7 +137,6 @@ class TritonDraw(DrawSteps):
 
     @property
     def back(self) -> Back:
-        """What is for the backward pass."""
         assert self._back is not None
         return self._back
 
@@ -153,20 +144,18 @@ class TritonDraw(DrawSteps):
         return self.made.logits if t == self.glimpses else self.kept.canvases[t % self.slots]
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
-        """A product with the weight, or its transpose on the way forward."""
         torch.mm(a, self.weights[which], out=out)
 
     def read(self, t: int) -> None:
-        """Fills in r; but for the first glimpse, `write` has."""
+        """Compute r of the first glimpse; `write` computes the others."""
         if t == 0:
             self._paint(0, write=False, read=True)
 
     def write(self, t: int) -> None:
-        """Fills in the heads, the next canvas, and the r of the next glimpse."""
+        """Compute the heads, the next canvas, and r of the next glimpse."""
         self._paint(t + 1, write=True, read=t + 1 < self.glimpses)
 
     def _paint(self, t: int, write: bool, read: bool) -> None:
-        """Up to the r of glimpse t."""
         slot = t % self.slots
         states = self.kept.states[slot]
         self._kernels.paint[self.examples,](
@@ -188,7 +177,7 @@ class TritonDraw(DrawSteps):
         )
 
     def lstm(self, which: int, t: int) -> None:
-        """From the sums of the gates to h, written into the inputs of its readers."""
+        """From pre-activations to h, written to the inputs of its readers."""
         kept, hidden = self.kept, self.hidden
         before, after = t % self.slots, (t + 1) % self.slots
         inputs = kept.inputs[_ENCODER][after]
@@ -223,7 +212,6 @@ class TritonDraw(DrawSteps):
         )
 
     def latent(self, t: int) -> None:
-        """From the products of h_enc to z."""
         self._kernels.latent_forward[self.examples,](
             self.made.posterior,
             self.operands.b_posterior,
@@ -236,11 +224,11 @@ class TritonDraw(DrawSteps):
         )
 
     def write_back(self, t: int) -> None:
-        """Gradients of the heads of glimpse t, and of what was read of its canvas."""
+        """Gradients of the heads of glimpse t, and of the patch read from its canvas."""
         self._unpaint(t + 1, write=True, read=t + 1 < self.glimpses)
 
     def read_back(self, t: int) -> None:
-        """The same of what was read first; all else `write_back` does."""
+        """The same for the first patch; `write_back` handles the others."""
         if t == 0:
             self._unpaint(0, write=False, read=True)
 
@@ -250,7 +238,7 @@ class TritonDraw(DrawSteps):
             self.back.heads[t],
             self.back.inputs[_ENCODER],
             self.operands.images,
-            # Of the last canvas nothing is read.
+            # The last canvas is not read.
             self.kept.canvases[t % self.slots],
             self.back.canvas,
             WRITE=write,
@@ -259,7 +247,6 @@ class TritonDraw(DrawSteps):
         )
 
     def latent_back(self, t: int) -> None:
-        """Fills in the gradients of means and log standard deviations."""
         back, log_stds = self.back, self.made.log_stds[t]
         self._kernels.latent_backward[self.examples,](
             back.inputs[_DECODER],
@@ -275,7 +262,6 @@ class TritonDraw(DrawSteps):
         )
 
     def lstm_back(self, which: int, t: int) -> None:
-        """Fills in the gradients of the sums, and updates that of the cell state."""
         back, kept, hidden, before = self.back, self.kept, self.hidden, t % self.slots
         inputs = back.inputs[_ENCODER]
         if which == _ENCODER:
@@ -307,17 +293,15 @@ class TritonDraw(DrawSteps):
         )
 
     def clamped(self) -> Tensor:
-        """How many numbers were clamped."""
         return self.hits
 
     def totals(self) -> Sequence[Tensor]:
-        """Gradients of vectors."""
         sizes = [4 * self.hidden, self.hidden, self.hidden]
         encoder, decoder = (a.sum(0).split(sizes) for a in self.sums)
         return (*encoder, *decoder, self.posterior_sums.sum(0))
 
 
-# Recorded runs
+# Captured runs
 
 Forward = Callable[[DrawOperands], Run]
 Backward = Callable[[DrawOperands, Run, Sequence[Tensor | None]], DrawOperands]
@@ -328,12 +312,10 @@ class _Ticket:
 
 
 class _Recording:
-    """A captured run, and its tensors for the backward pass."""
-
     def __init__(self, like: DrawOperands) -> None:
         self.operands = _empty_like(like)
         self.run: Run | None = None
-        #: By which of the results have gradients: these, and the gradients of the operands.
+        #: Gradients of results and operands, by which results have one.
         self.back: dict[Hashable, tuple[list[Tensor | None], DrawOperands | None]] = {}
         self._user: weakref.ref[_Ticket] | None = None
 
@@ -350,21 +332,16 @@ class _Recording:
 
 
 class Replay(NamedTuple):
-    """What the gradients of a replayed run need.
+    """State for the gradients of a replayed run.
 
-    It does not hold the results: they hold it, for their gradients, and it would keep them alive.
+    Does not hold the results: they hold it, and a cycle would keep them alive.
     """
 
     entry: graphs.Entry
     ticket: _Ticket
 
     def gradients(self, grads: Sequence[Tensor | None], backward: Backward) -> DrawOperands:
-        """Gradients of the operands, in memory of their own.
-
-        Args:
-            grads: of the results.
-            backward: takes them back through a run; the first time, it is recorded.
-        """
+        """Gradients of the operands, in new memory; ``backward`` is captured on first use."""
         recording: _Recording = self.entry.tensors
         device = recording.operands.noise.device
         cache = graphs.cache(device)
@@ -399,14 +376,8 @@ def replayed(
 ) -> tuple[tuple[Tensor, ...], Replay] | None:
     """Run all glimpses as a CUDA graph; None if none is available.
 
-    Args:
-        plan: all that the run depends on, besides its operands.
-        operands: the tensors of the call.
-        save: whether gradients may be asked for.
-        forward: makes a run; when a call of the same sizes comes again it is recorded.
-
-    Returns:
-        The results, and what to keep for their gradients.
+    ``plan`` is everything that the run depends on, besides its operands. ``forward`` is captured
+    when a call of the same sizes repeats. Returns the results, and the state for their gradients.
     """
     noise = operands.noise
     if not may_replay(noise):

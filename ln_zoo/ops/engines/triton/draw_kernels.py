@@ -1,10 +1,8 @@
-"""Triton kernels of what comes between the products of DRAW (equations: `ln_zoo.ops.loops.draw`).
+"""Triton kernels between the products of DRAW (equations: `ln_zoo.ops.loops.draw`).
 
-There is one program for each image. All is computed in float32; what products read and write may
-be bfloat16. Filters are recomputed where they are needed: on a GPU that costs less than keeping
-them.
-
-Nothing outside `ln_zoo.ops.engines.triton` imports this module, since it needs triton.
+One program per image. Computation is in float32; operands of products may be bfloat16. Filters are
+recomputed where needed, which costs less than saving them. Imported only within
+`ln_zoo.ops.engines.triton`, since it needs triton.
 """
 
 from __future__ import annotations
@@ -26,16 +24,15 @@ from ln_zoo.ops.engines.triton.kernels import (
     _write_gates,
 )
 
-#: Rows of the heads' weight that a program multiplies at once.
+#: Rows of the heads' weight per tile.
 ROWS = tl.constexpr(16)
 
 
-# Filters: F (K, S) of one axis, and what takes gradients back through them
+# Filters F (K, S) of one axis, and their backward
 
 
 @triton.jit
 def _exponential(x, BOUND: tl.constexpr):
-    """e^x, x clamped."""
     return tl.exp(tl.minimum(tl.maximum(x, -BOUND), BOUND))
 
 
@@ -45,9 +42,9 @@ def _filters(
     SP: tl.constexpr, SPAN: tl.constexpr, BOUND: tl.constexpr, EPS: tl.constexpr,
     ADDS_EPS: tl.constexpr,
 ):  # fmt: skip
-    """Filters, distances from the pixel that is nearest to each centre, and centres from there.
+    """Filters, distances from the pixel nearest to each centre, and centres relative to it.
 
-    SPAN: pixels between two filters where the log stride is 0.
+    SPAN: pixels between two filters at log stride 0.
     """
     k = tl.arange(0, KP)
     a = tl.arange(0, SP)
@@ -73,7 +70,7 @@ def _filters_back(
     KP: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, BOUND: tl.constexpr,
     ADDS_EPS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the place, the log variance and the log stride, from those of the filters."""
+    """Backpropagate from filters to place, log variance and log stride."""
     k = tl.arange(0, KP)
     e = (gradient - tl.sum(filters * gradient, 1)[:, None]) * filters
     first = tl.sum(e * distance, 1)
@@ -86,7 +83,7 @@ def _filters_back(
         dvariance += shift * shift * zeroth
     sharpness = _exponential(-log_variance, BOUND) / 2
     stride = _exponential(log_stride, BOUND) * SPAN
-    # What is past the last filter has a gradient of 0.
+    # Padding past the last filter has gradient 0.
     dmean = tl.where(k < K, dmean, 0.0) * (2 * sharpness)
     place = tl.sum(dmean, 0) * ((S + 1) / 2)
     variance = tl.sum(tl.where(k < K, dvariance, 0.0), 0) * sharpness
@@ -117,7 +114,7 @@ def _grid_back(
     K: tl.constexpr, KP: tl.constexpr, B: tl.constexpr, A: tl.constexpr, SPAN: tl.constexpr,
     BOUND: tl.constexpr, ADDS_EPS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the gradients of the first four numbers, from those of the filters."""
+    """Backpropagate from filters to the first four numbers; stores gradients."""
     variance, stride = tl.load(numbers + 2), tl.load(numbers + 3)
     x_place, x_variance, x_stride = _filters_back(
         df_x, f_x, x_distance, x_shift, variance, stride, K, KP, A, SPAN, BOUND, ADDS_EPS
@@ -138,14 +135,13 @@ def _unless_clamped(x, d, BOUND: tl.constexpr):
 
 @triton.jit
 def _count(hits, numbers, BOUND: tl.constexpr):
-    """Counts clamped log variances and log strides."""
     variance = (tl.abs(tl.load(numbers + 2)) > BOUND).to(tl.int64)
     stride = (tl.abs(tl.load(numbers + 3)) > BOUND).to(tl.int64)
     tl.atomic_add(hits + 1, variance)
     tl.atomic_add(hits + 2, stride)
 
 
-# Products of small matrices, as sums: those of tensor cores have at least 16 rows
+# Products of small matrices as sums, since tensor cores need at least 16 rows
 
 
 @triton.jit
@@ -197,9 +193,9 @@ def paint(
     ADDS_EPS: tl.constexpr,
     WRITE: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
-    """What heads make of h_dec, the next canvas, and what is read of it for the next glimpse.
+    """Heads of h_dec, the next canvas, and the patch of the next glimpse.
 
-    WRITE: heads and canvas; else both are there already, the canvas in `painted`. READ: the patch.
+    WRITE: compute heads and canvas; otherwise both exist, the canvas in `painted`. READ: the patch.
     """
     n = tl.program_id(0).to(tl.int64)
     numbers = heads + n * HEADS
@@ -214,7 +210,7 @@ def paint(
             said = tl.sum(w * h[None, :], 1)
             said += tl.load(b_heads + rows, mask=rows < HEADS, other=0.0)
             tl.store(numbers + rows, said, mask=rows < HEADS)
-        tl.debug_barrier()  # the numbers are read by other threads than wrote them
+        tl.debug_barrier()  # other threads read the stored numbers
         side = numbers + 5
         _count(hits, side, BOUND)
         f_x, _, _, f_y, _, _ = _grid(
@@ -248,7 +244,7 @@ def unpaint(
     EPS: tl.constexpr,
     ADDS_EPS: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
-    """Takes gradients back through `paint`, to what heads say and to the canvas."""
+    """Backward of `paint`, to the heads and to the canvas."""
     n = tl.program_id(0).to(tl.int64)
     numbers, dnumbers = heads + n * HEADS, dheads + n * HEADS
     dcanvas += n * (B * A)
@@ -311,7 +307,6 @@ def _vector(pointer, cols, mask, default: tl.constexpr, THERE: tl.constexpr):
 
 @triton.jit
 def _add(totals, q: tl.constexpr, H: tl.constexpr, cols, mask, a):
-    """Adds to the part q of totals."""
     tl.store(totals + q * H + cols, _read(totals, q, H, cols, mask) + a, mask=mask)
 
 
@@ -322,7 +317,7 @@ def lstm_forward(
     HP: tl.constexpr, RULE: tl.constexpr, EPS: tl.constexpr, GAIN: tl.constexpr,
     SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """From the gates' sums to h, which goes to up to three places (a stride of 0: nowhere)."""
+    """From pre-activations to h, stored in up to three places (stride 0: none)."""
     n = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, HP)
     mask = cols < H
@@ -352,9 +347,9 @@ def lstm_backward(
     STRIDE_1: tl.constexpr, STRIDE_2: tl.constexpr, HEADS: tl.constexpr, H: tl.constexpr,
     HP: tl.constexpr, RULE: tl.constexpr, GAIN: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """From gradients of h to those of the gates' sums, and to what is added up over glimpses.
+    """Backpropagate from h to pre-activations; accumulates sums over glimpses.
 
-    HEADS: numbers that heads make of h (0: none); their gradients are taken back here.
+    HEADS: outputs of the heads (0: none), whose gradients are backpropagated here.
     """
     n = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, HP)

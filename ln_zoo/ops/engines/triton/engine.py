@@ -1,4 +1,4 @@
-"""The engine of the Triton kernels: which calls it takes, and what it prepares for them."""
+"""The engine of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class TritonEngine:
     has_noise = True
 
     def missing(self) -> str | None:
-        """A GPU that float32 kernels run on, or triton."""
         if not torch.cuda.is_available():
             return "torch finds no GPU here"
         return steps._unsupported_gpu(torch.device("cuda"), torch.float32)
@@ -28,7 +27,6 @@ class TritonEngine:
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
-        """Why it does not support this call, or None."""
         if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
         reason = steps._unsupported_gpu(x.device, dtype)
@@ -53,11 +51,9 @@ class TritonEngine:
         return sum(len(rows.groups) for rows in (first, second) if rows.scale) + steps.rule(out)
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Uninitialised memory; the caching allocator reuses scratch memory."""
         return steps.empty(size, like, dtype)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Prepared:
-        """Prepare weights and the arguments of the step kernel."""
         kind = PreparedBatch if spec.examples else Prepared
         with steps.on(operands.x):
             return kind(spec, operands, backward, self.stats(spec))

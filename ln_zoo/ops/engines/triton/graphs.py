@@ -1,8 +1,8 @@
-"""Recorded CUDA graphs of time steps, kept for calls of the same shape.
+"""Captured CUDA graphs of time steps, cached for calls of the same shape.
 
-A step is two kernels of a few microseconds each, less than the CPU needs to launch them. A graph of
-many steps is launched at once; the tensors it uses are fixed, which is why step kernels find theirs
-through a table of addresses (`ln_zoo.ops.engines.triton.kernels`).
+A step is two kernels of a few microseconds, less than two launches cost; a graph of many steps is
+one launch. Graphs use fixed addresses, so step kernels find their tensors through a table
+(`ln_zoo.ops.engines.triton.kernels`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from typing import Any
 
 import torch
 
-#: Lengths of recorded runs, in steps: any number of steps is a few of these.
+#: Lengths of captured runs in steps; any number of steps is a sum of a few.
 LENGTHS = (64, 16, 4, 1)
 #: Shorter runs are launched step by step.
 SHORTEST = 4
 
 
 def pieces(steps: int) -> list[tuple[int, int]]:
-    """Cuts a number of steps into recorded lengths: (first step, length).
-
-    Example:
-        >>> pieces(82)
-        [(0, 64), (64, 16), (80, 1), (81, 1)]
-    """
+    """Split steps into captured lengths, such as 82 = 64 + 16 + 1 + 1: (first step, length)."""
     found = []
     start = 0
     for length in LENGTHS:
@@ -38,11 +33,7 @@ def pieces(steps: int) -> list[tuple[int, int]]:
 
 
 class Entry:
-    """What recorded work of one kind reads and writes by fixed addresses, and its graphs.
-
-    Args:
-        tensors: these tensors, or what holds them.
-    """
+    """Graphs of one kind, and ``tensors``, the memory at fixed addresses that they use."""
 
     def __init__(self, tensors: Any) -> None:
         self.tensors = tensors
@@ -50,17 +41,17 @@ class Entry:
 
 
 class Cache:
-    """The graphs of the kinds of steps used last, on one device.
+    """Graphs of the most recently used kinds of steps on one device.
 
-    Recording takes as long as thousands of steps, so a kind is recorded when it is asked for the
-    second time; and when the cache is full, only a kind not asked for lately is evicted, so that
-    many kinds in turn do not evict each other.
+    Capture takes as long as thousands of steps, so a kind is captured at its second request. If the
+    cache is full, only a kind not requested lately is evicted, so that many kinds in turn do not
+    evict each other.
 
-    Work goes to the current stream, in the order of calls, also across streams: graphs share the
-    scratch memory of matrix products. Whoever uses an entry must hold `lock`.
+    Work is ordered by call, also across streams, because graphs share the scratch memory of matrix
+    products. Users of an entry must hold `lock`.
 
     Args:
-        size: kinds kept.
+        size: number of kinds.
         patience: requests after which a kind may be evicted.
     """
 
@@ -76,11 +67,8 @@ class Cache:
         self._pool: Any = None
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Entry | None:
-        """The entry of a key, or ``None`` where nothing is to be recorded for it now.
-
-        Args:
-            key: everything that the recorded launches depend on.
-            make: makes the tensors of a new entry.
+        """The entry of a key, everything that launches depend on, or None if nothing is to be
+        captured now.
         """
         self._requests += 1
         if key in self._entries:
@@ -100,7 +88,7 @@ class Cache:
                 self._used.synchronize()
             del self._entries[oldest], self._asked[oldest]
         del self._seen[key]
-        # Outside of it, tensors made in inference mode could not be written to.
+        # Tensors created in inference mode could not be modified outside of it.
         with torch.inference_mode(False):
             self._entries[key] = Entry(make())
         self._asked[key] = self._requests
@@ -113,13 +101,9 @@ class Cache:
         warm_up: Callable[[], object],
         work: Callable[[], object],
     ) -> None:
-        """Records work under a name, unless that exists; the work is not executed.
+        """Capture work under a name unless it exists; the work is not executed.
 
-        Args:
-            entry: whose tensors it uses.
-            name: of the graph, among those of the entry.
-            warm_up: executes each of its kernels.
-            work: launches all that is to be recorded.
+        ``warm_up`` must execute each of its kernels.
         """
         if name in entry.graphs:
             return
@@ -128,14 +112,14 @@ class Cache:
             self._pool = torch.cuda.graph_pool_handle()
         self.begin()
         self._stream.wait_stream(torch.cuda.current_stream())
-        # Kernels are compiled and libraries set up before: neither can be recorded.
+        # Compilation and library initialisation cannot be captured.
         with torch.cuda.stream(self._stream):
             for _ in range(3):
                 warm_up()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        # Scratch memory of cuBLAS that others may give back must not be recorded: with none there,
-        # the recording takes its own, which lives as long as the graph.
+        # cuBLAS workspaces that others may free must not be captured: after clearing them, the
+        # capture allocates its own, which lives as long as the graph.
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(
@@ -150,12 +134,12 @@ class Cache:
         entry.graphs[name] = graph
 
     def _recover(self, current: torch.cuda.Stream) -> None:
-        """Undoes what torch leaves as it was during a recording, if CUDA refuses to end it."""
+        """Restore the state that torch leaves if CUDA refuses to end a capture."""
         torch.cuda.set_stream(current)
         with contextlib.suppress(Exception):
             torch._C._cuda_endAllocateToPool(current.device_index, self._pool)
         self._stream = self._pool = None
-        # Random numbers fail until a recording ends well: "Offset increment outside graph capture".
+        # Otherwise random numbers raise "Offset increment outside graph capture".
         graph = torch.cuda.CUDAGraph()
         with (
             contextlib.suppress(Exception),
@@ -164,12 +148,12 @@ class Cache:
             torch.zeros(1, device=current.device)
 
     def begin(self) -> None:
-        """Makes the current stream wait for graphs that other streams have launched."""
+        """Make the current stream wait for graphs that other streams have launched."""
         if self._used is not None:
             torch.cuda.current_stream().wait_event(self._used)
 
     def end(self) -> None:
-        """Notes that the current stream has launched graphs."""
+        """Mark that the current stream has launched graphs."""
         if self._used is None:
             self._used = torch.cuda.Event()
         self._used.record()

@@ -1,17 +1,9 @@
 """Triton kernels of one time step of LSTM, GRU and RNN, forward and backward, and sums over rows.
 
-A step is a matrix product (cuBLAS) and one of the ``*_forward`` or ``*_backward`` kernels, with one
-program for each row: it reads the row's product and its input term, normalises both, and does all
-that is left of the step. Means of rows of products need not be taken off: the weights are centred.
-
-What a step kernel reads and writes, but for the operands of the products, it finds through a table
-of addresses in device memory, so that a recorded CUDA graph serves tensors that lie elsewhere at
-each call.
-
-All arithmetic is in float32, for products of any dtype (KIND). H and the alignment of
-addresses in bytes are compile-time numbers: where both allow it, accesses are 128 bits wide.
-
-Nothing outside `ln_zoo.ops.engines.triton` imports this module, since it needs triton.
+A step is a cuBLAS product and one kernel, with one program per row; centred weights make rows of
+products have mean 0. Addresses come from a table in device memory, so that a captured CUDA graph
+serves different tensors. Computation is in float32 for products of any dtype (KIND). H and
+alignments are constants, for 128-bit accesses. Imported only within `ln_zoo.ops.engines.triton`.
 """
 
 from __future__ import annotations
@@ -20,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-#: Slots of the table of addresses, by name. Some are shared by the forward and the backward.
+#: Slots of the address table, by name; some differ between forward and backward pass.
 SLOTS = (
     "v",
     "u",
@@ -58,7 +50,7 @@ def write_table(
     table, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19,
     a20, a21,
 ):  # fmt: skip
-    """Fills the table of addresses; a launch can be recorded where a copy from the host cannot."""
+    """Fill the table of addresses; a launch can be captured, unlike a copy from the host."""
     tl.store(table + 0, a0.to(tl.int64))
     tl.store(table + 1, a1.to(tl.int64))
     tl.store(table + 2, a2.to(tl.int64))
@@ -94,7 +86,7 @@ def _address(table, slot: tl.constexpr, kind: tl.constexpr, ALIGN: tl.constexpr)
 
 @triton.jit
 def _read(pointer, q: tl.constexpr, H: tl.constexpr, cols, mask):
-    """The part of gate q, zero past the end."""
+    """Part of gate q, zero past the end."""
     return tl.load(pointer + q * H + cols, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -105,7 +97,7 @@ def _write(pointer, q: tl.constexpr, H: tl.constexpr, cols, mask, a):
 
 @triton.jit
 def _read_gates(pointer, H: tl.constexpr, cols, mask, GATES: tl.constexpr):
-    """The parts of all gates; of three, the fourth is zero."""
+    """Parts of all gates; the fourth of three is zero."""
     a0 = _read(pointer, 0, H, cols, mask)
     a1 = _read(pointer, 1, H, cols, mask)
     a2 = _read(pointer, 2, H, cols, mask)
@@ -126,9 +118,9 @@ def _write_gates(pointer, H: tl.constexpr, cols, mask, GATES: tl.constexpr, a0, 
 
 @triton.jit
 def _lanes(table, row, H: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr):
-    """The example of a program, its row, its units, and which of these exist.
+    """Example, row and units of a program, and the mask of units.
 
-    `row` is the first row of the step, or, if PACKED, the number of the step.
+    `row` is the first row of the step, or, if PACKED, the index of the step.
     """
     n = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -147,7 +139,7 @@ def _is_over(table, step):
 
 @triton.jit
 def _seen(table, line, H: tl.constexpr, cols, mask, RESETS: tl.constexpr):
-    """The units whose states before the step are not zeros: all that exist, or none."""
+    """Mask of units whose previous states are not reset."""
     if RESETS:
         flag = tl.load(tl.load(table + RESET).to(tl.pointer_type(tl.int8)) + line)
         return cols < H * (flag == 0).to(tl.int32)
@@ -159,12 +151,11 @@ def _seen(table, line, H: tl.constexpr, cols, mask, RESETS: tl.constexpr):
 def _stays(
     table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask, FLAG_ALIGN: tl.constexpr
 ):  # fmt: skip
-    """Mask of states that zoneout keeps."""
     flags = _address(table, slot, tl.int8, FLAG_ALIGN) + line * H
     return tl.load(flags + cols, mask=mask, other=0) != 0
 
 
-# HOLD says which share of a state zoneout keeps; -1: a mask says where it stays as it was.
+# HOLD: share of a state that zoneout keeps; -1: a mask.
 
 
 @triton.jit
@@ -172,7 +163,6 @@ def _held(
     before, after, table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask,
     HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Apply zoneout to a state."""
     if HOLD < 0:
         return tl.where(_stays(table, slot, line, H, cols, mask, FLAG_ALIGN), before, after)
     else:
@@ -208,7 +198,7 @@ def _carry(
 def _cell_back(
     d, table, line, H: tl.constexpr, cols, mask, HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr
 ):  # fmt: skip
-    """As `_held_back`, of an LSTM's cell state; all of it passes where there is no zoneout."""
+    """`_held_back` of an LSTM's cell state; without zoneout, all of it passes."""
     if HOLD != 0:
         return _held_back(d, table, ZONEOUT_C, line, H, cols, mask, HOLD, FLAG_ALIGN)
     else:
@@ -219,7 +209,6 @@ def _cell_back(
 def _dropped(
     a, table, n, H: tl.constexpr, cols, mask, WIDE_ALIGN: tl.constexpr, DROPS: tl.constexpr
 ):  # fmt: skip
-    """The operand of a product, or the gradient of it, under recurrent dropout."""
     if DROPS:
         a *= _read(_address(table, DROPOUT, tl.float32, WIDE_ALIGN) + n * H, 0, H, cols, mask)
     return a
@@ -231,7 +220,6 @@ def _incoming(
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, DROPS: tl.constexpr,
     PASSES: tl.constexpr, HAS_DOUT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of h after the step."""
     d = _read(gradient + n * H, 0, H, cols, mask)
     d = _dropped(d, table, n, H, cols, mask, WIDE_ALIGN, DROPS)
     if PASSES:
@@ -243,7 +231,7 @@ def _incoming(
 
 @triton.jit
 def _leaving(a0, a1, a2, a3, seen, RESETS: tl.constexpr):
-    """The gradients of gates as the product takes them back: zeros past a reset."""
+    """Gradients of pre-activations for the product; zeros past a reset."""
     if RESETS:
         a0, a1 = tl.where(seen, a0, 0.0), tl.where(seen, a1, 0.0)
         a2, a3 = tl.where(seen, a2, 0.0), tl.where(seen, a3, 0.0)
@@ -252,7 +240,7 @@ def _leaving(a0, a1, a2, a3, seen, RESETS: tl.constexpr):
 
 @triton.jit
 def _vector(table, slot: tl.constexpr, other, THERE: tl.constexpr, WIDE_ALIGN: tl.constexpr):
-    """The address of a vector, or a dummy that is never read."""
+    """Address of a vector, or a dummy that is never read."""
     if THERE:
         return _address(table, slot, tl.float32, WIDE_ALIGN)
     else:
@@ -266,7 +254,7 @@ def _sigmoid(x):
 
 @triton.jit
 def _tanh(x):
-    # 1 - 2 / (e^2x + 1) loses the small numbers: there, an odd polynomial (fitted to |x| <= 0.625).
+    # 1 - 2 / (e^2x + 1) cancels for small x: use an odd polynomial (fitted to |x| <= 0.625).
     square = x * x
     p = -5.70498872745e-3 * square + 2.06390887954e-2
     p = p * square - 5.37397155531e-2
@@ -295,7 +283,7 @@ def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
 
 @triton.jit
 def _merge(s0, s1, s2, s3, STARTS: tl.constexpr):
-    """Sums of gates to sums of their groups.
+    """Sum gates to groups.
 
     Bit q of STARTS: a group starts with gate q; bit 4: there are three gates, and the fourth is 0.
     """
@@ -319,7 +307,7 @@ def _sums(
 ):  # fmt: skip
     """Sums over groups of two rows of four gates, gate by gate.
 
-    One reduction of several numbers: each reduction costs the program barriers of its own.
+    One reduction of several values: each reduction costs barriers.
     """
     if X_STARTS == 1 and Y_STARTS == 1:
         a, b = tl.reduce(((x0 + x1) + (x2 + x3), (y0 + y1) + (y2 + y3)), 0, _add2)
@@ -336,7 +324,6 @@ def _sums(
 
 @triton.jit
 def _sums_of_one(x0, x1, x2, x3, STARTS: tl.constexpr):
-    """`_sums` of a single row."""
     if STARTS == 1:
         a = tl.sum((x0 + x1) + (x2 + x3), 0)
         return a, a, a, a
@@ -350,7 +337,6 @@ def _sums_of_one(x0, x1, x2, x3, STARTS: tl.constexpr):
 
 @triton.jit
 def _deviations(s0, s1, s2, s3, H: tl.constexpr, EPS: tl.constexpr, STARTS: tl.constexpr):
-    """Reciprocal deviations from sums of squares, gate by gate."""
     n0, n1, n2, n3 = _merge(H, H, H, H, STARTS)
     return (
         tl.rsqrt(s0 / n0 + EPS),
@@ -362,7 +348,6 @@ def _deviations(s0, s1, s2, s3, H: tl.constexpr, EPS: tl.constexpr, STARTS: tl.c
 
 @triton.jit
 def _place(q: tl.constexpr, STARTS: tl.constexpr):
-    """The place of the group of gate q among the groups."""
     if q == 0:
         return 0
     elif q == 1:
@@ -375,7 +360,6 @@ def _place(q: tl.constexpr, STARTS: tl.constexpr):
 
 @triton.jit
 def _keep(stats, r0, r1, r2, r3, GATES: tl.constexpr, STARTS: tl.constexpr):
-    """Stores one number per group."""
     tl.store(stats, r0)
     if STARTS & 2:
         tl.store(stats + _place(1, STARTS), r1)
@@ -387,7 +371,6 @@ def _keep(stats, r0, r1, r2, r3, GATES: tl.constexpr, STARTS: tl.constexpr):
 
 @triton.jit
 def _kept(stats, GATES: tl.constexpr, STARTS: tl.constexpr):
-    """Load what `_keep` stored, gate by gate."""
     r0 = tl.load(stats)
     r1 = tl.load(stats + _place(1, STARTS)) if STARTS & 2 else r0
     r2 = tl.load(stats + _place(2, STARTS)) if STARTS & 4 else r1
@@ -400,7 +383,6 @@ def _vectors(
     gain_v, gain_u, bias, q: tl.constexpr, H: tl.constexpr, cols, mask,
     INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """Gains and bias of gate q, as far as there are any."""
     a, b, c = 1.0, 1.0, 0.0
     if INPUT:
         a = _read(gain_v, q, H, cols, mask)
@@ -416,7 +398,7 @@ def _vectors_of_gates(
     gain_v, gain_u, bias, H: tl.constexpr, cols, mask,
     INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """`_vectors` of all gates; of three, the third again."""
+    """`_vectors` of all gates; the fourth of three repeats the third."""
     a0, b0, c0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
     a1, b1, c1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
     a2, b2, c2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
@@ -432,7 +414,7 @@ def _gate(
     v, u, rv, ru, gain_v, gain_u, bias, q: tl.constexpr, H: tl.constexpr, cols, mask,
     INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr, JOINT: tl.constexpr,
 ):  # fmt: skip
-    """What goes into gate q, from rows before normalisation in memory."""
+    """Pre-activation of gate q, from unnormalised rows in memory."""
     a, b, c = _vectors(gain_v, gain_u, bias, q, H, cols, mask, INPUT, RECURRENT, BIASED)
     if JOINT:
         return _read(u, q, H, cols, mask) * ru * b + c
@@ -445,7 +427,6 @@ def _first_gates(
     v, u, rv0, rv1, rv2, ru0, ru1, ru2, gain_v, gain_u, bias, H: tl.constexpr, cols, mask,
     INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr, JOINT: tl.constexpr,
 ):  # fmt: skip
-    """What goes into gates 0 to 2."""
     p0 = _gate(
         v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
     )
@@ -460,7 +441,7 @@ def _first_gates(
 
 @triton.jit
 def _adjoint(d, a, r, mean):
-    """Through a row's division by its deviation, a being the divided row and mean that of d * a."""
+    """Backward of a row's division by its deviation: a is the divided row, mean that of d * a."""
     return r * (d - a * mean)
 
 
@@ -527,10 +508,11 @@ def _normalised_terms(
     JOINT: tl.constexpr, INPUT_EPS: tl.constexpr, RECURRENT_EPS: tl.constexpr, SAVE: tl.constexpr,
     STATS_SIZE: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """Input terms with biases and recurrent terms, gate by gate; stores what the backward reads.
+    """Input terms with biases and recurrent terms, gate by gate; stores what the backward pass
+    reads.
 
-    Also reads a state between products and vectors, if asked to: loads are issued in this order.
-    The last value is the address after the stored statistics.
+    Optionally loads a state between products and vectors, which fixes the order of loads. The last
+    value is the address after the stored statistics.
     """
     bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
     gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
@@ -573,7 +555,7 @@ def _through_deviations(
     d0, d1, d2, d3, a, r0, r1, r2, r3, gain, H: tl.constexpr, cols, mask,
     GATES: tl.constexpr, STARTS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the rows in memory at a, from those of the normalised ones with their gain."""
+    """Backpropagate from normalised rows with gain to the rows in memory at a."""
     a0, a1, a2, a3 = _read_gates(a, H, cols, mask, GATES)
     a0, a1, a2, a3 = a0 * r0, a1 * r1, a2 * r2, a3 * r3
     g0, g1, g2, g3 = _read_gates(gain, H, cols, mask, GATES)
@@ -594,12 +576,12 @@ def _next_cell(i, f, g, c):
 
 @triton.jit
 def _normalised(c, mask, H: tl.constexpr, RULE: tl.constexpr, EPS: tl.constexpr):
-    """A cell state over its deviation; its mean, and the reciprocal deviation."""
+    """Normalised cell state, its mean, and the reciprocal deviation."""
     c = tl.where(mask, c, 0.0)
     mean = 0.0
     if RULE == 2:
         mean = tl.sum(c, 0) / H
-    # Around the mean, since the difference of two sums of squares cancels.
+    # Centred, since the difference of two sums of squares cancels.
     a = tl.where(mask, c - mean, 0.0)
     factor = tl.rsqrt(tl.sum(a * a, 0) / H + EPS)
     return a * factor, mean, factor
@@ -617,29 +599,28 @@ def _normalised_back(e, a, factor, H: tl.constexpr, RULE: tl.constexpr):
 
 @triton.jit
 def _output_back(d, o, tau):
-    """From the gradient of h = o tau to those of o's sum and of what goes into the tanh."""
+    """Backpropagate from h = o tau to o's pre-activation and tanh's argument."""
     return d * tau * o * (1.0 - o), d * o * (1.0 - tau * tau)
 
 
 @triton.jit
 def _input_back(dc, i, g):
-    """From the gradient of c to those of the sums of i and g."""
+    """Backpropagate from c to the pre-activations of i and g."""
     return dc * g * i * (1.0 - i), dc * i * (1.0 - g * g)
 
 
 @triton.jit
 def _forget_back(dc, f, c_before):
-    """From the gradient of c to those of the sum of f and of the cell state before."""
+    """Backpropagate from c to f's pre-activation and the previous cell state."""
     return dc * c_before * f * (1.0 - f), dc * f
 
 
-# Steps forward. Row n of `product` holds R h' of example n, and row n of `operand` takes the next h
-# for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
-# `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
-# EARLY: there are registers enough to read all at once, before anything is waited for. DROPS,
-# RESETS: there is recurrent dropout, there are resets. JOINT: the sum of both rows of products is
-# normalised, by RECURRENT. CARRIED: the normalised cell state is carried on. PACKED: steps have
-# different sizes, which lie in device memory, and there are programs for the largest of them.
+# Forward steps. Row n of `product` is R h' of example n; row n of `operand` receives h for the next
+# product. `row`: first row of the step. INPUT, RECURRENT: groups of statistics (see `_merge`), 0
+# for the identity. OUT_RULE: see `rule` in steps.py. EARLY: enough registers to load everything
+# first. DROPS, RESETS: recurrent dropout, resets. JOINT: the sum of both products is normalised, by
+# RECURRENT. CARRIED: the normalised cell state is carried on. PACKED: step sizes are in device
+# memory, and there are programs for the largest.
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -652,7 +633,7 @@ def lstm_forward(
     SAVE: tl.constexpr, STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr,
     HOLD_C: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One step of an LSTM, gates i, f, g, o (paper, eq. 20-22)."""
+    """LSTM step, gates i, f, g, o (paper, eq. 20-22)."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
         if _is_over(table, row):
             return
@@ -709,7 +690,7 @@ def gru_forward(
     STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, DROPS: tl.constexpr,
     RESETS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One step of a GRU, gates r, z, n (paper, eq. 26-28)."""
+    """GRU step, gates r, z, n (paper, eq. 26-28)."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
         if _is_over(table, row):
             return
@@ -746,7 +727,7 @@ def rnn_forward(
     FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One step of a simple RNN (paper, eq. 4): the sum of both terms is normalised, and kept."""
+    """Simple RNN step (paper, eq. 4); the sum of both terms is normalised and saved."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
         if _is_over(table, row):
             return
@@ -765,7 +746,7 @@ def rnn_forward(
         a *= r * _read(_address(table, GAIN_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
     if BIASED:
         a += _read(_address(table, BIAS, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
-    # Written so that NaN passes.
+    # Propagates NaN.
     h = tl.where(a <= 0.0, 0.0, a) if RELU else _tanh(a)
     if HOLD_H != 0:
         before = _read(h_state, 0, H, cols, seen)
@@ -776,11 +757,11 @@ def rnn_forward(
     _write(out, 0, H, cols, mask, h)
 
 
-# Steps backward. `gradient` (examples, H) holds what flows back into h, and the product after the
-# step puts there what flows further back; `operand` takes du for that product. If PASSES, more
-# flows back past the product: it is added, and replaced in place, as is the gradient of the cell
-# state. What the sums over rows need goes to the work area, (rows, gates + 1, H) for LSTM and GRU.
-# Gradients of rows whose weights are centred may carry any constant.
+# Backward steps. `gradient` (examples, H) is the gradient of h, replaced by the product after the
+# step; `operand` receives du for that product. PASSES: a part of the gradient bypasses the product;
+# it is added and replaced in place, as is the gradient of the cell state. Operands of the sums over
+# rows go to the work area, (rows, gates + 1, H) for LSTM and GRU. Gradients of rows with centred
+# weights may contain any constant.
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -793,7 +774,7 @@ def lstm_backward(
     HOLD_H: tl.constexpr, HOLD_C: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr,
     PACKED: tl.constexpr, PASSES: tl.constexpr,
 ):  # fmt: skip
-    """One step of an LSTM back; the work area takes the gradients of i, f, g, o and tanh's."""
+    """Backward of an LSTM step; fills the work area with gradients of i, f, g, o and tanh."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
         if _is_over(table, row):
             return
@@ -811,8 +792,8 @@ def lstm_backward(
 
     rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, stats = _kept_reciprocals(stats, 4, INPUT, RECURRENT)
 
-    # Where registers are scarce, each gate is read when its turn comes: the compiler moves no read
-    # ahead of the writes before it.
+    # With few registers, load each gate when needed: the compiler does not move loads ahead of
+    # earlier stores.
     if EARLY:
         p0, p1, p2 = _first_gates(
             v, u, rv0, rv1, rv2, ru0, ru1, ru2, gain_v, gain_u, bias, H, cols, mask, INPUT,
@@ -836,7 +817,7 @@ def lstm_backward(
         passed = _address(table, PASSED, tl.float32, WIDE_ALIGN) + n * H
         _write(passed, 0, H, cols, mask, tl.where(seen, bypass, 0.0) if RESETS else bypass)
     if HOLD_C != 0 or CARRIED:
-        # Kept is the cell state after its norm and zoneout; h was computed from the one before.
+        # Saved is the cell state after its norm and zoneout; h was computed before them.
         if not EARLY:
             p0, p1, p2 = _first_gates(
                 v, u, rv0, rv1, rv2, ru0, ru1, ru2, gain_v, gain_u, bias, H, cols, mask, INPUT,
@@ -921,7 +902,7 @@ def gru_backward(
     STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr,
     DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr, PASSES: tl.constexpr,
 ):  # fmt: skip
-    """One step of a GRU back; the work area takes the gradients of r, z, n and of R h' in n."""
+    """Backward of a GRU step; fills the work area with gradients of r, z, n and of R h' in n."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
         if _is_over(table, row):
             return
@@ -991,7 +972,7 @@ def rnn_backward(
     HOLD_H: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
     PASSES: tl.constexpr,
 ):  # fmt: skip
-    """One step of a simple RNN back; the work area (rows, H) takes the gradient of the sum."""
+    """Backward of a simple RNN step; fills the work area (rows, H) with the gradient of the sum."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
         if _is_over(table, row):
             return
@@ -1039,7 +1020,7 @@ def input_gradient(
     H: tl.constexpr, BLOCK: tl.constexpr, GATES: tl.constexpr, STARTS: tl.constexpr,
     STATS_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients dv (rows, G) from those of the normalised input term, one program for each row."""
+    """Backpropagate from the normalised input term to dv (rows, G); one program per row."""
     line = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < H
@@ -1063,20 +1044,20 @@ def column_sums(
 ):  # fmt: skip
     """Sums over rows of d and of d times a normalised row: gradients of a bias and of a gain.
 
-    Program (k, j) adds up rows k * SHARE to (k + 1) * SHARE of some columns of one gate, ROWS at a
-    time, and writes to ``partial[k]``; no two programs write to one place, so that the order of
-    additions is always the same.
+    Program (k, j) sums rows k * SHARE to (k + 1) * SHARE of some columns of one gate, ROWS at a
+    time, into ``partial[k]``. No two programs write to one place, so the order of additions is
+    fixed.
 
     Args:
-        work: d, (rows, WIDTH, H); its gate first + q belongs to gate q of a, but after SKIP gates
-            one more is skipped.
-        a: rows before normalisation, (rows, GATES, H).
-        stats: reciprocal deviations of their groups, STATS_SIZE numbers from row to row.
+        work: d, (rows, WIDTH, H); gate first + q of it belongs to gate q of a, except that after
+            SKIP gates one is skipped.
+        a: unnormalised rows, (rows, GATES, H).
+        stats: reciprocal deviations, with a row stride of STATS_SIZE.
         partial: (programs, 2, GATES, H).
         rows: number of rows.
         first: see ``work``.
-        STARTS: the groups, see `_merge`; 0: there is no second sum.
-        OWN_MEAN: whether a row's mean has to be taken off and stands before its deviation.
+        STARTS: the groups, see `_merge`; 0: no second sum.
+        OWN_MEAN: whether a row's mean must be subtracted and is stored before its deviation.
     """
     k = tl.program_id(0).to(tl.int64)
     blocks: tl.constexpr = (H + COLS - 1) // COLS
@@ -1112,7 +1093,7 @@ def column_sums(
         tl.store(partial + GATES * H, tl.sum(scaled, 0), mask=inside)
 
 
-#: Step kernels by cell and direction of time: ``STEPS["LSTM", True]`` goes back.
+#: Step kernels by (cell, backward).
 STEPS = {
     ("LSTM", False): lstm_forward,
     ("LSTM", True): lstm_backward,
@@ -1124,5 +1105,5 @@ STEPS = {
     ("RNN_RELU", True): rnn_backward,
 }
 
-#: Triton's names of the precisions of products.
+#: Triton's dtypes of products.
 KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}

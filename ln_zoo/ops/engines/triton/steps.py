@@ -1,12 +1,9 @@
 """The engine for NVIDIA GPUs: each step is one matrix product and one Triton kernel.
 
-Runs of at least `graphs.SHORTEST` steps are launched as recorded CUDA graphs, unless
-``LN_ZOO_CUDA_GRAPHS=0`` or the current stream is itself being recorded. Steps of different sizes
-(packed sequences) are recorded with programs for the largest; kernels find the sizes in device
-memory. Triton is imported when a call on a GPU asks for it.
-
-Sums are made in a fixed order: the same device and versions of the libraries reproduce the same
-numbers.
+At least `graphs.SHORTEST` steps are launched as captured CUDA graphs, unless
+``LN_ZOO_CUDA_GRAPHS=0``. Packed sequences are captured with programs for the largest step; kernels
+read actual sizes from device memory. Triton is imported on first use. Results are bitwise
+reproducible on the same device and library versions.
 """
 
 from __future__ import annotations
@@ -42,38 +39,30 @@ from ln_zoo.ops.memory import to_device
 from ln_zoo.ops.registry import untraced
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
-#: The largest H: one program holds a row, four units in each of its 1024 threads.
+#: Maximum H: a program holds a row, four units in each of 1024 threads.
 MAX_HIDDEN = 4096
 
-#: Up to this H a thread has registers enough to read all that a step needs at once.
+#: Maximum H for which registers suffice to load all operands of a step first.
 EARLY_HIDDEN = 1024
 
-#: Programs among which the rows of a chunk are shared for sums over rows, at most, and the tile of
-#: rows and columns that a program reads at once.
+#: Maximum programs that split the rows of a chunk for sums over rows, and their tile of rows and
+#: columns.
 SHARES, TILE_ROWS, TILE_COLS = 128, 16, 128
 
-#: Memory in bytes that the backward pass takes for one chunk, from which chunks are cut: between
-#: two of them a GPU has little to do.
+#: Memory of the backward pass per chunk, bytes; large, since a GPU idles between chunks.
 CHUNK_BYTES = 2**26
 
-#: Launch options of all kernels. Versions of triton differ in the default.
+#: Launch options of all kernels; defaults differ between versions of triton.
 OPTIONS = {"enable_fp_fusion": True}
 
 
-# What is made once per call
+# State of a call
 
 
 class Prepared(ChunkSteps):
-    """State of one call, shared by its steps.
+    """State of one call; ``stats``: elements S saved per row."""
 
-    Args:
-        spec: what is computed.
-        operands: the tensors of the call.
-        backward: in which direction of time.
-        stats: numbers S kept per row.
-    """
-
-    # So that the longest graph fits into a chunk.
+    # The longest graph must fit into a chunk.
     least_steps = graphs.LENGTHS[0]
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool, stats: int) -> None:
@@ -83,12 +72,12 @@ class Prepared(ChunkSteps):
         self.spec, self.is_backward, self.stats = spec, backward, stats
         self.hidden = hidden = weight.shape[1]
         self.one_gradient = spec.cell == "LSTM" and not (first.scale or second.scale)
-        # What a step multiplies by: (H, G), or backward (G, H).
+        # Right operand of a step: (H, G), or backward (G, H).
         self.weight = weight.contiguous() if backward else weight.t().contiguous()
         gates = spec.gates * hidden
         shape = (gates, hidden) if backward else (hidden, gates)
         self.address = address("w_hh", self.weight, operands.x.dtype, shape, operands.x.device)
-        #: Shape of the backward pass's work area for each row.
+        #: Shape of the backward pass's work area per row.
         self.work = (1 if spec.gates == 1 else spec.gates + 1, hidden)
         bias, bias_hn = operands.bias, operands.bias_hn
         if spec.cell == "GRU" and (bias is None) != (bias_hn is None):
@@ -106,13 +95,13 @@ class Prepared(ChunkSteps):
         self._choose_kernel(operands.x.dtype, bias is not None)
 
     def rows_of_chunk(self, saved: bool) -> int:
-        """As many as the memory of a chunk holds: du, dv, the work area and states before steps."""
+        """As many as a chunk's memory holds: du, dv, the work area and states before steps."""
         gates, kind = self.spec.gates * self.hidden, self.weight.element_size()
         wide = 4 * (self.work[0] + 1) * self.hidden
         return max(self.chunk_rows, CHUNK_BYTES // max(1, 2 * gates * kind + wide))
 
     def _choose_kernel(self, dtype: torch.dtype, biased: bool) -> None:
-        """Sets the kernel, what it is compiled for, and the slots of its table of addresses."""
+        """Set the kernel, its compile-time arguments, and the slots of its table of addresses."""
         kernels, spec = _kernels(), self.spec
         self.kernel = kernels.STEPS[spec.cell, self.is_backward]
         self.constants = constants(
@@ -122,7 +111,6 @@ class Prepared(ChunkSteps):
         self.warps = warps(self.hidden)
 
     def forward(self, chunk: Chunk) -> None:
-        """Runs consecutive steps."""
         sizes, v, h, c, out, saved, _, masks = chunk
         if not out.shape[0]:
             return
@@ -144,14 +132,13 @@ class Prepared(ChunkSteps):
             steps.run(sizes, start, None)
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Takes gradients back."""
         sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, _, masks = grads
         if not du.shape[0]:
             return
         check_steps(sizes, len(du), len(dh))
         work = empty((du.shape[0], *self.work), dh)
         if masks.zoneout_c is not None or self.spec.zoneout[1] or self.spec.carried:
-            # The kernels compute the cell states before their norm and zoneout anew.
+            # The kernels recompute the cell states before norm and zoneout.
             saved = saved._replace(c=empty((du.shape[0], self.hidden), dh))
         rows = {
             "v": saved.v,
@@ -174,7 +161,7 @@ class Prepared(ChunkSteps):
         steps = Steps(self, rows, {"c": dc, "passed": dh}, flags, masks)
 
         def start(buffers: Buffers, examples: int) -> None:
-            # Kernels add what bypasses products, which at first is all there is: dh itself.
+            # Kernels add the part that bypasses products: initially dh itself.
             if passes:
                 buffers["product"][:examples].zero_()
             else:
@@ -196,7 +183,7 @@ class Prepared(ChunkSteps):
             _add_sums(self, work, saved, sums)
 
     def forms(self) -> dict[str, tuple[Any, ...]]:
-        """The precision of the tensor in each slot, and its shape without rows or examples."""
+        """Dtype of the tensor in each slot, and its shape without rows or examples."""
         kind, wide, hidden = self.weight.dtype, torch.float32, self.hidden
         gates = self.spec.gates * hidden
         return {
@@ -212,7 +199,6 @@ class Prepared(ChunkSteps):
         }
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
-        """As its parent, but without a sum in less than float32."""
         if total.dtype == a.dtype:
             super().add_weight_gradient(d, a, total, first)
             return
@@ -225,15 +211,9 @@ class Prepared(ChunkSteps):
 def constants(
     spec: Spec, hidden: int, kind: Any, backward: bool, biased: bool, stats: int
 ) -> dict[str, Any]:
-    """The compile-time arguments of a step kernel, but for those that depend on a chunk.
+    """Compile-time arguments of a step kernel that do not depend on a chunk.
 
-    Args:
-        spec: what is computed.
-        hidden: H.
-        kind: triton's name of the precision of products.
-        backward: in which direction of time.
-        biased: whether there are biases.
-        stats: numbers S kept per row.
+    ``kind`` is Triton's dtype of products, ``stats`` the number of elements S saved per row.
     """
     first, second, out = spec.rows
     found = {
@@ -284,17 +264,12 @@ def noise_constants(masks: Masks) -> dict[str, Any]:
 
 
 def block(hidden: int) -> int:
-    """Lanes of a program: a power of two that holds a row of H.
-
-    Example:
-        >>> block(100), block(256), block(2400)
-        (128, 256, 4096)
-    """
+    """Lanes of a program: a power of two that holds a row of H."""
     return max(16, 1 << (hidden - 1).bit_length())
 
 
 def warps(hidden: int) -> int:
-    """Warps of a program for a row of H: four units in each thread.
+    """Warps of a program for a row of H: four units per thread.
 
     Example:
         >>> warps(100), warps(256), warps(400), warps(2400)
@@ -304,9 +279,9 @@ def warps(hidden: int) -> int:
 
 
 def starts(rows: Rows) -> int:
-    """Encode groups of statistics: bit q is set if gate q starts a group.
+    """Encode groups of statistics: bit q is set if gate q starts a group; the identity is 0.
 
-    With three gates, bits 3 and 4 are set too: the missing gate is a group. The identity is 0.
+    With three gates, bits 3 and 4 are set too: the missing gate is a group.
 
     Example:
         >>> bin(starts(Rows(True, True, 1e-5, (4,)))), bin(starts(Rows(True, True, 1e-5, (2, 1))))
@@ -322,13 +297,13 @@ def starts(rows: Rows) -> int:
 
 
 def rule(rows: Rows) -> int:
-    """How kernels normalise a cell state: 0 not at all, 1 without and 2 with centring."""
+    """How kernels normalise a cell state: 0 identity, 1 scaled, 2 scaled and centred."""
     return int(rows.scale) + int(rows.scale and rows.center)
 
 
 # Launches
 
-#: Memory at fixed addresses: the table, the operands of a product and its result.
+#: Buffers at fixed addresses: the table, the operands of a product and its result.
 Buffers = dict[str, Tensor]
 #: Copies the states of a number of examples into or out of buffers.
 Transfer = Callable[[Buffers, int], None]
@@ -336,23 +311,17 @@ Transfer = Callable[[Buffers, int], None]
 
 @dataclass(frozen=True)
 class Run:
-    """Steps that are launched together.
-
-    Attributes:
-        row: the first row.
-        sizes: rows of each step.
-    """
+    """Steps that are launched together; ``row``: the first row, ``sizes``: rows of each step."""
 
     row: int
     sizes: tuple[int, ...]
 
     @property
     def equal(self) -> bool:
-        """Whether all steps have as many rows."""
         return self.sizes[0] == self.sizes[-1]
 
     def steps(self, backward: bool) -> list[tuple[int, int]]:
-        """First row and rows of each step, in the order in which they are done; rows from 0 on."""
+        """First row, relative to the run, and rows of each step, in execution order."""
         found, row = [], 0
         for size in self.sizes:
             found.append((row, size))
@@ -361,12 +330,8 @@ class Run:
 
 
 class Piece(NamedTuple):
-    """Steps of any sizes that are launched together.
-
-    Attributes:
-        first: number of the first step.
-        length: how many there are.
-        rows: programs of each, and rows of its product.
+    """Steps of any sizes that are launched together: index of the first, number, and programs of
+    each.
     """
 
     first: int
@@ -374,7 +339,7 @@ class Piece(NamedTuple):
     rows: int
 
     def steps(self, backward: bool) -> list[tuple[int, int]]:
-        """Number and programs of each step, in the order in which they are done."""
+        """Index and programs of each step, in execution order."""
         numbers = range(self.length)
         return [(k, self.rows) for k in (reversed(numbers) if backward else numbers)]
 
@@ -409,16 +374,16 @@ def _runs(sizes: Sequence[int]) -> list[Run]:
 
 
 class Steps:
-    """The steps of a chunk, ready to be launched.
+    """The steps of a chunk, ready to launch.
 
     Args:
-        p: what the steps of the call share.
+        p: state of the call.
         rows: tensors (rows, ...) of the chunk, by slot.
         examples: tensors (N, H), by slot.
         flags: compile-time arguments that depend on the chunk.
         masks: noise and resets.
         steps: tensors (steps, ...) of the chunk, by slot.
-        vectors: vectors besides those of the call, by slot.
+        vectors: further vectors, by slot.
     """
 
     def __init__(
@@ -436,7 +401,7 @@ class Steps:
         dropout, *by_row = masks
         rows = {**rows, **dict(zip(Masks._fields[1:], by_row, strict=True))}
         examples = {**examples, "dropout": dropout}
-        # Kept alive as long as their addresses are used.
+        # Keeps tensors alive while their addresses are used.
         self._tensors = {**rows, **examples, **p.vectors, **steps, **vectors}
         count = next(len(a) for a in rows.values() if a is not None)
         self.examples = n = next((len(a) for a in examples.values() if a is not None), 0)
@@ -445,12 +410,12 @@ class Steps:
         self._addresses: list[tuple[int, torch.dtype]] = []
         for slot in p.slots:
             a = self._tensors.get(slot)
-            # Never read, but never null either: zero would be another type of argument.
+            # Never read, but not null: triton specialises on 0.
             place = p.address, 0
             if a is not None and a.numel():
                 dtype, *shape = forms[slot]
                 if slot in rows:
-                    # The state's own slot is the work area here.
+                    # In the backward pass this slot is the work area.
                     shape = [count, *(p.work if slot == "h_or_work" else shape)]
                 elif slot in examples:
                     shape = [n, *shape]
@@ -464,7 +429,7 @@ class Steps:
         self.constants = {**p.constants, **noise_constants(masks), **flags, **self._alignments()}
 
     def _alignments(self) -> dict[str, int]:
-        """The alignment in bytes of all rows, by precision."""
+        """Alignment of all rows in bytes, by dtype."""
         found = {}
         kinds = {"KIND_ALIGN": self.p.weight.dtype, "WIDE_ALIGN": torch.float32}
         if any(of == torch.bool for _, of in self._addresses):
@@ -477,14 +442,11 @@ class Steps:
         return found
 
     def run(self, sizes: Sequence[int], start: Transfer, end: Transfer | None) -> None:
-        """Launches all steps of the chunk.
+        """Launch all steps of the chunk.
 
-        Args:
-            sizes: rows of each step.
-            start: copies states into the buffers.
-            end: takes the states from there.
+        ``start`` copies states into the buffers, ``end`` copies them out; `launch` takes the same.
         """
-        # A stream that is being recorded must not read host memory that later calls write to.
+        # A captured stream must not read host memory that later calls overwrite.
         if sizes[0] != sizes[-1] and len(sizes) >= graphs.SHORTEST and not _is_recorded(self.p):
             self._run_packed(sizes, start, end)
             return
@@ -493,13 +455,13 @@ class Steps:
             self.launch(run, start, end)
 
     def _run_packed(self, sizes: Sequence[int], start: Transfer, end: Transfer | None) -> None:
-        """Launches steps of different sizes, with products and programs for more than their rows.
+        """Launch steps of different sizes, with products and programs for the largest.
 
-        So a graph serves steps of any sizes. The numbers are the same with and without graphs.
+        One graph then serves steps of any sizes, and results are the same with and without graphs.
         """
         packed, weight = copy.copy(self), self.p.weight
         packed.constants = {**self.constants, "PACKED": True}
-        # Few enough kinds of graphs, and not many rows in vain.
+        # Few kinds of graphs, few wasted rows.
         grain = 8 * max(1, -(-self.examples // 64))
         room = -(-self.examples // grain) * grain
         pieces = [
@@ -541,7 +503,6 @@ class Steps:
         end: Transfer | None,
         entry: graphs.Entry | None,
     ) -> None:
-        """Launches pieces, from the graphs of an entry if there is one."""
         firsts = itertools.accumulate(sizes, initial=0)
         rows = torch.tensor([*zip(firsts, sizes, strict=False)], dtype=torch.int64, device="cpu")
         rows = to_device(rows, self.p.weight.device)
@@ -549,7 +510,7 @@ class Steps:
         places = self._places
         start(buffers, sizes[0])
         if self.p.is_backward:
-            buffers["operand"].zero_()  # products of examples that are not there yet are zeros
+            buffers["operand"].zero_()  # zero products for examples that have not started
         for piece in pieces:
             self._places = [*places]
             self._places[slot] = rows.data_ptr() + piece.first * stride, 0
@@ -562,13 +523,6 @@ class Steps:
             end(buffers, sizes[0])
 
     def launch(self, run: Run, start: Transfer, end: Transfer | None) -> None:
-        """Launches steps.
-
-        Args:
-            run: which.
-            start: copies states into the buffers.
-            end: takes the states from there.
-        """
         examples = run.sizes[0]
         if len(run.sizes) >= graphs.SHORTEST and run.equal and may_replay(self.p.weight):
             cache = graphs.cache(self.p.weight.device)
@@ -617,7 +571,7 @@ class Steps:
         return (self.p.spec.cell, self.p.is_backward, examples, constants, *product_settings())
 
     def _buffers(self, examples: int, fixed: bool) -> Buffers:
-        """New buffers; fixed ones have room for weights of their own."""
+        """New buffers; fixed ones include memory for weights."""
         weight = self.p.weight
         inner, outer = weight.shape
         return {
@@ -628,11 +582,11 @@ class Steps:
         }
 
     def _write_table(self, table: Tensor, row: int, step: int = 0) -> None:
-        """Addresses of the tensors from a row on, or of those of steps from a step on."""
+        """Write addresses of the tensors from a row on, and from a step on."""
         write_table(table, [address + row * stride for address, stride in self._places])
 
     def _warm_up(self, buffers: Buffers, examples: int) -> None:
-        """One step that touches no tensor of the call."""
+        """One step that accesses no tensor of the call."""
         width = max(self.p.stats, (self.p.spec.gates + 1) * self.p.hidden)
         scratch = buffers["product"].new_zeros(examples, width)
         start = address("scratch", scratch, torch.float32, (examples, width), scratch.device)
@@ -640,7 +594,7 @@ class Steps:
         self._launch(buffers, [(0, examples)])
 
     def _launch(self, buffers: Buffers, steps: Sequence[tuple[int, int]]) -> None:
-        """A product and a kernel for each step, given by its first row, or number, and its rows."""
+        """A product and a kernel for each step, given by its first row, or index, and its rows."""
         p = self.p
         table, weight = buffers["table"], buffers["weight"]
         product, operand = buffers["product"], buffers["operand"]
@@ -655,23 +609,22 @@ class Steps:
 
 
 def write_table(table: Tensor, addresses: Sequence[int]) -> None:
-    """Fills the table of addresses, by as many launches as it takes."""
+    """Fill the table of addresses in as many launches as needed."""
     kernels = _kernels()
     width = len(kernels.SLOTS)
     for start in range(0, len(addresses), width):
-        # The last launch may write some of them again.
+        # The last launch may overlap the previous one.
         start = min(start, len(addresses) - width)
         part = addresses[start : start + width]
         kernels.write_table[1,](table[start:], *part, num_warps=1, **OPTIONS)
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Product of two matrices, accumulated in float32."""
     if a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     elif a.is_cuda:
         torch.ops.aten.mm.dtype_out(a, b, out.dtype, out=out)
-    else:  # only under triton's interpreter
+    else:  # only in triton's interpreter
         torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
 
 
@@ -679,7 +632,6 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _input_gradient(p: Prepared, work: Tensor, v: Tensor, stats: Tensor, dv: Tensor) -> None:
-    """Fills dv from the gradients of the normalised input term."""
     gates = p.spec.gates
     first = p.spec.rows[0]
     if not first.scale:
@@ -702,7 +654,6 @@ def _input_gradient(p: Prepared, work: Tensor, v: Tensor, stats: Tensor, dv: Ten
 
 
 def _add_sums(p: Prepared, work: Tensor, saved: Saved, sums: Sums) -> None:
-    """Adds the gradients of vectors."""
     spec, bias, stats = p.spec, sums.bias, saved.stats
     (first, _, out), (_, second) = spec.rows, spec.products
     assert isinstance(second, Rows)
@@ -711,11 +662,11 @@ def _add_sums(p: Prepared, work: Tensor, saved: Saved, sums: Sums) -> None:
         _add_columns(p, work, 0, saved.v, stats, first, bias, sums.gain_input)
         bias, stats = None, stats[:, len(first.groups) :]
     if spec.cell == "GRU":
-        # The gradients of R h' are those of r and z, and behind that of n its own.
+        # Gradients of R h': of r and z, and the one stored after the gradient of n.
         found = work.new_zeros(3 * p.hidden)
         _add_columns(p, work, 0, saved.u, stats, second, found, gain, skip=2)
         both, candidate = found.split((2 * p.hidden, p.hidden))
-        if bias is not None:  # in a joint GRU it has no part in the candidate
+        if bias is not None:  # a joint GRU has none in the candidate
             bias[: 2 * p.hidden].add_(both)
         if sums.bias_hn is not None:
             sums.bias_hn.add_(candidate)
@@ -739,25 +690,25 @@ def _add_columns(
     skip: int = 0,
     own_mean: bool = False,
 ) -> None:
-    """Adds the sums over rows of d, and of d times a normalised row.
+    """Add the sums over rows of d (to ``bias``), and of d times a normalised row (to ``gain``).
 
     Args:
-        p: what the steps of the call share.
-        work: the work area, (rows, gates of it, H).
-        first: the gate of it at which d starts.
-        a: the rows before normalisation.
-        stats: what is kept of rows, starting with the reciprocal deviations of these.
+        p: state of the call.
+        work: the work area, (rows, its gates, H).
+        first: first gate of d in the work area.
+        a: unnormalised rows.
+        stats: saved statistics, starting with the reciprocal deviations of these rows.
         norm: how they are normalised.
-        bias: what the first sum is added to; ``None``: nothing.
-        gain: the same for the second.
-        skip: after this many gates of d, one more is skipped.
-        own_mean: whether a centred row's mean is not 0 and stands before its deviation.
+        bias: output, or ``None``.
+        gain: output, or ``None``.
+        skip: after this many gates of d, one is skipped.
+        own_mean: whether a centred row's mean is not 0 and is stored before its deviation.
     """
     if a is None or (bias is None and gain is None):
         return
     hidden, count = p.hidden, work.shape[0]
     gates = a.shape[1] // hidden
-    # A power of two: it is a compile-time number, of which there should be few.
+    # A power of two: a compile-time constant, with few variants.
     share = max(TILE_ROWS, 1 << (-(-count // SHARES) - 1).bit_length())
     partial = empty((-(-count // share), 2, gates * hidden), work)
     columns = min(TILE_COLS, block(hidden))
@@ -787,16 +738,15 @@ def _add_columns(
         gain.add_(partial[:, 1].sum(0))
 
 
-# What there is
+# Support
 
 
 def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Uninitialised memory on the same device, of the same dtype by default."""
+    """Uninitialised memory on the device and, by default, of the dtype of ``like``."""
     return like.new_empty(size, dtype=dtype)
 
 
 def _unsupported_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a GPU cannot run the kernels in a precision of products, or ``None``."""
     if torch.version.hip is not None:
         return "it was never tried on GPUs of other makers than NVIDIA"
     if not _has_triton():
@@ -832,18 +782,17 @@ def _kernels() -> Any:
 
 @contextlib.contextmanager
 def on(a: Tensor) -> Iterator[None]:
-    """Launches go to the device of a tensor."""
+    """Make the device of a tensor current for launches."""
     with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
         yield
 
 
 def _is_recorded(p: Prepared) -> bool:
-    """Whether the current stream is being recorded."""
     return p.weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def may_replay(a: Tensor) -> bool:
-    """Whether recorded graphs can be launched now."""
+    """Whether captured graphs can be launched now."""
     return (
         a.is_cuda
         and os.environ.get("LN_ZOO_CUDA_GRAPHS") != "0"
@@ -852,7 +801,7 @@ def may_replay(a: Tensor) -> bool:
 
 
 def product_settings() -> tuple[Any, ...]:
-    """Settings of torch that determine what a recorded product does."""
+    """Settings of torch that affect captured products."""
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
     return (

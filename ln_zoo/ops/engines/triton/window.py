@@ -1,8 +1,8 @@
 """An LSTM with a window over a text on NVIDIA GPUs (equations: `ln_zoo.ops.loops.window`).
 
-The step kernels of the LSTM run as in every recurrent layer, recorded as CUDA graphs in the same
-way. Before a step, the product of the window is added to its input term; after it, one program for
-each row moves the window on. The backward pass mirrors that.
+The LSTM's step kernels run as in other recurrent layers. Before a step, the window's product is
+added to its input term; after it, one program per row moves the window. The backward pass mirrors
+this.
 """
 
 from __future__ import annotations
@@ -27,22 +27,14 @@ SLOTS = max(len(FORWARD_SLOTS), len(BACKWARD_SLOTS))
 
 #: Warps of a program of a window, and of a tile of a product.
 WARPS = 4
-#: Numbers that a program holds of each matrix at once.
+#: Elements of each matrix per program at a time.
 NUMBERS = 2048
-#: Rows and columns of a tile of a product, and how many numbers of each it multiplies at once.
+#: Rows, columns and depth of a tile of a product.
 TILE_ROWS, TILE_COLS, TILE_DEPTH = 16, 64, 32
 
 
 class TritonWindow:
-    """Runs chunks of steps; as `ln_zoo.ops.loops.window.WindowSteps`.
-
-    Args:
-        steps: what the engine prepared.
-        spec: what is computed.
-        operands: the layer's tensors.
-        windows: the window's.
-        backward: whether it is for the backward pass.
-    """
+    """`ln_zoo.ops.loops.window.WindowSteps` as kernels; ``operands`` are the layer's."""
 
     def __init__(
         self,
@@ -54,11 +46,10 @@ class TritonWindow:
     ) -> None:
         self.p, self.windows = steps, windows
         w_window = steps.w_ih[:, operands.x.shape[2] :]
-        #: What windows are multiplied by, (E, 4H), or backward their gradients, (4H, E).
+        #: Input weight of windows, (E, 4H); in the backward pass its transpose.
         self.input_weight = (w_window if backward else w_window.t()).contiguous()
 
     def forward(self, chunk: Chunk, window: WindowChunk) -> None:
-        """Runs consecutive steps."""
         sizes, v, h, c, out, saved, *_ = chunk
         if not len(out):
             return
@@ -82,7 +73,6 @@ class TritonWindow:
             launched.run(sizes, start, None)
 
     def backward(self, grads: ChunkGrads, window: WindowGrads) -> None:
-        """Takes gradients back through consecutive steps."""
         sizes, dout, dh, dc, saved, _, c_prev, du, dv, sums, *_ = grads
         if not len(du):
             return
@@ -128,18 +118,17 @@ class TritonWindow:
 
 
 class _Steps(steps.Steps):
-    """Steps of a chunk with a window, ready to be launched.
+    """Steps of a chunk with a window, ready to launch.
 
     Args:
-        of: what all chunks share.
+        of: state of the call.
         rows: tensors of the layer (rows, ...) of the chunk, by slot.
         examples: tensors of the layer (N, H), by slot.
         flags: compile-time arguments that depend on the chunk.
-        tensors: of the window and what else its kernels read and write, by slot; ``None`` for what
-            they leave alone. The text is added.
+        tensors: tensors of the window's kernels, by slot; ``None`` if unused. The text is added.
     """
 
-    #: What the window's kernels find in their table, in this order.
+    #: Slots of the window kernels' table, in order.
     slots: tuple[str, ...]
 
     def __init__(
@@ -184,11 +173,11 @@ class _Steps(steps.Steps):
         self.of_window = constants(kinds, letters, units)
 
     def _key(self, examples: int) -> tuple[Any, ...]:
-        # The length of texts is not in it: kernels find that in the table.
+        # Without the length of texts, which is in the table.
         return ("window", *sorted(self.of_window.items()), *super()._key(examples))
 
     def _buffers(self, examples: int, fixed: bool) -> Buffers:
-        # Both tables in one piece: recorded kernels find them at a fixed address.
+        # Both tables in one buffer: captured kernels need a fixed address.
         buffers = super()._buffers(examples, fixed)
         table = buffers["table"]
         return {**buffers, "table": steps.empty((len(table) + SLOTS,), table, table.dtype)}
@@ -202,7 +191,6 @@ class _Steps(steps.Steps):
         _kernels().write_table[1,](self._own(table), *entries, *rest, num_warps=1, **OPTIONS)
 
     def _own(self, table: Tensor) -> Tensor:
-        """The part of the table that the window's kernels read."""
         return table[-SLOTS:]
 
     def _warm_up(self, buffers: Buffers, examples: int) -> None:
@@ -211,7 +199,7 @@ class _Steps(steps.Steps):
         largest = max(examples * width, 4 * of["H"] * max(of["E"], of["K"]))
         scratch = buffers["product"].new_zeros(largest)
         start = address("scratch", scratch, torch.float32, (largest,), scratch.device)
-        # Texts of no characters.
+        # Empty texts.
         entries = [0 if slot == "characters" else start for slot in self.slots]
         self._write_own(buffers["table"], entries)
         super()._warm_up(buffers, examples)
@@ -293,13 +281,7 @@ class _Backward(_Steps):
 
 
 def constants(kinds: int, letters: int, units: int) -> dict[str, int]:
-    """The compile-time arguments of the kernels that move a window.
-
-    Args:
-        kinds: Gaussians K.
-        letters: size E of the vector of a character.
-        units: H.
-    """
+    """Compile-time arguments for K Gaussians, character vectors of size E, and H units."""
     kp, ep = _power(kinds), _power(letters)
     return {
         **{"H": units, "K": kinds, "KP": kp, "E": letters, "EP": ep},
@@ -309,7 +291,6 @@ def constants(kinds: int, letters: int, units: int) -> dict[str, int]:
 
 
 def _power(n: int) -> int:
-    """The smallest power of two that is not below n, at least 2."""
     return 1 << max(1, (n - 1).bit_length())
 
 

@@ -1,9 +1,8 @@
 """Triton kernels of a window over a text (equations: `ln_zoo.ops.loops.window`).
 
-They run between the step kernels of an LSTM. Addresses come through a table of their own, and with
-them the length of the texts, so that a recorded graph serves texts of every length.
-
-Nothing outside `ln_zoo.ops.engines.triton` imports this module, since it needs triton.
+They run between the step kernels of an LSTM. Addresses and the length of the texts come from a
+table, so that a captured graph serves texts of every length. Imported only within
+`ln_zoo.ops.engines.triton`, since it needs triton.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ln_zoo.ops.engines.triton.window_slots import BACKWARD_SLOTS, FORWARD_SLOTS
 
 @triton.jit(do_not_specialize=[f"a{i}" for i in range(12)])
 def write_table(table, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11):
-    """Fills the table; a launch can be recorded where a copy from the host cannot."""
+    """Fill the table; a launch can be captured, unlike a copy from the host."""
     tl.store(table + 0, a0.to(tl.int64))
     tl.store(table + 1, a1.to(tl.int64))
     tl.store(table + 2, a2.to(tl.int64))
@@ -52,7 +51,6 @@ def _pointer(table, slot: tl.constexpr):
 
 @triton.jit
 def _distances(kappa, places):
-    """From each character to each centre, (K, characters)."""
     return kappa[:, None] - (places + 1).to(tl.float32)[None, :]
 
 
@@ -61,7 +59,7 @@ def add_window(
     table, row, examples, G: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the product of the windows and their input weight to v; a tile for each program."""
+    """Add the product of the windows and their input weight to v; one tile per program."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
     here, inside = (rows < examples)[:, None], (cols < G)[None, :]
@@ -83,7 +81,7 @@ def window_forward(
     table, h, row, H: tl.constexpr, UNITS: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     E: tl.constexpr, EP: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """From a row of h to its window; one program for each."""
+    """The window of each row of h; one program per row."""
     n = tl.program_id(0).to(tl.int64)
     line = row.to(tl.int64) + n
     k = tl.arange(0, KP)
@@ -121,7 +119,7 @@ def window_forward(
         places = first + tl.arange(0, PLACES)
         d = _distances(kappa, places)
         phi = alpha[:, None] * tl.exp(-beta[:, None] * d * d)
-        # Gaussians and characters that do not exist may be infinite.
+        # Padding Gaussians and characters may be infinite.
         phi = tl.sum(tl.where(there[:, None] & (places < characters)[None, :], phi, 0.0), 0)
         mask = (places < characters)[:, None] & (letters < E)[None, :]
         shown += phi[:, None] * tl.load(text + places[:, None] * E, mask=mask, other=0.0)
@@ -136,7 +134,7 @@ def window_backward(
     KP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, PLACES: tl.constexpr,
     HAS_DSHOWN: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of a window to those of its parameters, and of h, to which it is added."""
+    """Gradients of a window's parameters, from that of the window; also added to that of h."""
     n = tl.program_id(0).to(tl.int64)
     line = row.to(tl.int64) + n
     k = tl.arange(0, KP)
@@ -195,9 +193,9 @@ def input_gradient_of_step(
     table, operand, row, H: tl.constexpr, BLOCK: tl.constexpr, STARTS: tl.constexpr,
     STATS_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A row of dv, which also goes to `operand`, for the product that makes the window's gradient.
+    """A row of dv, also written to `operand` for the product with the window's weight.
 
-    STARTS: the groups of statistics; 0: nothing is normalised.
+    STARTS: groups of statistics; 0: no normalisation.
     """
     n = tl.program_id(0).to(tl.int64)
     line = row.to(tl.int64) + n

@@ -1,6 +1,6 @@
-"""The table that the kernels of a window read: its slots, in order."""
+"""Slots of the address table of the window kernels, in order."""
 
-#: What kernels find in the table, in this order: addresses, and the length of texts.
+#: Addresses, and the length of texts.
 FORWARD_SLOTS = (
     "v",
     "input_weight",
