@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import runpy
@@ -23,7 +24,7 @@ from cli_support import python
 import ln_zoo
 from ln_zoo.cli import _HELP, check_training, main
 from ln_zoo.cli.commands import parser_of
-from ln_zoo.cli.sweep import Request, grid_of, sweep
+from ln_zoo.cli.sweep import grid_of, sweep
 from ln_zoo.cli.sweep.check import check_grid
 from ln_zoo.zoo.catalog import list_models, markdown_table, results_csv
 
@@ -379,7 +380,8 @@ def test_sweeps_are_of_runs_that_can_start(tmp_path: Path, monkeypatch: pytest.M
         out = [] if "--out" in words else ["--out", "sweeps/none"]
         asked = vars(parser_of(sweep, "sweep").parse_args([*mine.strip("\0").split("\0"), *out]))
         fit_options = options.strip("\0").split("\0") if options else []
-        grid = grid_of(Request(**asked, options=fit_options), None)
+        known = asked.keys() & inspect.signature(grid_of).parameters.keys()
+        grid = grid_of(**{name: asked[name] for name in known}, fit_options=fit_options)
         assert check_grid(grid)[0], where
 
 

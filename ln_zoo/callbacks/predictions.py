@@ -40,6 +40,9 @@ class PredictionWriter(BasePredictionWriter):
         ValueError: if values are not finite, or ``path`` or ``beside`` does not fit.
     """
 
+    #: Name of the file on the command line.
+    written_as = "predictions"
+
     def __init__(self, path: str | None = None, beside: str | None = None) -> None:
         super().__init__(write_interval="batch")
         if path is not None and Path(path).suffix not in _FORMATS:

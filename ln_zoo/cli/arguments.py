@@ -166,7 +166,8 @@ def _configuration(text: str) -> dict[str, Any]:
     if os.path.isfile(text):
         raise ValueError(f"{text} holds no options: expected YAML with lines `name: value`")
     if not os.path.exists(text):
-        raise FileNotFoundError(f"--config {text}: there is no such file{_similar(Path(text))}")
+        near = nearest(Path(text).name, (path.name for path in Path(text).parent.glob("*")))
+        raise FileNotFoundError(f"--config {text}: there is no such file{near}")
     # The parser reads pipes that the shell opens for `--config <(...)`.
     if stat.S_ISFIFO(os.stat(text).st_mode) and not text.startswith("/dev/"):
         raise ValueError(f"--config {text} is a pipe, which may never end: give a file")
@@ -201,11 +202,3 @@ def _flat(name: str, value: Any, where: str = "") -> Iterator[Option]:
             if isinstance(inner, dict):
                 yield from _flat(name.rstrip("+"), inner, where)
     yield Option(".".join(parts).rstrip("+"), value, where)
-
-
-def _similar(path: Path) -> str:
-    """A file of a similar name in the same folder, for messages."""
-    try:
-        return nearest(path.name, os.listdir(path.parent))
-    except OSError:
-        return ""

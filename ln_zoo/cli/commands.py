@@ -1,8 +1,9 @@
 """Commands as typed functions: signature and docstring define the arguments.
 
-Parameters before ``*`` are positional arguments, those after it options; ``*name`` receives the
-arguments after ``--``. A list accepts several values, a `bool` is a flag, and a `Literal` gives
-choices. Metadata of `Annotated` are checks, called with the option and its value, or `Marks`.
+Parameters before ``*`` are positional arguments, those after it options; ``*name``, in place of
+positional arguments, receives the arguments after ``--``. A list accepts several values, a `bool`
+is a flag, and a `Literal` gives choices. Metadata of `Annotated` are checks, called with the option
+and its value, or `ONE_EACH`.
 jsonargparse's own CLI needs YAML for lists and a value for flags, and twice the time to import.
 """
 
@@ -17,7 +18,6 @@ import tempfile
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -25,14 +25,10 @@ from ln_zoo.cli.errors import fail
 
 Check = Callable[[str, Any], object]
 
+#: Mark of a list whose option is repeated, with one value each.
+ONE_EACH = "one each"
 #: Suffixes that matplotlib can write; importing it takes half a second.
 _PICTURES = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".svgz", ".tif", ".tiff", ".webp")
-
-
-class Marks(Enum):
-    """How a list is passed."""
-
-    ONE_EACH = "the option is repeated, with one value each"
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -92,12 +88,7 @@ def call(function: Callable[..., int | None], name: str, argv: Sequence[str]) ->
                     None if each is None else check(option, each)
                 except argparse.ArgumentTypeError as error:
                     parser.error(f"argument {option}: {error}")
-    positional = [
-        given.pop(name, p.default)
-        for name, p in parameters.items()
-        if p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
-    return function(*positional, *argv[cut + 1 :], **given) or 0
+    return function(*argv[cut + 1 :], **given) or 0
 
 
 def parser_of(function: Callable[..., object], name: str) -> argparse.ArgumentParser:
@@ -111,14 +102,10 @@ def parser_of(function: Callable[..., object], name: str) -> argparse.ArgumentPa
         option, required = parameter.name.rstrip("_"), parameter.default is parameter.empty
         settings = _settings(hints[parameter.name])
         text = documented.get(parameter.name, "")
-        if (
-            not required
-            and not any(parameter.default is x for x in (None, False))
-            and (parameter.default not in ("", []))
-        ):
-            shown = parameter.default
-            shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
-            text += f" (default: {shown})"
+        default = parameter.default
+        default = " ".join(map(str, default)) if isinstance(default, list) else default
+        if not (required or default is None or default is False or default == ""):
+            text += f" (default: {default})"
         # Missing arguments get the function's own default.
         settings |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
         if not {"action", "choices"} & settings.keys() or settings.get("action") == "append":
@@ -173,9 +160,8 @@ def _settings(hint: Any) -> dict[str, Any]:
     """Arguments of ``add_argument`` for a type."""
     if typing.get_origin(hint) is Annotated:
         settings = _settings(hint.__origin__)
-        return {"type": settings["type"], "action": "append"} if (
-            Marks.ONE_EACH in hint.__metadata__
-        ) else settings  # fmt: skip
+        repeated = ONE_EACH in hint.__metadata__
+        return {"type": settings["type"], "action": "append"} if repeated else settings
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _settings(next(each for each in arguments if each is not type(None)))
@@ -190,7 +176,7 @@ def _settings(hint: Any) -> dict[str, Any]:
 def _checks(hint: Any) -> list[Check]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType, list):
         return [check for each in typing.get_args(hint) for check in _checks(each)]
-    return [each for each in getattr(hint, "__metadata__", ()) if not isinstance(each, Marks)]
+    return [each for each in getattr(hint, "__metadata__", ()) if each != ONE_EACH]
 
 
 # Checks
@@ -223,8 +209,6 @@ def torch_seed(option: str, value: int) -> None:
 
 def picture(option: str, path: Path) -> None:
     """Checks that a file can be written and has the suffix of a picture."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{option} {path} is a folder: give the name of a file")
     if path.suffix.lower() not in _PICTURES:
         raise ValueError(
             f"{option} {path} is not the name of a picture: end it in .png, .svg or .pdf"
@@ -267,4 +251,4 @@ Seed = Annotated[int, torch_seed]
 Picture = Annotated[Path, picture]
 File = Annotated[Path, writable]
 #: ``--import``: modules that define a checkpoint's own classes, imported first.
-OwnModules = Annotated[list[str], Marks.ONE_EACH, own_module]
+OwnModules = Annotated[list[str], ONE_EACH, own_module]

@@ -92,7 +92,6 @@ def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> None:
         label, file = find_run(text, "activity.csv")
         runs.setdefault(label, []).append(file)
     read = {label: read_activity(files) for label, files in runs.items()}
-    picture.parent.mkdir(parents=True, exist_ok=True)
     plot_activities(read, picture, title)
     print(activity_table(read))
 

@@ -49,17 +49,9 @@ def iam_ondb(src: Path, dst: Path) -> None:
 
 
 def _print_report(found: Conversion, target: Path) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("set")
-    for heading in ("lines", "points"):
-        table.add_column(heading, justify="right")
+    print(f"{'set':10}{'lines':>10}{'points':>14}")
     for name, lines in found.lines.items():
-        table.add_row(name, f"{lines:,}", f"{found.points[name]:,}")
-    Console(highlight=False, markup=False).print(table)
+        print(f"{name:10}{lines:>10,}{found.points[name]:>14,}")
     damaged = [f"{name} ({why})" for name, why in found.left_out.items()]
     for what, names in {
         "damaged stroke files, skipped": damaged,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ln_zoo.cli.commands import Count, OwnModules, at_least, suffix
 from ln_zoo.files import atomic_write_text, relative
@@ -17,29 +17,9 @@ from ln_zoo.zoo.names import nearest
 
 if TYPE_CHECKING:
     from ln_zoo.metrics.sentence_scores import Score
-
-    #: Yields the scores of one task after the other.
-    _Scorer = Callable[[], Iterator[list[Score]]]
+    from ln_zoo.metrics.sentence_tasks import ProtocolName
 
 _CONTROLS = ("majority", "word-mean", "echo-state")
-#: Published tables whose rows are printed below, by source and place.
-_PUBLISHED_TABLES = {
-    ("ba2016", "Table 3, section 6.3"): "paper, Table 3",
-    ("wieting2019", "Table 1"): "Wieting & Kiela 2019, Table 1, by SentEval",
-}
-#: Methods of Wieting and Kiela to print.
-_PUBLISHED_METHODS = ("ST-LN", "random echo state network", "bag of embeddings")
-
-
-class Options(NamedTuple):
-    """Options of all encoders, as `evaluate_sentences` takes them."""
-
-    protocol: Literal["fast", "original"]
-    data: str | None
-    as_is: bool
-    seed: int
-    features: int
-    jobs: int
 
 
 def evaluate_sentences(
@@ -91,46 +71,30 @@ def evaluate_sentences(
     from ln_zoo.callbacks.sentence_evaluation import check_tasks
     from ln_zoo.data.sentence_tasks import read_task
     from ln_zoo.metrics.sentence_scores import as_text, curve_csv, table
+    from ln_zoo.zoo.reported import sentence_scores
 
-    options = Options(protocol, data, as_is, seed, features, jobs)
     names = check_tasks(tasks.split(","))
     read = functools.cache(lambda: [read_task(name, data, not as_is) for name in names])
     updates = {} if curve is None else _updates(given)
-    makers = [
+    # Generators: models are built one after the other, names and files are checked now.
+    rows = [
         _reader(label, text, names, read, protocol)
         if text.endswith((".csv", ".json"))
-        else _scorer(label, _maker(text, options), read, options)
+        else _scores(label, _maker(text, seed, features), read, protocol, jobs)
         for label, text in given
     ]
+    published = sentence_scores()
     scores: list[Score] = []
-    for make in makers:
-        for found in make():
-            scores += found
-            if out is not None:
-                facts = {"protocol": protocol, "seed": seed}
-                atomic_write_text(out, as_text(scores, out.suffix, _reported(), **facts))
-            if curve is not None:
-                atomic_write_text(curve, curve_csv(scores, updates))
-    Console(highlight=False, markup=False).print(table(scores, _reported()))
+    for found in itertools.chain.from_iterable(rows):
+        scores += found
+        if out is not None:
+            facts = {"protocol": protocol, "seed": seed}
+            atomic_write_text(out, as_text(scores, out.suffix, published, **facts))
+        if curve is not None:
+            atomic_write_text(curve, curve_csv(scores, updates))
+    Console(highlight=False, markup=False).print(table(scores, published))
     if out is not None:
         print(f"scores: {relative(out)}")
-
-
-def _reported() -> dict[str, dict[str, float]]:
-    from ln_zoo.zoo.reported import reported
-
-    found: dict[str, dict[str, float]] = {}
-    for number in reported(model="SkipThought"):
-        source = _PUBLISHED_TABLES.get((number.source, number.place))
-        if source is None or (
-            number.source == "wieting2019" and not number.method.startswith(_PUBLISHED_METHODS)
-        ):
-            continue
-        metric, value = number.metric, number.value
-        if metric == "sick_relatedness":  # the same correlation, in per cent
-            metric, value = "sick_pearson", value / 100
-        found.setdefault(f"{number.method} ({source})", {})[metric] = value
-    return found
 
 
 def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:
@@ -149,20 +113,9 @@ def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:
     return found
 
 
-def _scorer(
-    label: str, make: Callable[[], Any], tasks: Callable[[], list[Any]], options: Options
-) -> _Scorer:
-    def score() -> Iterator[list[Score]]:
-        model = make()
-        for task in tasks():
-            yield _scores(label, model, task, options)
-
-    return score
-
-
 def _reader(
     label: str, text: str, names: Sequence[str], tasks: Callable[[], list[Any]], protocol: str
-) -> _Scorer:
+) -> Iterator[list[Score]]:
     """Scores of a file, which is read now, so that its mistakes are found first."""
     from ln_zoo.metrics.sentence_scores import read_csv, read_tested, score_of
 
@@ -178,11 +131,11 @@ def _reader(
                     if metric.partition("_")[0] == task.name.lower()
                 ]
 
-        return tested
+        return tested()
     rows = [score for score in read_csv(path) if score.metric.partition("_")[0].upper() in names]
     if others := {score.protocol for score in rows} - {protocol}:
         raise ValueError(f"{path} has scores by the {others.pop()} protocol: give --protocol")
-    return lambda: iter([rows])
+    return iter([rows])
 
 
 def _items(task: Any) -> int:
@@ -198,12 +151,11 @@ def _labelled(text: str) -> tuple[str, str]:
     return label, encoder
 
 
-def _maker(text: str, options: Options) -> Callable[[], Any]:
+def _maker(text: str, seed: int, features: int) -> Callable[[], Any]:
     """A function that makes an encoder; checks the name now."""
     from ln_zoo.zoo import sentence_encoders
 
     kind, _, source = text.partition(":")
-    seed = options.seed
     if kind == "majority" and not source:
         return sentence_encoders.Majority
     if kind == "word-mean":
@@ -211,7 +163,7 @@ def _maker(text: str, options: Options) -> Callable[[], Any]:
             raise ValueError("word-mean needs word vectors: word-mean:MODEL or word-mean:FILE")
         return lambda: sentence_encoders.WordMean(source)
     if kind == "echo-state":
-        return lambda: sentence_encoders.EchoStates(source, options.features, seed)
+        return lambda: sentence_encoders.EchoStates(source, features, seed)
     if kind == "untrained" and source:
         return lambda: _untrained(source, seed)
     if "." not in text and os.sep not in text and nearest(text, _CONTROLS):
@@ -230,12 +182,10 @@ def _untrained(source: str, seed: int) -> Any:
 
     paths = source.split("+")
     if all(path.endswith((".yaml", ".yml")) for path in paths):
-        from ln_zoo.cli.lightning import ZooCLI
+        from ln_zoo.cli.lightning import CLIWithoutTrainer
 
-        configs = [part for path in paths for part in ("--config", path)]
-        with tempfile.TemporaryDirectory() as folder:
-            options = ("--trainer.logger=false", f"--trainer.default_root_dir={folder}")
-            model = ZooCLI(["fit", *configs, f"--seed_everything={seed}", *options]).model
+        configs = [f"--config={path}" for path in paths]
+        model = CLIWithoutTrainer(["fit", *configs, f"--seed_everything={seed}"]).model
         check_encodes(model)
     else:
         model = sentence_encoders.load_encoder(source)
@@ -247,20 +197,23 @@ def _untrained(source: str, seed: int) -> Any:
     return model.eval()
 
 
-def _scores(label: str, model: Any, task: Any, options: Options) -> list[Score]:
+def _scores(
+    label: str,
+    make: Callable[[], Any],
+    tasks: Callable[[], list[Any]],
+    protocol: ProtocolName,
+    jobs: int,
+) -> Iterator[list[Score]]:
     from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
     from ln_zoo.metrics.sentence_scores import score_of
 
-    begin = time.perf_counter()
-    found = model_scores(model, task, options.protocol, options.jobs)
-    seconds = time.perf_counter() - begin
-    shown = ", ".join(f"{metric} {value:.4g}" for metric, value in found.items())
-    print(f"{label}: {shown} ({seconds:.0f} s)", file=sys.stderr)
-    score = functools.partial(
-        score_of,
-        items=_items(task),
-        protocol=options.protocol,
-        unknown=unknown_share(model, task),
-        seconds=seconds,
-    )
-    return [score(label, metric, value) for metric, value in found.items()]
+    model = make()
+    for task in tasks():
+        begin = time.perf_counter()
+        found = model_scores(model, task, protocol, jobs)
+        seconds = time.perf_counter() - begin
+        shown = ", ".join(f"{metric} {value:.4g}" for metric, value in found.items())
+        print(f"{label}: {shown} ({seconds:.0f} s)", file=sys.stderr)
+        facts: dict[str, Any] = {"items": _items(task), "protocol": protocol, "seconds": seconds}
+        facts["unknown"] = unknown_share(model, task)
+        yield [score_of(label, metric, value, **facts) for metric, value in found.items()]

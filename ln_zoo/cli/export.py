@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from ln_zoo.cli.commands import OwnModules
 from ln_zoo.files import relative
-
-Form = Literal["step", "sequence"]
 
 
 def export(
@@ -17,7 +15,7 @@ def export(
     out: Path,
     import_: OwnModules = [],  # noqa: B006
     format: str = "onnx",
-    form: str = "step",
+    form: Literal["step", "sequence"] = "step",
     part: str | None = None,
     opset: int | None = None,
     overwrite: bool = False,
@@ -44,7 +42,7 @@ def export(
     from ln_zoo.zoo.source import load_model
 
     done = write(
-        load_model(model), out, format=format, form=cast(Form, form), part=part, opset=opset,
+        load_model(model), out, format=format, form=form, part=part, opset=opset,
         overwrite=overwrite, name=model,
     )  # fmt: skip
     facts, found = done.facts, done.comparison

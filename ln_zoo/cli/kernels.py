@@ -124,8 +124,7 @@ def _facts(native: Status) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _shown_log() -> Iterator[None]:
-    log, handler = logging.getLogger("ln_zoo"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    log, handler = logging.getLogger("ln_zoo"), logging.StreamHandler()
     before = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -199,6 +199,7 @@ class ZooCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
         notes.check_numbers(self.settings)
+        notes.check_nulls(self.settings)
         if self.settings.get("ckpt_path") == "last":
             self._name_loggers()
             newest, damaged = newest_whole(self._runs())
@@ -340,21 +341,18 @@ class ZooCLI(LightningCLI):
 
     def _additional(self, callbacks: list[Callback]) -> list[Callback]:
         settings = self._get(self.config_init, "trainer")
+        wanted: list[type[Callback]] = []
+        record: Callback | None = None
         if self.subcommand == "predict":
-            return [] if _holds(callbacks, PredictionWriter) else [PredictionWriter()]
-        if self.subcommand != "fit":
-            return []
-        added: list[Callback] = [] if _holds(callbacks, FiniteLoss) else [FiniteLoss()]
-        if record := optimizers.install(self.model, self.settings, self._rate_of_model):
-            added.append(record)
-        if not settings.fast_dev_run:
-            if not _holds(callbacks, CurvesPlot):
-                added.append(CurvesPlot())
-            if not _holds(callbacks, CurvesInCheckpoint):
-                added.append(CurvesInCheckpoint())
-            if settings.enable_checkpointing is not False and not _holds(callbacks, LastCheckpoint):
-                added.append(LastCheckpoint())
-        return added
+            wanted = [PredictionWriter]
+        elif self.subcommand == "fit":
+            record = optimizers.install(self.model, self.settings, self._rate_of_model)
+            wanted = [FiniteLoss]
+            if not settings.fast_dev_run:
+                wanted += [CurvesPlot, CurvesInCheckpoint]
+                wanted += [LastCheckpoint] if settings.enable_checkpointing is not False else []
+        added = [cls() for cls in wanted if not any(isinstance(each, cls) for each in callbacks)]
+        return added + ([record] if record else [])
 
     def after_instantiate_classes(self) -> None:
         settings, given = self.settings, self.given
@@ -431,11 +429,10 @@ class ZooCLI(LightningCLI):
         return Evaluated(*parts, self.settings.as_dict(), self.argv, str(self.subcommand))
 
     def after_predict(self) -> None:
+        run_output.print_written(self.trainer)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             written = getattr(callback, "written", None)
-            if isinstance(callback, PredictionWriter) and callback.written:
-                print(f"predictions: {relative(callback.written)}")
-            elif isinstance(written, list) and written:
+            if isinstance(written, list) and written:
                 # Pictures by a callback of ours or of the user's.
                 names = ", ".join(picture.name for picture in written)
                 print(f"pictures: {relative(written[0].parent)}: {names}")
@@ -472,10 +469,6 @@ def _logger(name: str, **extra: Any) -> dict[str, Any]:
 def _no_logger(loggers: Any) -> bool:
     """Whether ``--trainer.logger false`` was given, or an empty list."""
     return loggers is False or loggers == []
-
-
-def _holds(callbacks: list[Callback], cls: type[Callback]) -> bool:
-    return any(isinstance(callback, cls) for callback in callbacks)
 
 
 def _no_advertisement(record: logging.LogRecord) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import re
 import sys
 from collections.abc import Mapping
+from pydoc import locate
 from typing import Any
 
 import torch
@@ -52,6 +53,21 @@ def check_numbers(settings: Namespace) -> None:
                 raise ValueError(f"{name} must be at least {_LEAST[name]}, got {each}")
 
 
+def check_nulls(settings: Namespace) -> None:
+    """Raises ValueError, naming the option, for null where model or data need a value."""
+    for part in ("model", "data"):
+        cls: Any = locate(settings[part].class_path)
+        given = settings[part].get("init_args") or Namespace()
+        for name, parameter in inspect.signature(cls).parameters.items():
+            needed = parameter.default not in (None, parameter.empty)
+            needed = needed and not re.search("None|Optional|Any", str(parameter.annotation))
+            if needed and given.get(name, parameter.default) is None:
+                raise ValueError(
+                    f"{part}.{name} must be {parameter.annotation}, got null: leave it out for the "
+                    f"default, {parameter.default}"
+                )
+
+
 def check_arguments(source: Source) -> None:
     """Raises ValueError for a class that is no model, or does not take the stored arguments."""
     parameters = inspect.signature(source.cls).parameters
@@ -66,7 +82,8 @@ def check_arguments(source: Source) -> None:
 def check_fit(model: LightningModule, data: LightningDataModule) -> None:
     """Raises ValueError unless the model takes what the data give, if both declare it."""
     takes = getattr(model, "input_kinds", None)
-    gives = getattr(data, "batch_kind", getattr(data, "gives", None))
+    # `gives`, the deprecated name, warns.
+    gives = data.batch_kind if hasattr(data, "batch_kind") else getattr(data, "gives", None)
     if takes and gives and gives not in takes:
         raise ValueError(
             f"{type(model).__name__} takes {' or '.join(takes)}, and {type(data).__name__} gives "
@@ -180,6 +197,5 @@ def _flat(model: Namespace) -> dict[str, Any]:
 
 def _one_path(class_path: str) -> str:
     """The public path of a class that can be imported from several."""
-    module, _, name = class_path.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+    cls: Any = locate(class_path)
     return f"{public_module(cls)}.{cls.__qualname__}"

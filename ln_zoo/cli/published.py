@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from ln_zoo.cli.commands import OwnModules
+from ln_zoo.cli.commands import File, OwnModules
 from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import CardError
 
@@ -15,7 +13,7 @@ def list_(
     model: str | None = None,
     norm: str | None = None,
     dataset: str | None = None,
-    csv: Path | None = None,
+    csv: File | None = None,
 ) -> None:
     """Lists the published models on this machine: class, norm, data, score, size.
 
@@ -30,10 +28,7 @@ def list_(
         print(catalog.list_text(pattern, model=model, norm=norm, dataset=dataset))
         return
     names = catalog.list_models(pattern, model=model, norm=norm, dataset=dataset)
-    try:
-        csv.write_text(catalog.results_csv(names), encoding="utf-8")
-    except OSError as error:
-        raise CardError(f"{csv} cannot be written: {error}") from error
+    csv.write_text(catalog.results_csv(names), encoding="utf-8")
     print(f"results: {csv} ({len(names)} models)")
 
 

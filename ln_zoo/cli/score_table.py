@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from rich.console import Console
 
 from ln_zoo.files import relative
 from ln_zoo.zoo import reported
-from ln_zoo.zoo.measured import Evaluated, collect
-from ln_zoo.zoo.source import checkpoint_in, find_card
+from ln_zoo.zoo.measured import Evaluated, card_scores, collect
 
 
 def report(run: Evaluated) -> None:
@@ -22,7 +20,7 @@ def report(run: Evaluated) -> None:
     if not trainer.is_global_zero:
         return
     results = collect(run)
-    _print_table(results, "test", *_on_card(run, results))
+    _print_table(results, "test", *card_scores(run, results))
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "test_results.json"
@@ -56,30 +54,3 @@ def _print_table(
     if part and part["examples"] is not None:
         title += f", {part['examples']:,} examples"
     Console().print(reported.render(rows, title=title, card=card, note=note))
-
-
-def _on_card(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
-    """Scores of the tested card on the same data, in the units of tables.
-
-    The second value is a note if the card was tested with other preprocessing.
-    """
-    weights, data = run.settings.get("weights"), results["data"]
-    if run.subcommand != "test" or not weights or checkpoint_in(weights):
-        return None, ""
-    card = find_card(weights)
-    here, there = results["preprocessing"], card.preprocessing
-    other = [
-        f"{key} {here[key]} here, {there[key]} there"
-        for key in there.keys() & here.keys()
-        # Lists are statistics of training data, which may differ by rounding.
-        if not isinstance(there[key], list) and there[key] != here[key]
-    ]
-    if other:
-        return None, f"The card's numbers are for other inputs: {'; '.join(sorted(other))}."
-    stated = {}
-    for metric in card.metrics:
-        measured = reported.measured_on(data, metric=metric["name"])
-        if f"{metric['dataset']}/{metric['split']}" == measured:
-            known = reported.metric_unit(metric["name"])
-            stated[metric["name"]] = metric["value"] * (known.scale if known else 1.0)
-    return stated, ""

@@ -116,10 +116,8 @@ def _lines(given: list[str], file: Path | None, width: int, samples: int) -> lis
     if file:
         try:
             text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--file {file} is not text in UTF-8: {error}") from error
-        except OSError as error:
-            raise OSError(f"--file {file} cannot be read: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--file {file} cannot be read as text in UTF-8: {error}") from error
     lines: list[str | None] = []
     for paragraph in text.splitlines():
         wrapped = textwrap.wrap(paragraph.strip(), width, break_long_words=False)

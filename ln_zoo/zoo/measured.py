@@ -19,7 +19,8 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
 from ln_zoo.training_runs import dataset_metadata
-from ln_zoo.zoo.source import checkpoint_in, read_checkpoint
+from ln_zoo.zoo import reported
+from ln_zoo.zoo.source import checkpoint_in, find_card, read_checkpoint
 
 #: Key under which checkpoints hold the optimizer and schedule that replaced the model's own.
 OPTIMIZATION = "optimization"
@@ -86,6 +87,33 @@ def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def card_scores(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
+    """Scores of the tested card on the same data, in the units of tables; None if it has none.
+
+    The second value is a note if the card was tested with other preprocessing.
+    """
+    weights = run.settings.get("weights")
+    if run.subcommand != "test" or not weights or checkpoint_in(weights):
+        return None, ""
+    card = find_card(weights)
+    here, there = results["preprocessing"], card.preprocessing
+    other = [
+        f"{key} {here[key]} here, {there[key]} there"
+        for key in there.keys() & here.keys()
+        # Lists are statistics of training data, which may differ by rounding.
+        if not isinstance(there[key], list) and there[key] != here[key]
+    ]
+    if other:
+        return None, f"The card's numbers are for other inputs: {'; '.join(sorted(other))}."
+    stated = {}
+    for metric in card.metrics:
+        measured = reported.measured_on(results["data"], metric=metric["name"])
+        if f"{metric['dataset']}/{metric['split']}" == measured:
+            known = reported.metric_unit(metric["name"])
+            stated[metric["name"]] = metric["value"] * (known.scale if known else 1.0)
+    return stated, ""
 
 
 def _size(model: LightningModule) -> dict[str, Any]:

@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 _LENGTHS = ("epochs", "updates")
 # Factors from the logged unit to the unit of the tables.
 _SCALES = {("fraction", "%"): 100.0}
+#: Tables of sentence vectors by source and place, and what to call them.
+_SENTENCE_TABLES = {
+    ("ba2016", "Table 3, section 6.3"): "paper, Table 3",
+    ("wieting2019", "Table 1"): "Wieting & Kiela 2019, Table 1, by SentEval",
+}
+#: Methods of Wieting and Kiela in `sentence_scores`.
+_SENTENCE_METHODS = ("ST-LN", "random echo state network", "bag of embeddings")
 
 
 @dataclass(frozen=True)
@@ -262,6 +269,21 @@ def reported(
         for r in _load().entries
         if model in (None, r.model) and norm in (None, r.norm) and metric in (None, r.metric)
     ]
+
+
+def sentence_scores() -> dict[str, dict[str, float]]:
+    """Reported scores of sentence vectors by metric, by method and table."""
+    found: dict[str, dict[str, float]] = {}
+    for number in reported(model="SkipThought"):
+        table = _SENTENCE_TABLES.get((number.source, number.place))
+        theirs = number.source == "wieting2019"
+        if table is None or (theirs and not number.method.startswith(_SENTENCE_METHODS)):
+            continue
+        metric, value = number.metric, number.value
+        if metric == "sick_relatedness":  # the same correlation, in per cent
+            metric, value = "sick_pearson", value / 100
+        found.setdefault(f"{number.method} ({table})", {})[metric] = value
+    return found
 
 
 def citations() -> Mapping[str, Citation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import csv
 import functools
 import gzip
 import json
@@ -103,6 +104,16 @@ def results(folder: Path) -> dict:
     """The results of the only test below a folder."""
     (path,) = folder.rglob("test_results.json")
     return json.loads(path.read_text())
+
+
+def last(version: int = 0, name: str = "MLPClassifier-LayerNorm", root: str = "runs") -> Path:
+    """The last checkpoint of a run."""
+    return Path(root, name, f"version_{version}", "checkpoints/last.ckpt")
+
+
+def rows_of(file: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    return list(csv.DictReader(Path(file).read_text().splitlines()))
 
 
 def heavy_imports(*argv: str) -> tuple[str, set[str]]:

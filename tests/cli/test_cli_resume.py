@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from cli_support import QUIET, SMALL, fails, fit, load, same, script
+from cli_support import QUIET, SMALL, load, same, script
 
 #: A user's file beside the runs: it kills its process without warning, as a machine that fails.
 KILLER = """
@@ -67,11 +67,3 @@ def test_killed_and_resumed_equals_uninterrupted(here: Path) -> None:
         for part in ("state_dict", "optimizer_states", "rng_state", "epoch"):
             assert same(found[part], expected[part]), (norm, part)
     assert "network.1.site.running_mean" in last(whole, "BatchNorm", 0)["state_dict"]
-
-
-def test_the_order_of_the_data_must_not_change_within_an_epoch(here: Path) -> None:
-    (here / "steps.yaml").write_text(STEPS)
-    fit("--data.train_size=200", "--config=steps.yaml")
-    (within,) = here.glob("runs/**/at-step=8.ckpt")
-    argv = ("fit", *COMMON, "--ckpt_path", within, "--data.batch_size=40")
-    fails(*argv, code=1, says=["epoch 0", "8 batches", "batch_size 20", "40"])

@@ -2,57 +2,51 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
+from cli_support import fails, rows_of
 from sweep_runs import write_run, write_steps
 
 from ln_zoo.cli import main
 
+Capture = pytest.CaptureFixture[str]
 
-def test_writes_picture_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = (write_run(tmp_path / f"m/version_{i}", [0.1, 0.05]) for i in range(2))
-    picture, table = tmp_path / "out/curves.png", tmp_path / "out/curves.csv"
-    command = ["compare", f"LN={one}", f"LN={two}", str(two), "--out", str(picture)]
-    assert main([*command, "--csv", str(table)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    printed = capsys.readouterr().out
+
+def compare(capsys: Capture, *argv: str) -> str:
+    assert main(["compare", *argv, "--out=out/picture.png"]) == 0
+    assert Path("out/picture.png").read_bytes().startswith(b"\x89PNG")
+    return capsys.readouterr().out
+
+
+def test_writes_picture_and_table(here: Path, capsys: Capture) -> None:
+    one, two = (write_run(here / f"m/version_{i}", [0.1, 0.05]) for i in range(2))
+    printed = compare(capsys, f"LN={one}", f"LN={two}", str(two), "--csv=out/curves.csv")
     assert "| LN | 2 | 2 | 0.05 (0.05 to 0.05) | 0.02 (0.02 to 0.02) |" in printed
     assert "| m | 1 | 2 |" in printed
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of("out/curves.csv")
     assert len(rows) == 6
-    assert rows[3] == {
-        "label": "LN",
-        "run": "1",
-        "epoch": "2",
-        "epoch_train_nll": "0.05",
-        "epoch_test_error": "0.02",
-    }
+    assert list(rows[3].values()) == ["LN", "1", "2", "0.05", "0.02"]
+    assert list(rows[3]) == ["label", "run", "epoch", "epoch_train_nll", "epoch_test_error"]
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> list[str]:
+def three(here: Path) -> list[str]:
     """Three runs of one label, of which the last is shorter, and one of another."""
     scores = [
         {0: 1.0, 5: 0.1, 10: 0.2, 15: 0.01},
         {0: 1.0, 5: 0.5, 10: 0.1, 15: 0.02},
         {0: 1.0, 5: 0.7, 10: 0.2},
     ]
-    runs = [f"LN={write_steps(tmp_path / f'a/{i}', run)}" for i, run in enumerate(scores)]
-    return [*runs, f"BN={write_steps(tmp_path / 'b/0', {0: 1.0, 5: 0.01, 10: 0.001})}"]
+    runs = [f"LN={write_steps(here / f'a/{i}', run)}" for i, run in enumerate(scores)]
+    return [*runs, f"BN={write_steps(here / 'b/0', {0: 1.0, 5: 0.01, 10: 0.001})}"]
 
 
-def test_steps_to_values(
-    three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "out/t.csv"
-    assert main(
-        ["compare", *three, "--x=step", "--metric=step_train_nll", "--out", str(tmp_path / "c.png"),
-         "--csv", str(table), "--steps_to", "step_train_nll", "0.1", "0.01", "0.0001"]
-    ) == 0  # fmt: skip
-    printed = capsys.readouterr().out
+def test_steps_to_values(three: list[str], capsys: Capture) -> None:
+    printed = compare(
+        capsys, *three, "--x=step", "--metric=step_train_nll", "--csv=out/t.csv",
+        "--steps_to", "step_train_nll", "0.1", "0.01", "0.0001",
+    )  # fmt: skip
     assert "| LN | 3 | 10 | 0.2 (0.1 to 0.2) |" in printed
     lines = printed.split("\n\n")[1].splitlines()
     head = [f"updates to step_train_nll ≤ {value}" for value in ("0.1", "0.01", "0.0001")]
@@ -66,48 +60,31 @@ def test_steps_to_values(
         f"| LN | 3 | 10 (5 to > 10), 2 of 3 runs | > 10 (15 to > 10), 1 of 3 runs "
         f"| > 10 (0 of 3 runs) | {area} |"
     )
-    assert lines[3] == (
-        "| BN | 1 | 5 (5 to 5) | 5 (5 to 5) | > 10 (0 of 1 runs) "
-        f"| {-5 / 3:.4g} ({-5 / 3:.4g} to {-5 / 3:.4g}) |"
-    )
-    with table.open() as file:
-        assert next(csv.DictReader(file)).keys() == {"label", "run", "step", "step_train_nll"}
-    with table.with_name("t_steps_to.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    assert lines[3].startswith("| BN | 1 | 5 (5 to 5) | 5 (5 to 5) | > 10 (0 of 1 runs) | -1.667 ")
+    assert list(rows_of("out/t.csv")[0]) == ["label", "run", "step", "step_train_nll"]
+    rows = rows_of("out/t_steps_to.csv")
     assert len(rows) == 12
-    assert rows[1] == {
-        "label": "LN", "run": "0", "metric": "step_train_nll", "value": "0.01", "steps": "15",
-        "last_step": "15", "mean_log10": "-0.566323",
-    }  # fmt: skip
+    assert list(rows[1].values()) == [
+        "LN", "0", "step_train_nll", "0.01", "15", "15", "-0.566323",
+    ]  # fmt: skip
     assert [row["steps"] for row in rows if row["value"] == "0.1"] == ["5", "10", "", "5"]
 
 
 # Activity by position
 
 
-def test_activity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_activity(here: Path, capsys: Capture) -> None:
     for name, active in (("a", 0.2), ("b", 0.6), ("c", 0.5)):
-        (tmp_path / name / "version_1").mkdir(parents=True)
-        rows = ["layer,row,column,ring,active,variance" + ",rare" * (name != "c")]
+        (here / name / "version_1").mkdir(parents=True)
+        rows = ["layer,row,column,ring,active,variance"]
         for place in range(9):
-            row, column = divmod(place, 3)
             centre = int(place == 4)
-            rare = ",0.25" * (name != "c")  # a file of an earlier version has none
-            rows.append(f"conv,{row},{column},{centre},{active},{1 + centre}{rare}")
-        (tmp_path / name / "version_1/activity.csv").write_text("\n".join(rows) + "\n")
-    runs = [f"LN={tmp_path / name / 'version_1'}" for name in "ab"]
-    picture = tmp_path / "out/activity.png"
-    other = str(tmp_path / "c/version_1/activity.csv")
-    assert main(["compare", "--activity", *runs, other, "--out", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out.splitlines() == [
-        "| layer |  | active: border | centre | border / centre "
-        "| variance: border | centre | border / centre "
-        "| rare: border | centre | border / centre |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-        "| conv | LN | 0.4 | 0.4 | 1 | 1 | 2 | 0.5 | 0.25 | 0.25 | 1 |",
-        "| conv | c | 0.5 | 0.5 | 1 | 1 | 2 | 0.5 | nan | nan | nan |",
-    ]
+            rows.append(f"conv,{place // 3},{place % 3},{centre},{active},{1 + centre}")
+        (here / name / "version_1/activity.csv").write_text("\n".join(rows) + "\n")
+    printed = compare(capsys, "--activity", "L=a/version_1", "L=b/version_1", "c/version_1")
+    first, second = (line.split("|")[1:6] for line in printed.splitlines()[2:])
+    assert [cell.strip() for cell in first] == ["conv", "L", "0.4", "0.4", "1"]
+    assert [cell.strip() for cell in second] == ["conv", "c", "0.5", "0.5", "1"]
 
 
 @pytest.mark.parametrize(
@@ -119,24 +96,21 @@ def test_activity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--activity {other}", "{other}"),
         ("--weight_geometry {run}", "metrics.csv WeightGeometry"),
         ("--weight_geometry a={geometry} a={geometry}", "--weight_geometry a"),
+        ("A=file.ckpt", "file.ckpt"),
+        ("A=file.csv", "file.csv"),
     ],
-    ids=range(6),
 )
-def test_wrong_input(
-    three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, says: str
-) -> None:
+def test_wrong_input(three: list[str], here: Path, given: str, says: str) -> None:
+    (here / "file.ckpt").write_bytes(bytes(range(256)))
+    (here / "file.csv").write_text("step,step_train_nll\nx,1\n")
     names = {
         "runs": " ".join(three), "run": three[0],
-        "other": write_steps(tmp_path / "c/0", {3: 1.0, 7: 0.1}),
-        "geometry": write_geometry_run(tmp_path / "geometry", [1.0]),
+        "other": write_steps(here / "c/0", {3: 1.0, 7: 0.1}),
+        "geometry": write_geometry_run(here / "geometry", [1.0]),
     }  # fmt: skip
-    given, says = given.format(**names), says.format(**names)
-    picture = tmp_path / "x.png"
-    argv = [*given.split(), "--metric=step_train_nll", "--x=step", f"--out={picture}"]
-    assert main(["compare", *argv]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert [word for word in says.split() if word not in line] == []
-    assert not picture.exists()
+    argv = [*given.format(**names).split(), "--metric=step_train_nll", "--x=step", "--out=x.png"]
+    fails("compare", *argv, code=1, says=says.format(**names).split())
+    assert not (here / "x.png").exists()
 
 
 # Geometry of weights
@@ -158,18 +132,12 @@ def write_geometry_run(folder: Path, norms: list[float]) -> Path:
     return folder
 
 
-def test_weight_geometry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [f"{label}={write_geometry_run(tmp_path / label, norms)}" for label, norms in
-            (("LN", [1.0, 3.0]), ("none", [2.0, 1.0]))]  # fmt: skip
-    picture, table = tmp_path / "a/both.png", tmp_path / "b/both.csv"
-    command = ["compare", "--weight_geometry", *runs, "--out", str(picture), "--csv", str(table)]
-    assert main(command) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    printed = capsys.readouterr().out
+def test_weight_geometry(here: Path, capsys: Capture) -> None:
+    write_geometry_run(here / "LN", [1.0, 3.0])
+    write_geometry_run(here / "none", [2.0, 1.0])
+    printed = compare(capsys, "--weight_geometry", "LN=LN", "none=none", "--csv=b/both.csv")
     assert "| layer.weight | LN | 10 to 30 | 1 | 3 | 3 |" in printed
     assert "| layer.weight | none | 10 to 30 | 2 | 1 | 0.5 |" in printed
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["label"], row["step"], row["norm_q50"]) for row in rows] == [
+    assert [(row["label"], row["step"], row["norm_q50"]) for row in rows_of("b/both.csv")] == [
         ("LN", "10", "1"), ("LN", "30", "3"), ("none", "10", "2"), ("none", "30", "1"),
     ]  # fmt: skip

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cli_support import CONFIGS, fails
+from cli_support import CONFIGS, fails, rows_of
 from lightning.pytorch import Trainer
 
 from ln_zoo.callbacks.sentence_evaluation import model_scores
@@ -56,21 +55,16 @@ def tasks(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lines = [sentence(deed) for _ in range(60 if ending == "pos" else 70)]
         (folder / f"custrev.{ending}").write_text("\n".join(lines))
     for name in ("train", "trial", "test_annotated"):
-        rows = [
-            f"{i}\t{sentence('sold')}\t{sentence('stole')}\t{1 + i % 5}\tNEUTRAL" for i in range(20)
-        ]
-        header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
-        (folder / f"SICK_{name}.txt").write_text("\n".join([header, *rows]))
+        rows = ["pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"]
+        for i in range(20):
+            rows += [f"{i}\t{sentence('sold')}\t{sentence('stole')}\t{1 + i % 5}\tNEUTRAL"]
+        (folder / f"SICK_{name}.txt").write_text("\n".join(rows))
     return folder
 
 
 def run(*argv: object) -> None:
     options = ("--data", "tasks", "--as_is", "--tasks", "cr,SICK")
     assert main(["evaluate-sentences", *map(str, argv), *options]) == 0
-
-
-def rows_of(file: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(Path(file).read_text().splitlines()))
 
 
 def test_rows_of_a_model_and_of_controls(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import resource
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,31 +18,11 @@ from ln_zoo import __version__
 from ln_zoo.cli import main, precheck
 
 
-def card(folder: Path) -> None:
-    """A card folder, as far as listing it goes."""
-    folder.mkdir(parents=True)
-    (folder / "README.md").write_text("# mlp.mine\n")
-    config = {
-        "format_version": 1, "name": "mlp.mine", "library": {"name": "ln_zoo", "version": "0"},
-        "model": "MLPClassifier", "preprocessing": {}, "parameters": 1234,
-        "init_args": {"norm": {"class": "LayerNorm", "init_args": {}}},
-        "files": {"model.safetensors": {"sha256": "0" * 64, "size": 1}},
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    metric = {"name": "error", "value": 0.01, "unit": "fraction", "dataset": "mnist"}
-    results = {"format_version": 1, "metrics": [metric | {"split": "test"}]}
-    results |= {part: {} for part in ("evaluation", "training", "size", "card")}
-    (folder / "results.json").write_text(json.dumps(results | {"data": {"dataset": "mnist"}}))
-
-
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
         ("--version", f"ln-zoo {__version__}"),
         ("", "ln-zoo fit --config configs/quickstart.yaml"),
-        ("list mlp.* --norm=layernorm", "1,234"),
-        ("cards mlp.mine", "# mlp.mine"),
-        ("publish --help", "--repo_id"),
         ("analyze invariance --help", "--weight_scale"),
         ("write a --model m --width 0", "--width"),
         ("lsit", "'list'"),
@@ -52,11 +32,7 @@ def card(folder: Path) -> None:
         ("fit --ckpt_path=none.ckpt", "none.ckpt"),
     ],
 )
-def test_imports_nothing_heavy(
-    here: Path, monkeypatch: pytest.MonkeyPatch, given: str, answer: str
-) -> None:
-    card(here / "cards/mlp.mine")
-    monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
+def test_imports_nothing_heavy(here: Path, given: str, answer: str) -> None:
     printed, heavy = heavy_imports(*given.split())
     assert answer in printed
     assert heavy == set()
@@ -77,14 +53,12 @@ def test_parameters_are_those_that_python_finds(group: str) -> None:
 
 def test_the_installed_script_answers_at_once() -> None:
     """Within 0.3 s of processor time; wall time depends on what else runs."""
-    times = []
+    times = [0.0]
     for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        times.append(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]))
         assert done.stdout == f"ln-zoo {__version__}\n"
-    assert min(times) < 0.3
+    assert min(after - before for before, after in pairwise(times)) < 0.3
 
 
 @pytest.mark.parametrize("first", [[], ["", "x"], ["HERE", "x"], ["x", "HERE"]])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from cli_support import CONFIGS, SMALL, succeed
+
+from ln_zoo.norms import RMSNorm
 
 DATA = SMALL[2:]
 
@@ -25,20 +28,20 @@ def model(*argv: str | Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def files(here: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> list[str | Path]:
+def start(here: Path, trained: Path) -> list[str | Path]:
     """Options that start from a checkpoint with ``lr`` 0.01, and a file with 0.02."""
     (here / "mine.yaml").write_text("model: {init_args: {lr: 0.02}}\n")
     return ["--weights", trained]
 
 
-def test_command_line_over_file_over_weights_over_default(files: list[str | Path]) -> None:
+def test_command_line_over_file_over_weights_over_default(start: list[str | Path]) -> None:
     file, own = "--config=mine.yaml", "--model.lr=0.03"
-    assert model(*files)["lr"] == 0.01
-    assert model(*files, file)["lr"] == model(file, *files)["lr"] == 0.02
-    for argv in ([*files, file, own], [file, own, *files]):
+    assert model(*start)["lr"] == 0.01
+    assert model(*start, file)["lr"] == model(file, *start)["lr"] == 0.02
+    for argv in ([*start, file, own], [file, own, *start]):
         assert model(*argv)["lr"] == 0.03, argv
     # Nothing else of the weights' model changes.
-    found = model(*files, file, own)
+    found = model(*start, file, own)
     assert (found["class"], found["hidden_sizes"]) == ("MLPClassifier", [8])
     assert model("--model=MLPClassifier")["lr"] == 0.001  # the default
 
@@ -54,16 +57,16 @@ def test_a_later_file_wins_over_an_earlier_one(here: Path) -> None:
 
 
 def test_a_norm_file_replaces_the_whole_norm_and_its_fields_can_be_set(
-    files: list[str | Path],
+    start: list[str | Path],
 ) -> None:
     rms = f"--config={CONFIGS / 'norms/rms.yaml'}"
-    norm = model(*files, rms)["norm"]
+    norm = model(*start, rms)["norm"]
     assert norm["class_path"] == "ln_zoo.norms.RMSNorm"
-    assert set(norm["init_args"]) == {"gain", "eps"}
-    norm = model(*files, rms, "--model.norm.eps=0.5")["norm"]
+    assert set(norm["init_args"]) == {field.name for field in fields(RMSNorm)}
+    norm = model(*start, rms, "--model.norm.eps=0.5")["norm"]
     assert (norm["class_path"], norm["init_args"]["eps"]) == ("ln_zoo.norms.RMSNorm", 0.5)
-    assert model(*files, "--model.norm.eps=0.5")["norm"]["init_args"]["eps"] == 0.5
-    assert model(*files, rms, "--model.norm=BatchNorm")["norm"]["class_path"].endswith("BatchNorm")
+    assert model(*start, "--model.norm.eps=0.5")["norm"]["init_args"]["eps"] == 0.5
+    assert model(*start, rms, "--model.norm=BatchNorm")["norm"]["class_path"].endswith("BatchNorm")
 
 
 def test_the_environment_is_below_files_and_above_defaults(

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cli_support import QUIET, SMALL, fails, fit, load, succeed
+from cli_support import QUIET, SMALL, fails, fit, last, load, succeed
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from ln_zoo.cli import run_folders
@@ -31,11 +31,8 @@ def test_numbers_go_on_behind_the_highest(tmp_path: Path) -> None:
 
 def test_loggers_of_a_run_share_its_folder(tmp_path: Path) -> None:
     def loggers() -> list:
-        return [
-            CSVLogger(tmp_path, "a"),
-            TensorBoardLogger(tmp_path, "a"),
-            CSVLogger(tmp_path, "b"),
-        ]
+        a, b = (tmp_path, "a"), (tmp_path, "b")
+        return [CSVLogger(*a), TensorBoardLogger(*a), CSVLogger(*b)]
 
     (tmp_path / "b/version_6").mkdir(parents=True)
     claimed = run_folders.claim_for(first := loggers())
@@ -64,12 +61,11 @@ def test_without_a_logger_no_file_of_the_user_is_touched(here: Path) -> None:
         (here / name).write_text(text)
     fit("--config=config.yaml", "--trainer.logger=false", "--test_after_fit=true")
     done = fit("--trainer.logger=false", "--ckpt_path=last", epochs=2)
-    assert "runs/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt" in done.err + done.out
+    assert str(last()) in done.err + done.out
     assert {path.name: path.read_text() for path in here.iterdir() if path.is_file()} == own
-    first, second = (here / f"runs/MLPClassifier-LayerNorm/version_{n}" for n in (0, 1))
-    for name in ("config.yaml", "test_results.json", "checkpoints/last.ckpt"):
-        assert (first / name).is_file()
-    assert {path.name for path in second.iterdir()} == {"config.yaml", "checkpoints"}
+    written = [{path.name for path in last(version).parents[1].iterdir()} for version in (0, 1)]
+    assert written[1] == {"config.yaml", "checkpoints"}
+    assert written[0] == written[1] | {"test_results.json"}
 
 
 @pytest.mark.parametrize("logger", [[], ["--trainer.logger=false"]], ids=["loggers", "none"])
@@ -78,8 +74,7 @@ def test_default_root_dir(here: Path, logger: list[str]) -> None:
     fit(*root)
     fit(*root, "--ckpt_path=last", epochs=2)
     assert [path.name for path in here.iterdir()] == ["here"]
-    last = "here/below/MLPClassifier-LayerNorm/version_1/checkpoints/last.ckpt"
-    assert load(here / last)["global_step"] == 10
+    assert load(last(1, root="here/below"))["global_step"] == 10
     if not logger:
         fit(*root, "--trainer.logger.save_dir=logs")
         assert (here / "logs/MLPClassifier-LayerNorm/version_0/metrics.csv").is_file()

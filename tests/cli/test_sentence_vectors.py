@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_support import QUIET, fails, load, succeed
+from cli_support import QUIET, last, load, succeed
 
 from ln_zoo.models import CombinedSkipThoughts, SkipThought
 
@@ -28,16 +28,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SkipThou
                     "--data=SyntheticBooks", "--data.books=5", "--data.paragraphs=3",
                     "--data.batch_size=4", "--trainer.max_steps=2",
                     f"--trainer.logger.name={name}")  # fmt: skip
-            models.append(SkipThought.load_from_checkpoint(checkpoint(name)))
+            models.append(SkipThought.load_from_checkpoint(last(name=name)))
         yield models[0], models[1]
 
 
-def checkpoint(name: str) -> str:
-    return f"runs/{name}/version_0/checkpoints/last.ckpt"
-
-
 def predict(*argv: str, name: str = "one", option: str = "--weights") -> np.ndarray:
-    done = succeed("predict", option, checkpoint(name), "--data=SentenceFile",
+    done = succeed("predict", option, last(name=name), "--data=SentenceFile",
                    "--data.path=text.txt", "--data.batch_size=2", *QUIET, *argv)  # fmt: skip
     (line,) = [text for text in done.out.splitlines() if text.startswith("predictions: ")]
     found: np.ndarray = np.load(line.removeprefix("predictions: "))
@@ -46,7 +42,7 @@ def predict(*argv: str, name: str = "one", option: str = "--weights") -> np.ndar
 
 def test_a_vector_for_each_line(trained: tuple[SkipThought, SkipThought]) -> None:
     one, two = trained
-    words = load(Path(checkpoint("one")))["hyper_parameters"]["vocabulary"]
+    words = load(last(name="one"))["hyper_parameters"]["vocabulary"]
     assert list(one.vocabulary) == words
     assert np.allclose(predict(), one.encode(TEXTS), atol=1e-6)
     assert np.allclose(predict("--data.eos=false"), one.encode(TEXTS, eos=False), atol=1e-6)
@@ -74,14 +70,3 @@ def test_words_from_elsewhere(trained: tuple[SkipThought, SkipThought]) -> None:
         one.expansion = None
     assert np.allclose(found[:3], plain[:3], atol=1e-6)
     assert not np.allclose(found[3], plain[3], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"), [(b"a b\n\nc\n", "line 2"), (b"a b\nc \xe9\n", "byte 6"), (b"", "empty")]
-)
-def test_wrong_texts_are_refused(
-    trained: tuple[SkipThought, SkipThought], content: bytes, says: str
-) -> None:
-    Path("bad.txt").write_bytes(content)
-    fails("predict", "--weights", checkpoint("one"), "--data=SentenceFile",
-          "--data.path=bad.txt", *QUIET, code=1, says=["bad.txt", says])  # fmt: skip

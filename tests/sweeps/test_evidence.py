@@ -10,6 +10,7 @@ import pytest
 from ln_zoo.sweeps.evidence import recompute
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.verdicts import Finding
+from ln_zoo.zoo import claims
 from ln_zoo.zoo.claims import Outcome, Rule
 
 MEASURED = Rule("measured", says="in words")
@@ -97,3 +98,16 @@ def test_other_kinds(tmp_path: Path) -> None:
 def test_what_a_table_lacks_is_named(tmp_path: Path, data: dict[str, Any]) -> None:
     with pytest.raises(SweepError, match="no"):
         judged(tmp_path, test="above", **data)
+
+
+def test_numbers_of_the_claims_are_those_of_their_tables() -> None:
+    """Verdict, seeds, number and interval, from the tables in git."""
+    root = Path(__file__).parents[2]
+    for each in claims.claims():
+        for outcome in each.outcomes:
+            if outcome.data:
+                found = recompute(each.rule, outcome, root)
+                assert (found.verdict, found.seeds) == (outcome.verdict, outcome.seeds), each.name
+                assert found.number in outcome.number, each.name
+                ends = found.interval and pytest.approx(found.interval, rel=1e-3)
+                assert outcome.interval == ends, each.name

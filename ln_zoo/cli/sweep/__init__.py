@@ -6,13 +6,14 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from filelock import FileLock, Timeout
 
-from ln_zoo.cli.commands import Marks
+from ln_zoo.cli.commands import ONE_EACH
 from ln_zoo.sweeps.grid import (
     Grid,
     SweepError,
@@ -27,41 +28,20 @@ from ln_zoo.sweeps.grid import (
     read_grid,
     write_grid,
 )
-from ln_zoo.sweeps.state import FAILED, FINISHED, State, state_of
+from ln_zoo.sweeps.state import FAILED, FINISHED, Length, State, state_of
 
 _LOCK = ".sweep.lock"
 #: Folder of the report, in the sweep's folder.
 _REPORT = "report"
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `sweep`; ``options`` are options of ``fit``."""
-
-    out: str
-    config: list[str] = field(default_factory=list)
-    norms: str | None = None
-    seeds: str | None = None
-    set_: list[str] = field(default_factory=list)
-    jobs: int = 1
-    max_time: str | None = None
-    threads: int | None = None
-    test: str | None = None
-    print_: bool = False
-    baseline: str | None = None
-    metric: list[str] | None = None
-    x: str | None = None
-    select: str | None = None
-    options: Sequence[str] = ()
-
-
 def sweep(
     *fit_options: str,
     out: str,
-    config: Annotated[list[str], Marks.ONE_EACH] = [],  # noqa: B006
+    config: Annotated[list[str], ONE_EACH] = [],  # noqa: B006
     norms: str | None = None,
     seeds: str | None = None,
-    set_: Annotated[list[str], Marks.ONE_EACH] = [],  # noqa: B006
+    set_: Annotated[list[str], ONE_EACH] = [],  # noqa: B006
     jobs: int = 1,
     max_time: str | None = None,
     threads: int | None = None,
@@ -121,60 +101,115 @@ def sweep(
         from ln_zoo.cli.sweep.worker import work
 
         return work(folder, run, attached)
-    request = Request(
-        out, config, norms, seeds, set_, jobs, max_time, threads, test, print_, baseline, metric,
-        x, select, fit_options,
-    )  # fmt: skip
+    report = partial(_report, folder, baseline, metric, x, select)
     old = read_grid(folder)
     if gather:
         if old is None:
             raise SweepError(f"there is no sweep in {out}")
-        _report(old, folder, request)
+        report(old)
         return 0
     seconds = parse_time(max_time) if max_time else math.inf
-    grid = grid_of(request, old)
+    again = ["ln-zoo", "sweep", "--out", out]
+    if old is not None and not (config or norms or seeds or set_ or fit_options):
+        grid = _unchanged(old, out, threads, test)
+    else:
+        grid = grid_of(config, norms, seeds, set_, fit_options, threads, test, jobs, old)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / _LOCK, timeout=0):
-            return _work_through(grid, folder, request, seconds)
+            grid, waiting, lengths = _checked(grid, folder)
+            if print_:
+                for name in waiting:
+                    print(shlex.join([*again, "--run", name]))
+                return 0
+            signal = _with_display(grid, folder, lengths, jobs, seconds) if waiting else 0
+            states = {each.name: state_of(folder / each.name) for each in grid.runs()}
+            if not signal and any(state.kind == FINISHED for state in states.values()):
+                report(grid)
     except Timeout:
         raise SweepError(
             f"another `ln-zoo sweep` is running in {out}: wait for it, or choose another --out"
         ) from None
+    return _summarize(states, signal, [*again, *(["--jobs", str(jobs)] if jobs > 1 else [])])
 
 
-def _work_through(grid: Grid, out: Path, request: Request, seconds: float) -> int:
+def grid_of(
+    config: list[str],
+    norms: str | None,
+    seeds: str | None = None,
+    set_: Sequence[str] = (),
+    fit_options: Sequence[str] = (),
+    threads: int | None = None,
+    test: str | None = None,
+    jobs: int = 1,
+    old: Grid | None = None,
+) -> Grid:
+    """The grid of the arguments; threads and tested weights default to those in the folder."""
+    if not config:
+        raise SweepError("give --config FILE, or the --out of an existing sweep")
+    if not norms:
+        raise SweepError("give --norms, such as --norms layer,none")
+    if threads is None:
+        threads = old.threads if old is not None else int(jobs > 1)
+    if threads < 0:
+        raise SweepError(f"--threads must be at least 0 (0: torch's default), got {threads}")
+    for option in fit_options:
+        if option.startswith("--"):
+            check_option(option)
+    for path in config:
+        if not Path(path).is_file():
+            raise SweepError(f"--config: there is no file {path}")
+    parsed = parse_norms(norms, config)
+    return Grid(
+        configs=config,
+        norms=parsed,
+        seeds=parse_seeds(seeds if seeds is not None else "3"),
+        settings=parse_settings(set_),
+        options=list(fit_options),
+        test=test or (old.test if old is not None else "last"),
+        threads=threads,
+        data_seed=old.data_seed if old is not None else True,
+        digests=digests(files_of(config, parsed)),
+    )
+
+
+def _unchanged(old: Grid, out: str, threads: int | None, test: str | None) -> Grid:
+    """The grid in the folder.
+
+    Raises:
+        SweepError: if the arguments contradict it, or a configuration file has changed.
+    """
+    if threads not in (None, old.threads) or test not in (None, old.test):
+        raise SweepError(
+            f"{out} has --threads {old.threads} --test {old.test}: choose another --out"
+        )
+    found = digests(list(old.digests))
+    if changed := [path for path, digest in old.digests.items() if found[path] != digest]:
+        raise SweepError(f"{', '.join(changed)} has changed since: choose another --out")
+    return old
+
+
+def _checked(grid: Grid, out: Path) -> tuple[Grid, list[str], dict[str, Length]]:
+    """Check a grid and write it; return it with the unfinished runs and the lengths by label."""
     # Again, now under the lock.
     old = read_grid(out)
     if old is not None:
         check_extends(grid, old, out)
-    states = {run.name: state_of(out / run.name) for run in grid.runs()}
-    waiting = [name for name, state in states.items() if state.kind != FINISHED]
-    if waiting or old != grid:
-        from ln_zoo.cli.sweep.check import check_grid
+    names = [run.name for run in grid.runs()]
+    waiting = [name for name in names if state_of(out / name).kind != FINISHED]
+    if not waiting and old == grid:
+        return grid, [], {}
+    from ln_zoo.cli.sweep.check import check_grid
 
-        lengths, seeded = check_grid(grid)
-        grid = replace(grid, data_seed=seeded)
-        write_grid(grid, out)
-    else:
-        lengths = {}
-    if request.print_:
-        for name in waiting:
-            print(shlex.join(["ln-zoo", "sweep", "--out", request.out, "--run", name]))
-        return 0
-    signal = _with_display(grid, out, lengths, request.jobs, seconds) if waiting else 0
-    states = {run.name: state_of(out / run.name) for run in grid.runs()}
-    kinds = [state.kind for state in states.values()]
-    if signal:
-        done = kinds.count(FINISHED)
-        print(f"stopped with {done} of {len(kinds)} runs finished; to resume: {_again(request)}")
-        return 128 + signal
-    if FINISHED in kinds:
-        _report(grid, out, request)
-    return _print_failed(states, request)
+    lengths, seeded = check_grid(grid)
+    grid = replace(grid, data_seed=seeded)
+    write_grid(grid, out)
+    return grid, waiting, lengths
 
 
-def _with_display(grid: Grid, out: Path, lengths: dict, jobs: int, seconds: float) -> int:
+def _with_display(
+    grid: Grid, out: Path, lengths: dict[str, Length], jobs: int, seconds: float
+) -> int:
     from rich.console import Console
 
     from ln_zoo.sweeps.display import LiveTable
@@ -188,74 +223,31 @@ def _with_display(grid: Grid, out: Path, lengths: dict, jobs: int, seconds: floa
         return Processes(*of_sweep, table, seconds).run()
 
 
-def _report(grid: Grid, out: Path, request: Request) -> None:
+def _report(
+    out: Path, baseline: str | None, metric: list[str] | None, x: str | None, select: str | None,
+    grid: Grid,
+) -> None:  # fmt: skip
     from ln_zoo.sweeps.report import Report
 
-    report = Report(grid, out, request.baseline, request.metric, request.x, request.select)
+    report = Report(grid, out, baseline, metric, x, select)
     print(report.write(out / _REPORT))
     print(f"report: {out / _REPORT / 'report.md'}")
 
 
-def _print_failed(states: dict[str, State], request: Request) -> int:
+def _summarize(states: dict[str, State], signal: int, again: list[str]) -> int:
+    """Print failed runs and how to resume; return the exit code."""
+    command = shlex.join(again)
+    if signal:
+        done = sum(state.kind == FINISHED for state in states.values())
+        print(f"stopped with {done} of {len(states)} runs finished; to resume: {command}")
+        return 128 + signal
     failed = {name: state.error for name, state in states.items() if state.kind == FAILED}
     for name, error in failed.items():
         print(f"ln-zoo sweep: error: {name}: {error}", file=sys.stderr)
     if failed:
         print(
             f"{len(failed)} of {len(states)} runs failed (log.txt in the folder of each); to try "
-            f"them again: {_again(request)}",
+            f"them again: {command}",
             file=sys.stderr,
         )
     return 1 if failed else 0
-
-
-def _again(request: Request) -> str:
-    jobs = ["--jobs", str(request.jobs)] if request.jobs > 1 else []
-    return shlex.join(["ln-zoo", "sweep", "--out", request.out, *jobs])
-
-
-def grid_of(request: Request, old: Grid | None) -> Grid:
-    """The grid of a request; default: the grid in the folder.
-
-    Raises:
-        SweepError: for an incomplete or inconsistent request.
-    """
-    options = list(request.options)
-    given = (request.config, request.norms, request.seeds, request.set_, options)
-    threads, test = request.threads, request.test
-    if old is not None and not any(given):
-        grid = old
-        if threads not in (None, old.threads) or test not in (None, old.test):
-            raise SweepError(
-                f"{request.out} has --threads {old.threads} --test {old.test}: choose another --out"
-            )
-        found = digests(list(old.digests))
-        if changed := [path for path, digest in old.digests.items() if found[path] != digest]:
-            raise SweepError(f"{', '.join(changed)} has changed since: choose another --out")
-        return grid
-    if not request.config:
-        raise SweepError("give --config FILE, or the --out of an existing sweep")
-    if not request.norms:
-        raise SweepError("give --norms, such as --norms layer,none")
-    if threads is None:
-        threads = old.threads if old is not None else int(request.jobs > 1)
-    if threads < 0:
-        raise SweepError(f"--threads must be at least 0 (0: torch's default), got {threads}")
-    for option in options:
-        if option.startswith("--"):
-            check_option(option)
-    for path in request.config:
-        if not Path(path).is_file():
-            raise SweepError(f"--config: there is no file {path}")
-    norms = parse_norms(request.norms, request.config)
-    return Grid(
-        configs=request.config,
-        norms=norms,
-        seeds=parse_seeds(request.seeds if request.seeds is not None else "3"),
-        settings=parse_settings(request.set_),
-        options=options,
-        test=test or (old.test if old is not None else "last"),
-        threads=threads,
-        data_seed=old.data_seed if old is not None else True,
-        digests=digests(files_of(request.config, norms)),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli import check_training
 from ln_zoo.cli.errors import one_line
@@ -39,9 +39,7 @@ def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
     for label, argv in arguments.items():
         with _named(label):
             found = settings_of(argv)
-            _check_loggers(found, label)
-            if grid.test == "best":
-                _check_monitor(found, label)
+            _check_callbacks(found, label, grid.test)
         trainer = found.trainer
         updates = trainer.get("max_steps")
         lengths[label] = Length(
@@ -73,21 +71,17 @@ def _named(label: str) -> Iterator[None]:
         raise SweepError(f"{label}: {one_line(str(error))}") from error
 
 
-def _check_loggers(settings: Namespace, label: str) -> None:
-    if "CSVLogger" not in _classes(settings.trainer.get("logger")):
+def _check_callbacks(settings: Namespace, label: str, test: str) -> None:
+    """Checks the loggers, and the callbacks if the best weights are tested."""
+    if not any(_classes(settings.trainer.get("logger"), "CSVLogger")):
         raise SweepError(f"{label}: a sweep reads metrics.csv: keep CSVLogger among the loggers")
+    checkpoints = _classes(settings.trainer.get("callbacks"), "ModelCheckpoint")
+    if test == "best" and not any((x.get("init_args") or {}).get("monitor") for x in checkpoints):
+        raise SweepError(
+            f"{label}: --test best needs a ModelCheckpoint with a monitor among callbacks"
+        )
 
 
-def _check_monitor(settings: Namespace, label: str) -> None:
-    callbacks = settings.trainer.get("callbacks") or []
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        if (callback.get("init_args") or {}).get("monitor") and "ModelCheckpoint" in _classes(
-            callback
-        ):
-            return
-    raise SweepError(f"{label}: --test best needs a ModelCheckpoint with a monitor among callbacks")
-
-
-def _classes(chosen: object) -> list[str]:
-    several = chosen if isinstance(chosen, list) else [chosen]
-    return [str(x.class_path).rpartition(".")[2] for x in several if hasattr(x, "class_path")]
+def _classes(chosen: Any, name: str) -> list[Namespace]:
+    several: list[Any] = chosen if isinstance(chosen, list) else [chosen]
+    return [x for x in several if str(getattr(x, "class_path", "")).rpartition(".")[2] == name]

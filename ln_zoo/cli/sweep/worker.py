@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import signal
 import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from filelock import FileLock, Timeout
 
@@ -95,7 +94,7 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
     checkpoint = checkpoint_of(out / run.name)
     if checkpoint is not None:
         fit += _from_checkpoint(checkpoint)
-    with contextlib.redirect_stderr(messages):
+    with contextlib.redirect_stderr(cast(TextIO, messages)):
         try:
             code = main(fit)
             if code == 0 and grid.test == "best":
@@ -127,7 +126,9 @@ def _best(folder: Path) -> Path:
     )
 
 
-class _LastErrorLine(io.TextIOBase):
+class _LastErrorLine:
+    """A stream that keeps the last error written to it."""
+
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.error = ""
@@ -139,14 +140,8 @@ class _LastErrorLine(io.TextIOBase):
                 self.error = error
         return self.stream.write(text)
 
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class _ParentWatcher(threading.Thread):

@@ -1,4 +1,4 @@
-"""Two nodes of two processes, simulated on one machine: the numbers of one process, and no hanging.
+"""Two nodes of two processes, simulated on one machine: the numbers of one process.
 
 Each node is a launcher of its own, ``torchrun``, as on a cluster.
 """
@@ -6,12 +6,10 @@ Each node is a launcher of its own, ``torchrun``, as on a cluster.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,17 +25,6 @@ COMMON = (
     "--optimizer=SGD", "--optimizer.lr=0.1", "--trainer.accelerator=cpu",
     "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
 )  # fmt: skip
-#: Ends the last process of all in the middle of training, without a word to the others.
-DYING = """
-import os, signal
-from lightning.pytorch import Callback
-
-class Dying(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_rank == trainer.world_size - 1 and trainer.global_step == 3:
-            print("DIES", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def nodes(folder: Path, *arguments: str) -> list[subprocess.Popen[bytes]]:
@@ -64,7 +51,6 @@ def nodes(folder: Path, *arguments: str) -> list[subprocess.Popen[bytes]]:
 def folder(tmp_path: Path) -> Path:
     write_idx(tmp_path / "mnist")
     (tmp_path / "run.py").write_text(RUN)
-    (tmp_path / "dying.py").write_text(DYING)
     return tmp_path
 
 
@@ -91,24 +77,3 @@ def test_two_nodes_give_the_scores_of_one_process(folder: Path) -> None:
     subprocess.run(one, cwd=folder, env=environment(), check=True, timeout=600)
     single, four = (results(folder / name)["metrics"] for name in ("one", "four"))
     assert four == pytest.approx(single, rel=1e-5)
-
-
-def test_a_dead_process_ends_the_others_within_a_minute(folder: Path) -> None:
-    fit = ("fit", *COMMON, "--data.batch_size=2", "--trainer.max_epochs=100000")
-    both = nodes(folder, *fit, "--trainer.callbacks+=dying.Dying")
-    try:
-        log = folder / "node1.log"
-        limit = time.monotonic() + 600
-        while "DIES" not in log.read_text():
-            assert time.monotonic() < limit, log.read_text()[-3000:]
-            assert all(process.poll() is None for process in both), log.read_text()[-3000:]
-            time.sleep(0.2)
-        died = time.monotonic()
-        for process in both:
-            process.wait(timeout=max(0.1, 60 - (time.monotonic() - died)))
-    finally:
-        end(both)
-    assert all(process.returncode != 0 for process in both)
-    for node in range(2):
-        said = (folder / f"node{node}.log").read_text()
-        assert re.search("error|Error|Signal 9", said), said[-3000:]

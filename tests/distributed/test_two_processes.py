@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from cli_support import (
     Done,
     load,
     results,
+    rows_of,
     same,
-    script,
     succeed,
     together,
     write_idx,
@@ -156,20 +155,17 @@ def test_fit_and_test_equal_one_process(fitted: tuple[Path, Done], in_fitted: Pa
 
 
 def test_evaluation_in_training_equals_one_process(in_fitted: Path) -> None:
-    first = of("two", "fit")
-    with (first / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(of("two", "fit") / "metrics.csv")
     by_epoch = [row for row in rows if row["epoch_train_nll"]]
     by_step = [row for row in rows if row["step_train_nll"]]
     assert len(by_epoch) == 2
     assert [int(row["step"]) for row in by_step] == [0, 5, 10]
-    model = MLPClassifier.load_from_checkpoint(first / "checkpoints/last.ckpt").eval()
+    model = MLPClassifier.load_from_checkpoint(LAST).eval()
     data = MNIST("mnist", **SIZES)
     data.setup()
 
     @torch.no_grad()
     def mean(loader, train: bool = False) -> dict[str, float]:
-        # Of five images in batches of two the last is alone, and has no batch statistics.
         batches = [batch for batch in loader if not train or len(batch[1]) > 1]
         scores = [model.train(train).per_example(batch) for batch in batches]
         model.eval()
@@ -204,38 +200,13 @@ def test_predictions_of_two_processes_are_those_of_one(in_fitted: Path) -> None:
         assert two == one
 
 
-#: A user's model, whose loss is not a number in one process and one step alone.
-BAD = """
-import os
-from ln_zoo.models import MLPClassifier
-
-class Bad(MLPClassifier):
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        if os.environ.get("LOCAL_RANK") == "1" and self.trainer.global_step == 7:
-            loss = loss * float("nan")
-        return loss
-"""
-
-
-@pytest.mark.slow
-def test_a_bad_loss_in_one_process_stops_both(fitted: tuple[Path, Done], in_fitted: Path) -> None:
-    (in_fitted / "bad_models.py").write_text(BAD)
-    done = script(
-        in_fitted, "fit", "--model=bad_models.Bad", "--model.hidden_sizes=[8]", *DATA, *QUIET,
-        *TWO, "--trainer.max_epochs=3", timeout=TIMEOUT,
-    )  # fmt: skip
-    last = "runs/Bad-LayerNorm/version_0/checkpoints/last.ckpt"
-    assert (done.code, "step 7 (epoch 1)" in done.err, last in done.err) == (1, True, True)
-    assert load(in_fitted / last)["global_step"] == 5
-
-
 def validations(folder: Path) -> list[dict[str, float]]:
     """The scores of each validation of a run."""
     if not (folder / "metrics.csv").exists():
         return []
-    with (folder / "metrics.csv").open() as file:
-        rows = [{k: v for k, v in row.items() if k[:4] == "val_"} for row in csv.DictReader(file)]
+    rows = [
+        {k: v for k, v in row.items() if k[:4] == "val_"} for row in rows_of(folder / "metrics.csv")
+    ]
     return [{k: float(v) for k, v in row.items() if v} for row in rows if any(row.values())]
 
 
