@@ -34,7 +34,7 @@ BELOW = {
     "packages": set(),
     "vocabulary": {"files"},
     "data": {"files", "vocabulary"},
-    "metrics": set(),
+    "metrics": {"tables"},
     "checkpoints": set(),
     "training_runs": set(),
     "signals": set(),

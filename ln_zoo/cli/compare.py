@@ -62,7 +62,7 @@ def compare(
     draw(read, metrics, out, title, x, log_x, band)
     print(summary(read, metrics, x))
     if asked:
-        from ln_zoo.zoo.speed import steps_table, write_steps_csv
+        from ln_zoo.sweeps.speed import steps_table, write_steps_csv
 
         for (name, values), members in zip(asked, by_step, strict=True):
             print(f"\n{steps_table(members, name, values)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ln_zoo.cli.commands import File, OwnModules
-from ln_zoo.zoo import catalog
+from ln_zoo.zoo import catalog, listing
 from ln_zoo.zoo.catalog import CardError
 
 
@@ -25,10 +25,10 @@ def list_(
         csv: file to write with all measured metrics, one per row, in place of the list
     """
     if csv is None:
-        print(catalog.list_text(pattern, model=model, norm=norm, dataset=dataset))
+        print(listing.list_text(pattern, model=model, norm=norm, dataset=dataset))
         return
     names = catalog.list_models(pattern, model=model, norm=norm, dataset=dataset)
-    csv.write_text(catalog.results_csv(names), encoding="utf-8")
+    csv.write_text(listing.results_csv(names), encoding="utf-8")
     print(f"results: {csv} ({len(names)} models)")
 
 
@@ -45,7 +45,7 @@ def cards(name: str | None = None, *, refresh: bool = False, facts: str | None =
     if facts and name is None:
         raise CardError("--facts applies to one card: give its name")
     if not refresh:
-        print(catalog.cards_text(name).rstrip("\n"))
+        print(listing.cards_text(name).rstrip("\n"))
         return
     from ln_zoo.zoo.cards import refresh as write
 

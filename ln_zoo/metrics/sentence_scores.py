@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ln_zoo import tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,15 +95,10 @@ def table(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] = {
 
     head, ours, reported_rows = _rows(scores, beside)
     shown = RichTable(box=box.SIMPLE, pad_edge=False, title=_title(scores), caption=_CAPTION)
-    shown.add_column(head[0])
-    for name in head[1:]:
-        shown.add_column(name, justify="right")
-    for row in ours:
-        shown.add_row(*row)
-    if reported_rows:
-        shown.add_section()
-    for row in reported_rows:
-        shown.add_row(*row)
+    for name in head:
+        shown.add_column(name, justify="left" if name == head[0] else "right")
+    for number, row in enumerate([*ours, *reported_rows], 1):
+        shown.add_row(*row, end_section=number == len(ours))
     return shown
 
 
@@ -110,9 +106,7 @@ def markdown(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] 
     """`table` in Markdown, with reported rows in italics."""
     head, ours, reported_rows = _rows(scores, beside)
     italic = [[f"*{cell}*" if cell else "" for cell in row] for row in reported_rows]
-    lines = [f"| {' | '.join(row)} |" for row in [head, *ours, *italic]]
-    lines.insert(1, "|" + "---|" * len(head))
-    return "\n".join([f"{_title(scores)}. {_CAPTION}.", "", *lines, ""])
+    return f"{_title(scores)}. {_CAPTION}.\n\n{tables.markdown_table(head, [*ours, *italic])}\n"
 
 
 _CAPTION = (
@@ -130,19 +124,17 @@ def _rows(
 ) -> tuple[list[str], list[list[str]], list[list[str]]]:
     """Header, rows of encoders, and rows of reported values."""
     metrics = [metric for metric in COLUMNS if any(s.metric == metric for s in scores)]
-    rows: dict[str, dict[str, str]] = {}
-    for score in scores:
-        rows.setdefault(score.encoder, {})[score.metric] = _cell(score)
-    others = {
-        label: {m: f"{value:.{COLUMNS[m][1]}f}" for m, value in found.items() if m in metrics}
+    cells = {(score.encoder, score.metric): _cell(score) for score in scores}
+    ours = [
+        [label, *(cells.get((label, metric), "") for metric in metrics)]
+        for label in dict.fromkeys(score.encoder for score in scores)
+    ]
+    theirs = [
+        [label, *(f"{found[m]:.{COLUMNS[m][1]}f}" if m in found else "" for m in metrics)]
         for label, found in beside.items()
-    }
-    head = ["encoder", *(COLUMNS[metric][0] for metric in metrics)]
-    ours, theirs = (
-        [[label, *(cells.get(metric, "") for metric in metrics)] for label, cells in part.items()]
-        for part in (rows, {label: cells for label, cells in others.items() if cells})
-    )
-    return head, ours, theirs
+        if found.keys() & set(metrics)
+    ]
+    return ["encoder", *(COLUMNS[metric][0] for metric in metrics)], ours, theirs
 
 
 def _cell(score: Score) -> str:
@@ -202,24 +194,15 @@ def read_csv(path: Path) -> list[Score]:
         ValueError: if the file has another format.
     """
 
-    def number(text: str) -> float | None:
-        return float(text) if text else None
+    def score(row: dict[str, Any]) -> Score:
+        names = ("value", "standard_error", "unknown", "seconds")
+        numbers = {name: float(row[name]) if row[name] else None for name in names}
+        value = math.nan if numbers["value"] is None else numbers["value"]
+        return Score(**row | numbers | {"value": value, "items": int(row["items"])})
 
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [
-                Score(
-                    encoder=row["encoder"],
-                    metric=row["metric"],
-                    value=math.nan if not row["value"] else float(row["value"]),
-                    standard_error=number(row["standard_error"]),
-                    items=int(row["items"]),
-                    unknown=number(row["unknown"]),
-                    protocol=row["protocol"],
-                    seconds=float(row["seconds"]),
-                )
-                for row in csv.DictReader(file)
-            ]
+            return [score(row) for row in csv.DictReader(file)]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a table of scores as --out writes them") from error
 
@@ -234,11 +217,8 @@ def curve_csv(scores: Sequence[Score], updates: Mapping[str, int]) -> str:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, max(map(list, rows), key=len), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return lines.getvalue()
+    head = max(map(list, rows), key=len)
+    return tables.csv_table(head, [[row.get(name) for name in head] for row in rows]) + "\n"
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -298,11 +298,6 @@ def plain_name(metric: str) -> str:
     return metric.replace("|", " or ")
 
 
-def table_head(cells: Sequence[str]) -> list[str]:
-    """First two lines of a Markdown table."""
-    return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
-
-
 def _name_axes(axis: Axes, metric: str, x: str, wide: bool) -> None:
     axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -10,7 +12,6 @@ from rich.text import Text
 from ln_zoo.sweeps.grid import Run
 from ln_zoo.sweeps.processes import Progress, Watcher, duration, outcome
 from ln_zoo.sweeps.state import FAILED, FINISHED, State
-from ln_zoo.sweeps.statistics import SeedSummary
 from ln_zoo.zoo.reported import metric_unit
 
 
@@ -84,8 +85,7 @@ def _measured(finished: list[State]) -> str:
         return ""
     parts = []
     for name in finished[0].metrics:
-        known = metric_unit(name)
-        scale, unit = (known.scale, known.unit) if known else (1.0, "")
-        spread = SeedSummary.of([s.metrics[name] * scale for s in finished if name in s.metrics])
-        parts.append(f"{name} {spread.mean:.4g} {unit}".strip())
+        unit = metric_unit(name)
+        values = [s.metrics[name] * unit.scale for s in finished if name in s.metrics]
+        parts.append(f"{name} {statistics.fmean(values):.4g} {unit.unit}".strip())
     return ", ".join(parts)

@@ -41,16 +41,7 @@ _SEED_OFFSET = 100_000
 
 
 def recompute(rule: Rule, outcome: Outcome, root: Path) -> Finding:
-    """The verdict of a rule on the tables of an outcome.
-
-    Args:
-        rule: of the claim.
-        outcome: with ``data``.
-        root: of the repository.
-
-    Raises:
-        SweepError: if a table, a column or a pair of runs is missing.
-    """
+    """The verdict of a rule on the tables of an outcome."""
     try:
         return _judge(rule, outcome.data, root)
     except (OSError, ValueError, KeyError) as error:

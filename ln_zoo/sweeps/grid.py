@@ -120,9 +120,6 @@ class Grid:
 def parse_time(text: str) -> int:
     """Seconds of ``HH:MM:SS``.
 
-    Raises:
-        SweepError: for anything else, or 0.
-
     Example:
         >>> parse_time("01:02:03")
         3723
@@ -137,9 +134,6 @@ def parse_time(text: str) -> int:
 
 def parse_seeds(text: str) -> list[int]:
     """A number of seeds, starting at 0, or a list of them.
-
-    Raises:
-        SweepError: for anything else, an empty list, or duplicates.
 
     Example:
         >>> parse_seeds("3"), parse_seeds("7,8"), parse_seeds("7,")
@@ -170,9 +164,6 @@ def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
     ``layer`` stands for ``norms/layer.yaml`` in the folder of a configuration or its parent, then
     for ``configs/norms/layer.yaml``. A name that ends in .yaml is a file; a name with a capital or
     a dot is a class.
-
-    Raises:
-        SweepError: for an empty list, an unknown name, or duplicates.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -184,9 +175,6 @@ def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
 
 def parse_settings(given: Sequence[str]) -> dict[str, list[str]]:
     """Values by option, from ``OPTION=V1,V2``; commas in brackets or quotes do not separate.
-
-    Raises:
-        SweepError: for another form, no value, duplicates, or an option that the sweep sets.
 
     Example:
         >>> parse_settings(["model.lr=2e-4,1e-3", "model.hidden_sizes=[8, 8],[16]"])
@@ -239,11 +227,7 @@ def norm_name(norm: str) -> str:
 
 
 def digests(grid_files: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of files.
-
-    Raises:
-        SweepError: if a file cannot be read.
-    """
+    """SHA-256 of files."""
     found = {}
     for path in grid_files:
         try:
@@ -259,11 +243,7 @@ def files_of(configs: Sequence[str], norms: Sequence[str]) -> list[str]:
 
 
 def read_grid(folder: Path) -> Grid | None:
-    """The grid in a sweep's folder, or None.
-
-    Raises:
-        SweepError: if the file is damaged or from a newer version.
-    """
+    """The grid in a sweep's folder, or None."""
     path = folder / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

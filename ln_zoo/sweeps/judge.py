@@ -13,11 +13,7 @@ from ln_zoo.zoo.claims import Rule
 
 
 def judge(report: Report, rule: Rule) -> Finding:
-    """The verdict of a rule on the finished runs of a sweep.
-
-    Raises:
-        SweepError: if no seed has runs of both norms, or if there is no such metric.
-    """
+    """The verdict of a rule on the finished runs of a sweep."""
     names = rule.norm, rule.baseline
 
     def curves(norm: str) -> Curves:

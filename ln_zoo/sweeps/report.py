@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ln_zoo import tables
 from ln_zoo.files import atomic_write_text
 from ln_zoo.plots import comparison
+from ln_zoo.sweeps import speed
 from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
 from ln_zoo.sweeps.state import FAILED, FINISHED, State, metrics_of, state_of
 from ln_zoo.sweeps.statistics import Difference, SeedSummary, paired
 from ln_zoo.sweeps.verdicts import Scores, mean_leads
-from ln_zoo.zoo import speed
 from ln_zoo.zoo.reported import metric_unit
 
 #: Scores of skip-thoughts in the paper's Figure 3.
@@ -177,15 +177,7 @@ class Report:
         value: str,
         scale: Callable[[float], float] = float,
     ) -> Scores:
-        """`mean_leads` of a norm over a baseline at one value of a setting.
-
-        Args:
-            names: the norm and the baseline.
-            metric: test metric.
-            setting: option of ``--set``.
-            value: its value.
-            scale: applied to the metric.
-        """
+        """`mean_leads` of a norm over a baseline at one value of a setting."""
         scores = {
             (norm_name(m.run.norm), tuple(m.run.settings.items()), m.run.seed): scale(
                 m.metrics[metric]
@@ -303,11 +295,7 @@ class Report:
         return found
 
     def best_label(self, norm: str) -> str:
-        """The label of a norm at its best settings by validation.
-
-        Raises:
-            SweepError: if no run of it has finished.
-        """
+        """The label of a norm at its best settings by validation."""
         chosen = {each.norm: each.label for each in self.chosen()}
         labels = [m.run.label for m in self.members if norm_name(m.run.norm) == norm]
         if not labels:
@@ -320,9 +308,6 @@ class Report:
         """Writes ``report.md``, the tables as CSV and ``curves.png``; returns the Markdown.
 
         Also draws ``curves_seconds.png`` if all runs have timed their training.
-
-        Raises:
-            OSError: if a file cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         pictures = [self.x] if self.metrics else []
@@ -358,11 +343,11 @@ class Report:
             runs.append([*row, steps, state.error])
         spread: list[list[Any]] = [["label", "metric", "unit", *SeedSummary.__dataclass_fields__]]
         for (label, metric), s in self.spreads().items():
-            spread.append([label, metric, _unit(metric), *vars(s).values()])
+            spread.append([label, metric, metric_unit(metric).unit, *vars(s).values()])
         columns = ["label", "baseline", "metric", "unit", "pairs", "mean", "low", "high"]
         differences: list[list[Any]] = [columns]
         for (label, other, metric), d in self.differences().items():
-            differences.append([label, other, metric, _unit(metric), *vars(d).values()])
+            differences.append([label, other, metric, metric_unit(metric).unit, *vars(d).values()])
         reached: list[list[Any]] = [["label", "seed", *list(Reached.__dataclass_fields__)[1:]]]
         for r in self.reached():
             reached.append([r.run.label, r.run.seed, *list(vars(r).values())[1:]])
@@ -444,7 +429,9 @@ class Report:
             curves = metrics_of(folder)
             state: State = self.states[run.name]
             if state.kind == FINISHED and curves is not None:
-                metrics = {name: value * _scale(name) for name, value in state.metrics.items()}
+                metrics = {
+                    name: value * metric_unit(name).scale for name, value in state.metrics.items()
+                }
                 yield Member(run, metrics, curves)
 
     def _score(self, member: Member) -> float:
@@ -514,18 +501,8 @@ def _seconds(curves: Path) -> comparison.Curve:
     return comparison.read_seconds(curves) if "step_seconds" in _columns(curves) else {}
 
 
-def _scale(metric: str) -> float:
-    known = metric_unit(metric)
-    return known.scale if known else 1.0
-
-
-def _unit(metric: str) -> str:
-    known = metric_unit(metric)
-    return known.unit if known else ""
-
-
 def _with_unit(metric: str) -> str:
-    unit = _unit(metric)
+    unit = metric_unit(metric).unit
     return f"{metric} ({unit})" if unit else metric
 
 
@@ -533,8 +510,7 @@ def _section(title: str, text: str, head: Sequence[str], rows: Sequence[Sequence
     """A heading, a paragraph and a Markdown table; empty without rows."""
     if not rows:
         return ""
-    table = [*comparison.table_head(head), *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([f"## {title}", "", text, "", *table])
+    return "\n".join([f"## {title}", "", text, "", tables.markdown_table(head, rows)])
 
 
 def _spread_cell(spread: SeedSummary) -> str:
@@ -567,15 +543,7 @@ def _range(values: Sequence[float]) -> str:
     return middle if least == greatest else f"{middle} ({least} to {greatest})"
 
 
-def _csv(rows: Iterable[Iterable[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in rows:
-        writer.writerow(["" if cell is None else _exact(cell) for cell in row])
-    return text.getvalue()
-
-
-def _exact(cell: Any) -> Any:
-    if not isinstance(cell, float):
-        return cell
-    return "" if math.isnan(cell) else f"{cell:.10g}"
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    exact = [[f"{c:.10g}" if isinstance(c, float) else c for c in row] for row in rows]
+    cells = [["" if cell in (None, "nan") else cell for cell in row] for row in exact]
+    return tables.csv_table(cells[0], cells[1:]) + "\n"

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ln_zoo.plots import comparison
+from ln_zoo.sweeps import speed
 from ln_zoo.sweeps.statistics import Difference, paired, seeds_to_decide, signed_rank
-from ln_zoo.zoo import claims, speed
+from ln_zoo.zoo import claims
 from ln_zoo.zoo.claims import Rule
 
 #: Targets of the rule ``faster``, as shares of the baseline's improvement.
@@ -118,15 +119,6 @@ def speeds(
 
     The baseline improves from the median over seeds of its first values to the median of its best
     values.
-
-    Args:
-        curves: of the norm.
-        baseline: curves of the baseline.
-        metric: name of the metric, which determines whether lower is better.
-        start: initial value, if the first one was logged late.
-
-    Raises:
-        ValueError: if no seed is shared.
     """
     seeds = [seed for seed in curves if seed in baseline]
     if not seeds:
@@ -186,9 +178,6 @@ def judge_rule(
         scores: reads the test scores of a norm.
         leads: computes `mean_leads` at a value of the rule's setting, on a scale.
         start: as in `speeds`.
-
-    Raises:
-        ValueError: if no seed is shared.
     """
     if rule.kind in claims.OF_CURVES:
         own, base = (curves(name) for name in names)
@@ -212,14 +201,7 @@ def mean_leads(
     names: tuple[str, str],
     metric: str,
 ) -> Scores:
-    """Mean lead of a norm over a baseline by seed, for seeds with all settings.
-
-    Args:
-        scores: by norm, setting and seed.
-        settings: all settings.
-        names: the norm and the baseline.
-        metric: name of the metric.
-    """
+    """Mean lead of a norm over a baseline by seed, for seeds with all settings."""
     sign = 1 if speed.higher_is_better(metric) else -1
     found = {}
     for seed in sorted({seed for *_, seed in scores}):
@@ -266,17 +248,7 @@ def judge_speed(
 
 
 def judge_own_best(curves: Curves, baseline: Curves, metric: str, value: float) -> Finding:
-    """The verdict of the rule ``own_best``: updates of each run to its own best value.
-
-    Args:
-        curves: of the norm.
-        baseline: curves of the baseline.
-        metric: name of the metric.
-        value: the paper's ratio of the norm's updates to the baseline's.
-
-    Raises:
-        ValueError: if no seed is shared.
-    """
+    """The verdict of the rule ``own_best``: updates of each run to its own best value."""
     best = max if speed.higher_is_better(metric) else min
     logs, variances = [], []
     for seed in curves:
@@ -303,11 +275,7 @@ def judge_own_best(curves: Curves, baseline: Curves, metric: str, value: float) 
 def judge_scores(
     scores: Scores, baseline: Scores, metric: str, kind: str, margin: float, matters: float | None
 ) -> Finding:
-    """The verdict of the rules ``lower``, ``higher`` and ``comparable`` on paired test scores.
-
-    Raises:
-        ValueError: if no seed is shared.
-    """
+    """The verdict of the rules ``lower``, ``higher`` and ``comparable`` on paired test scores."""
     found = paired(scores, baseline)
     if found is None:
         raise ValueError("no seed has runs of both norms")
@@ -337,9 +305,6 @@ def judge_growth(
         metric: name of the metric.
         matters: relevant change.
         odds: the same leads in log-odds; then both scales must agree.
-
-    Raises:
-        ValueError: if no seed has finished at both settings.
     """
     found = paired(more, less)
     if found is None:

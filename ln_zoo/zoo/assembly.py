@@ -48,15 +48,6 @@ def check_size(
     """Build a model on the meta device and compare it with the weights of its card.
 
     A card may claim any size; this costs neither the memory nor the time of such a model.
-
-    Args:
-        build: makes the model.
-        card: of the model.
-        state: its weights.
-        is_own: whether model or norm are the user's; some cannot be built on the meta device.
-
-    Raises:
-        CardError: if the weights do not fit.
     """
     if len(state) > _MAX_TENSORS:
         raise CardError(
@@ -81,11 +72,7 @@ def check_size(
 
 
 def fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) -> None:
-    """Load the weights of a card.
-
-    Raises:
-        CardError: if names or shapes differ.
-    """
+    """Load the weights of a card."""
     try:
         model.load_state_dict(state, strict=True, assign=assign)
     except RuntimeError as error:
@@ -95,11 +82,7 @@ def fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) -
 
 
 def with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
-    """The model with a new head for `num_classes` classes and all other trained weights.
-
-    Raises:
-        CardError: if the model has no head to replace.
-    """
+    """The model with a new head for `num_classes` classes and all other trained weights."""
     if "num_classes" not in trained.hparams or getattr(trained, "head", None) is None:
         raise CardError(
             f"num_classes={num_classes} is for classifiers of images; {card.name} is a "

@@ -226,23 +226,7 @@ def write_measured(
     name: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a card from measured metrics and the facts of its author.
-
-    Args:
-        folder: the card folder to make.
-        model: to store.
-        measured: metrics as ``Trainer.test`` returns them; may be empty.
-        data: facts of the data, ``dataset`` among them.
-        preprocessing: what was done to the data before the model saw it.
-        evaluation: how the metrics were measured.
-        training: length and settings of the training.
-        facts: of the author, as for `card_from_checkpoint`.
-        name: of the model; default: the name of the folder.
-        overwrite: whether an existing card may be replaced.
-
-    Raises:
-        CardError: as `write_card`, or for an unknown fact.
-    """
+    """Write a card from measured metrics and the facts of its author."""
     given = _read_facts(facts)
     metrics = [_metric(name, value, data) for name, value in measured.items()]
     if main := given.main_metric:
@@ -386,9 +370,6 @@ def refresh(
     Args:
         folder: of the card; weights and measurements are not changed.
         facts: replace the author's facts in ``results.json``; as for `card_from_checkpoint`.
-
-    Raises:
-        CardError: if one of the two is damaged, or a fact is unknown.
     """
     card = catalog.read_card(folder)
     if facts is not None:
@@ -458,9 +439,9 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 def _metric(name: str, value: float, data: Mapping[str, Any]) -> dict[str, Any]:
     bare = reported.bare_metric(name)
     known = reported.metric_unit(bare)
-    unit = "" if known is None else known.logged or known.unit
     dataset, split = reported.measured_on(data, metric=bare).rsplit("/", 1)
-    return asdict(catalog.Metric(bare, float(value), unit, dataset, split))
+    unit = known.logged or known.unit
+    return {"name": bare, "value": float(value), "unit": unit, "dataset": dataset, "split": split}
 
 
 def _weights(model: ZooModule) -> dict[str, Tensor]:

@@ -9,24 +9,21 @@ how), ``README.md`` (both for readers) and ``model.safetensors``. Folders are lo
 
 from __future__ import annotations
 
-import csv
 import difflib
 import fnmatch
 import hashlib
-import io
 import json
 import math
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ln_zoo.files import read_bounded
-from ln_zoo.training_runs import Run, read_run, read_runs, totals
+from ln_zoo.training_runs import Run, read_run, read_runs
 from ln_zoo.zoo import schema
-from ln_zoo.zoo.errors import CardError, printable
+from ln_zoo.zoo.errors import CardError
 from ln_zoo.zoo.schema import Record
 
 if TYPE_CHECKING:
@@ -53,10 +50,6 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 _MOST_TEXT = 10_000_000
 _MOST_LEVELS = 50
 _NESTED = (dict, list)
-#: Maximum characters of a cell of the table.
-_WIDEST = 100
-#: Metrics of a model in the README.
-_MOST_METRICS = 5
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In an installed package, or next to the package of a checkout.
@@ -169,7 +162,7 @@ class Card:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What was done to the data before the model read them."""
+        """Preprocessing of the data in training."""
         return dict(self.config.preprocessing)
 
     def preprocess(self, images: Any, seed: int = 0) -> Tensor:
@@ -178,9 +171,9 @@ class Card:
         Their content is not checked: MNIST has centred, light strokes on a dark ground.
 
         Args:
-            images: a PIL image, a NumPy array, a tensor, or a list of such; an array is (C, H, W)
-                or (N, C, H, W), of grey images also (H, W) or (N, H, W). Whole numbers are levels
-                of brightness up to the training data's scale, floats are fractions of it, bool is
+            images: a PIL image, a NumPy array, a tensor, or a list of them; an array is (C, H, W)
+                or (N, C, H, W), of grey images also (H, W) or (N, H, W). Integers are levels of
+                brightness up to the training data's scale, floats are fractions of it, bool is
                 black and white. PIL images have levels from 0 to 255, and become grey if the model
                 has one channel.
             seed: for models of binary images: each pixel is 1 with its brightness as probability,
@@ -192,8 +185,8 @@ class Card:
         Raises:
             CardError: if the model takes no images.
             TypeError: if an argument is not an image.
-            ValueError: for an image of another size, with values that training did not have
-                (negative, above the scale, NaN, divided twice), or with transparency.
+            ValueError: if an image has another size, transparency, or values that training did not
+                have (negative, above the scale, NaN, divided twice).
 
         Example:
             >>> import ln_zoo
@@ -265,20 +258,12 @@ def read_card(folder: str | os.PathLike[str]) -> Card:
 
 
 def listed_files(folder: Path) -> list[str]:
-    """Names of the files that the ``config.json`` of a folder lists, checked to be plain names.
-
-    Raises:
-        CardError: as `read_card`, for ``config.json`` alone.
-    """
+    """Names of the files that the ``config.json`` of a folder lists, checked to be plain names."""
     return sorted(_read_config(folder / CONFIG).files)
 
 
 def verified_bytes(card: Card, name: str) -> bytes:
-    """Content of one of the card's listed files, after its size and sha256 were found right.
-
-    Raises:
-        CardError: if the file is missing or differs; it names the file, both digests and a remedy.
-    """
+    """Content of one of the card's listed files, after its size and sha256 were found right."""
     path = card.path(name)
     expected = card.config.files[name]
     remedy = (
@@ -362,12 +347,12 @@ def _read_json(path: Path) -> Any:
         raise CardError(f"{path} cannot be read as JSON: {error}") from error
     except RecursionError:
         raise CardError(f"{path} is nested in too many levels: it is not a card's") from None
-    level, levels = [value], 0
-    while level:
-        if levels > _MOST_LEVELS:
-            raise CardError(f"{path} is nested in over {_MOST_LEVELS} levels: it is not a card's")
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
         inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, _NESTED)]
-        level, levels = [value for values in inner for value in values], levels + 1
+        level = [value for values in inner for value in values]
+    if level:
+        raise CardError(f"{path} is nested in over {_MOST_LEVELS} levels: it is not a card's")
     return value
 
 
@@ -384,10 +369,9 @@ def read_text(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+    keys = [key for key, _ in pairs]
+    if len(found := dict(pairs)) < len(keys):
+        twice = max(keys, key=keys.count)
         raise ValueError(f"the key {twice!r:.80} appears twice")
     return found
 
@@ -426,20 +410,12 @@ def _all_folders() -> dict[str, list[Path]]:
 
 
 def find(name: str) -> Path:
-    """Folder of the published model of this name.
-
-    Raises:
-        CardError: for an unknown name; it lists the nearest names and all others.
-    """
+    """Folder of the published model of this name."""
     return find_all(name)[0]
 
 
 def find_all(name: str) -> list[Path]:
-    """Folders of the published models of this name, such as several versions of its weights.
-
-    Raises:
-        CardError: as `find`.
-    """
+    """Folders of the published models of this name, such as several versions of its weights."""
     folders = dict(sorted(_all_folders().items()))
     if name in folders:
         return folders[name]
@@ -472,11 +448,7 @@ def _roots() -> list[Path]:
 
 
 def folder(name: str) -> Path:
-    """The folder at a path (with a separator), or the folder of a published model.
-
-    Raises:
-        CardError: for an unknown name.
-    """
+    """The folder at a path (with a separator), or the folder of a published model."""
     return Path(name) if os.sep in name else find(name)
 
 
@@ -491,11 +463,9 @@ def list_models(
 
     Args:
         filter: pattern of the name, with ``*``, ``?`` and ``[...]``.
-        model: class name of the model, such as ``MLPClassifier``.
-        norm: class name of the norm, such as ``LayerNorm``.
-        dataset: name of a data set of the results, such as ``MNIST``.
-
-    Capitals do not matter in the last three.
+        model: class name of the model, such as ``MLPClassifier``, in any case.
+        norm: class name of the norm, such as ``LayerNorm``, in any case.
+        dataset: name of a data set of the results, such as ``MNIST``, in any case.
 
     Raises:
         CardError: if a card whose content a filter needs is damaged.
@@ -504,35 +474,36 @@ def list_models(
         >>> list_models("mlp.*", norm="no such norm")
         []
     """
-    names, broken = _fitting(filter, model, norm, dataset)
+    names, broken = fitting(filter, model, norm, dataset)
     for error in broken.values():
         raise error
     return names
 
 
-def _fitting(
+def fitting(
     filter: str, model: str | None, norm: str | None, dataset: str | None
 ) -> tuple[list[str], dict[str, CardError]]:
     """Names that match all filters, and errors of damaged cards by name."""
+    filters = (model, norm, dataset)
     names: list[str] = []
     broken: dict[str, CardError] = {}
     for name, folder in card_folders().items():
         if not fnmatch.fnmatchcase(name, filter):
             continue
-        if (model, norm, dataset) != (None, None, None):
-            try:
-                card = read_card(folder)
-            except CardError as error:
-                broken[name] = error
-                continue
-            if not (
-                _same(model, [card.model])
-                and _same(norm, [card.norm])
-                and _same(dataset, card.datasets)
-            ):
-                continue
-        names.append(name)
+        try:
+            # Without further filters a card is not read.
+            if filters == (None, None, None) or _fits(read_card(folder), *filters):
+                names.append(name)
+        except CardError as error:
+            broken[name] = error
     return names, broken
+
+
+def _fits(card: Card, model: str | None, norm: str | None, dataset: str | None) -> bool:
+    pairs = (model, [card.model]), (norm, [card.norm]), (dataset, card.datasets)
+    return all(
+        wanted is None or wanted.lower() in map(str.lower, values) for wanted, values in pairs
+    )
 
 
 def describe(name: str) -> Card:
@@ -542,161 +513,3 @@ def describe(name: str) -> Card:
         CardError: for an unknown name or a damaged card.
     """
     return read_card(find(name))
-
-
-def _same(wanted: str | None, values: Iterable[str]) -> bool:
-    return wanted is None or wanted.lower() in (value.lower() for value in values)
-
-
-# Text for the command line
-
-
-def table(names: Iterable[str]) -> str:
-    """Published models as plain text: name, model, norm, data, main metric, parameters.
-
-    The line of a damaged card has the error.
-    """
-    rows = [["name", "model", "norm", "dataset", "main metric", "parameters"]]
-    broken = []
-    for name in names:
-        try:
-            card = describe(name)
-        except CardError as error:
-            broken.append(f"{_cell(name)}: {_one_line(str(error))}")
-            continue
-        dataset, value = str(card.results.data.get("dataset", "")), "not measured"
-        if card.metrics:
-            main = card.metrics[0]
-            dataset, value = main.dataset, f"{main.name} {_value(main)}"
-        cells = (name, card.model, card.norm, dataset, value, f"{card.parameters:,}")
-        rows.append(list(map(_cell, cells)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*(lines if len(rows) > 1 else []), *broken])
-
-
-def _cell(text: str) -> str:
-    """Text from a card as one short line with control characters escaped."""
-    line = _one_line(printable(text))
-    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def markdown_table(filter: str = "*") -> str:
-    """Published models with their first metrics as a Markdown table, for the project's README.
-
-    Raises:
-        CardError: if a card is damaged.
-    """
-    lines = ["| name | model | norm | data | measured | parameters |", "|---|---|---|---|---|---|"]
-    for name in list_models(filter):
-        card = describe(name)
-        shown = [f"{m.name} {_value(m)}" for m in card.metrics[:_MOST_METRICS]]
-        measured = ", ".join([*shown, *(["..."] if len(card.metrics) > _MOST_METRICS else [])])
-        cells = (f"`{name}`", f"`{card.model}`", f"`{card.norm}`", ", ".join(card.datasets))
-        lines.append(f"| {' | '.join(cells)} | {measured} | {card.parameters:,} |")
-    return "\n".join(lines)
-
-
-#: Columns of `results_csv`.
-_COLUMNS = (
-    "name", "model", "norm", "dataset", "split", "metric", "value", "unit", "parameters", "epochs",
-    "steps", "seed", "date", "version", "sha256",
-)  # fmt: skip
-
-
-def results_csv(names: Iterable[str]) -> str:
-    """Every measured metric of published models, a row each, as comma-separated values.
-
-    Args:
-        names: of the models, as `list_models` gives them.
-
-    Raises:
-        CardError: if a card is damaged.
-
-    Example:
-        >>> print(results_csv([]), end="")
-        name,model,norm,dataset,split,metric,value,unit,parameters,epochs,steps,seed,date,version,sha256
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for name in names:
-        card = describe(name)
-        evaluation, trained = card.results.evaluation, totals(card.training_runs)
-        of_model = {
-            "name": name,
-            "model": card.model,
-            "norm": card.norm,
-            "parameters": card.parameters,
-            "epochs": trained.get("epochs"),
-            "steps": trained.get("updates"),
-            "seed": evaluation.get("seed"),
-            "date": evaluation.get("date"),
-            "version": card.version,
-            "sha256": card.digest,
-        }
-        for metric in card.metrics:
-            row = of_model | vars(metric) | {"name": name, "metric": metric.name}
-            writer.writerow({k: printable(v) if isinstance(v, str) else v for k, v in row.items()})
-    return text.getvalue()
-
-
-def _value(metric: Metric) -> str:
-    """A metric's value with its unit; fractions in per cent."""
-    if metric.unit == "fraction":
-        return f"{100 * metric.value:.5g} %"
-    return f"{metric.value:.5g} {metric.unit}".strip()
-
-
-def list_text(
-    filter: str = "*",
-    *,
-    model: str | None = None,
-    norm: str | None = None,
-    dataset: str | None = None,
-) -> str:
-    """Output of ``ln-zoo list``: the table of `list_models`, and errors of damaged cards.
-
-    Raises:
-        CardError: as `card_folders`.
-    """
-    names, broken = _fitting(filter, model, norm, dataset)
-    if names or broken:
-        return table([*names, *broken])
-    known = card_folders()
-    if not known:
-        return (
-            "no published models on this machine; "
-            f"set {MODELS_VARIABLE} to a folder of card folders"
-        )
-    return f"no model matches; there are {', '.join(map(_cell, known))}"
-
-
-def cards_text(name: str | None = None) -> str:
-    """Output of ``ln-zoo cards``: one model's card, or the folders of all.
-
-    Args:
-        name: of a model, or a card folder; ``None``: name and folder of every model.
-
-    Raises:
-        CardError: for an unknown name, or a folder without a card.
-    """
-    if name is None:
-        folders = card_folders()
-        if not folders:
-            return list_text()
-        width = max(map(len, folders))
-        lines = (f"{key.ljust(width)}  {path}" for key, path in folders.items())
-        return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
-    path = folder(name) / README
-    try:
-        return printable(read_text(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CardError(f"{path} cannot be read: {error}") from error

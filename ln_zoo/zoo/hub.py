@@ -17,15 +17,7 @@ ACCOUNT_VARIABLE = "LN_ZOO_HUB"
 
 @dataclass(frozen=True)
 class HubOptions:
-    """How files are downloaded, with the meanings of `huggingface_hub.snapshot_download`.
-
-    Attributes:
-        cache_dir: where files are kept; default: the hub's own cache.
-        token: of the user; ``True`` for the stored one, ``False`` for none; default: the stored one
-            if there is one.
-        local_files_only: whether to use the cache alone.
-        force_download: whether to download files that the cache has.
-    """
+    """Options of `huggingface_hub.snapshot_download`; see `ln_zoo.load`."""
 
     cache_dir: str | Path | None = None
     token: str | bool | None = None
@@ -40,17 +32,6 @@ def download(repo_id: str, *, revision: str | None = None, options: HubOptions =
     """Download a card folder from the hub, or find it in the cache, unchecked.
 
     With ``HF_HUB_OFFLINE=1`` only the cache is used.
-
-    Args:
-        repo_id: ``user/repo``.
-        revision: branch, tag or commit; default ``main``.
-        options: of the download.
-
-    Returns:
-        The folder of one commit in the cache.
-
-    Raises:
-        CardError: if there is no such repository, revision or card, or no way to reach it.
     """
     try:
         first = snapshot_download(

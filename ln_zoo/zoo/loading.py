@@ -53,7 +53,7 @@ def load(
             the very same weights.
         cache_dir: where hub files are kept; default: the hub's own cache.
         token: of the hub; ``True`` for the stored one, ``False`` for none; default: the stored one
-            if there is one.
+            if it exists.
         local_files_only: whether to take hub files from the cache alone, without a request.
         force_download: whether to download hub files that the cache has.
         dtype: of the weights; default: float32.
@@ -89,18 +89,10 @@ def load(
 
 
 def load_into(model: ZooModule, source: Source, new_head: bool = False) -> tuple[str, ...]:
-    """Loads the weights of a source into a model.
-
-    Args:
-        model: to load into.
-        source: of the weights.
-        new_head: whether a classifier of another number of classes keeps its fresh last layer.
+    """Load the weights of a source; with `new_head` a head of another size keeps its own.
 
     Returns:
         Names of the weights that stayed fresh.
-
-    Raises:
-        ValueError: if the weights do not fit; the message names the differing keys.
     """
     state, own = source.state(), model.state_dict()
     head = {name: own[name] for name in head_weights(model)}

@@ -38,12 +38,7 @@ class Evaluated(NamedTuple):
 
 
 def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
-    """Metrics of an evaluation and how to reproduce it, as plain values.
-
-    Args:
-        run: the finished evaluation.
-        stage: ``"test"`` or ``"val"``.
-    """
+    """Metrics of an evaluation and how to reproduce it, as plain values."""
     trainer, model, data = run.trainer, run.model, run.data
     settings = run.settings
     path = _tested_file(run)
@@ -111,8 +106,8 @@ def card_scores(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, f
     for metric in card.metrics:
         measured = reported.measured_on(results["data"], metric=metric["name"])
         if f"{metric['dataset']}/{metric['split']}" == measured:
-            known = reported.metric_unit(metric["name"])
-            stated[metric["name"]] = metric["value"] * (known.scale if known else 1.0)
+            scale = reported.metric_unit(metric["name"]).scale
+            stated[metric["name"]] = metric["value"] * scale
     return stated, ""
 
 

@@ -29,9 +29,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def layer_class(name: str) -> type[RecurrentLayer]:
     """The recurrent layer of that name, ``LSTM``, ``GRU`` or ``RNN``, or of that class path.
 
-    Raises:
-        ValueError: for an unknown name.
-
     Example:
         >>> layer_class("GRU")
         <class 'ln_zoo.layers.rnn.GRU'>
@@ -43,9 +40,6 @@ def layer_class(name: str) -> type[RecurrentLayer]:
 
 def norm_class(name: str) -> type[Norm]:
     """The norm of that name in `ln_zoo.norms`, or of that class path.
-
-    Raises:
-        ValueError: for an unknown name.
 
     Example:
         >>> norm_class("LayerNorm")

@@ -17,18 +17,7 @@ _PIL_MAXIMUM = 255
 
 
 def preprocess(preprocessing: Mapping[str, Any], images: Any, seed: int = 0) -> Tensor:
-    """Implementation of `ln_zoo.zoo.Card.preprocess`.
-
-    Args:
-        preprocessing: of a card, with ``image_shape``.
-        images: see there.
-        seed: see there.
-
-    Raises:
-        CardError: if the model takes no images.
-        TypeError: if an argument is not an image.
-        ValueError: for an image of another size or range than in training.
-    """
+    """Implementation of `ln_zoo.zoo.Card.preprocess`."""
     if "image_shape" not in preprocessing:
         raise CardError(
             "this model takes no images: its preprocessing has no image_shape; card.preprocessing "

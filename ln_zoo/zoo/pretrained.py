@@ -6,7 +6,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,21 +25,12 @@ _M = TypeVar("_M", bound=ZooModule)
 def load_as(
     cls: type[_M],
     name_or_path: str | os.PathLike[str],
-    *,
     revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    token: str | bool | None = None,
-    local_files_only: bool = False,
-    force_download: bool = False,
     **options: Any,
 ) -> _M:
-    """A published model of a class.
-
-    Raises:
-        CardError: as `ln_zoo.load`; for a model of another class.
-    """
-    hub_options = HubOptions(cache_dir, token, local_files_only, force_download)
-    card = source.find_card(name_or_path, revision, hub_options)
+    """A published model of a class; options as for `ln_zoo.load`."""
+    of_hub = {f.name: options[f.name] for f in fields(HubOptions) if f.name in options}
+    card = source.find_card(name_or_path, revision, HubOptions(**of_hub))
     ours, abstract = registry.model_classes().get(card.model), inspect.isabstract(cls)
     foreign = ours is None and cls in registry.model_classes().values()
     if foreign or (ours and not issubclass(ours, cls) and (abstract or not issubclass(cls, ours))):
@@ -49,7 +40,7 @@ def load_as(
         )
     if not abstract and (ours is None or issubclass(cls, ours)):
         options.setdefault("model", cls)
-    model = loading.load(card.folder, **asdict(hub_options), **options)
+    model = loading.load(card.folder, **options)
     assert isinstance(model, cls)
     return model
 
@@ -64,22 +55,7 @@ def save(
     name: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Implementation of `ln_zoo.models.ZooModule.save_pretrained`.
-
-    Args:
-        model: to store.
-        folder: created.
-        metrics: measured values, as ``Trainer.test`` returns them: ``trainer.test(...)[0]``.
-            Default: the card states that nothing was measured.
-        data: the data module of training and test, or a mapping of facts with ``dataset``, a name.
-        facts: license, description and the like; see `ln_zoo.zoo.Facts`.
-        name: of the model; default: the name of the folder.
-        overwrite: whether an existing card may be replaced.
-
-    Raises:
-        CardError: if an argument, name or fact cannot be stored, or if the folder must not be
-            replaced.
-    """
+    """Implementation of `ln_zoo.models.ZooModule.save_pretrained`."""
     origin: Card | None = model.__dict__.get("card")
     if origin is not None and metrics is None and data is None and _is_that(model, origin):
         if facts is not None:
@@ -124,17 +100,11 @@ def save(
 def push(
     model: ZooModule,
     repo_id: str,
-    *,
-    token: str | None = None,
-    private: bool = False,
-    revision: str | None = None,
-    dry_run: bool = False,
-    **saved: Any,
+    **options: Any,
 ) -> publishing.Publication:
-    """Implementation of `ln_zoo.models.ZooModule.push_to_hub`.
-
-    ``saved`` are the options of `save`, the others those of `ln_zoo.zoo.publish`.
-    """
+    """Implementation of `ln_zoo.models.ZooModule.push_to_hub`: options of `save` and `publish`."""
+    names = ("metrics", "data", "facts", "name")
+    saved = {name: options.pop(name) for name in names if name in options}
     with tempfile.TemporaryDirectory() as folder:
         name = saved.pop("name", None) or repo_id.rpartition("/")[2]
         path = save(model, Path(folder) / "card", name=name, **saved)
@@ -143,10 +113,7 @@ def push(
             repo_id,
             norm=from_config(norm) if (norm := model.hparams.get("norm")) else None,
             model=type(model),
-            token=token,
-            private=private,
-            revision=revision,
-            dry_run=dry_run,
+            **options,
         )
 
 

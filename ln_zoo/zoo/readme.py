@@ -149,11 +149,10 @@ def _results(card: Card) -> tuple[list[list[str]], list[reported.Row]]:
 def _binomial_error(card: Card, name: str) -> str:
     """The standard error of a fraction of examples, in per cent; empty for any other metric."""
     metric = next(metric for metric in card.metrics if metric.name == name)
-    examples, known = card.results.data.get("test_size"), reported.metric_unit(name)
-    if known is not None and known.examples:
-        examples = known.examples
-    elif metric.unit != "fraction":
+    fixed = reported.metric_unit(name).examples
+    if not fixed and metric.unit != "fraction":
         return ""
+    examples = fixed or card.results.data.get("test_size")
     share = metric.value if metric.unit == "fraction" else metric.value / 100
     if not examples or not 0 < share < 1:
         return ""

@@ -31,11 +31,7 @@ def norm_classes() -> dict[str, type[Norm]]:
 
 
 def model_class(name: str) -> type[ZooModule]:
-    """The model of this class name.
-
-    Raises:
-        CardError: for any other name, dotted paths above all.
-    """
+    """The model of this class name."""
     return _look_up(name, model_classes(), "model")
 
 
@@ -45,11 +41,7 @@ def is_own(name: str) -> bool:
 
 
 def model_name(cls: type[Any]) -> str:
-    """Name of a model's class in cards: short for ours, dotted for a class of the user's own.
-
-    Raises:
-        CardError: if the class is not on `ZooModule`.
-    """
+    """Name of a model's class in cards: short for ours, dotted for a class of the user's own."""
     for name, known in model_classes().items():
         if known is cls:
             return name
@@ -63,11 +55,7 @@ def model_name(cls: type[Any]) -> str:
 
 
 def check_stored(model: ZooModule) -> None:
-    """Checks that the arguments which make a model again are stored.
-
-    Raises:
-        CardError: if they are not.
-    """
+    """Checks that the arguments which make a model again are stored."""
     for name, parameter in inspect.signature(type(model)).parameters.items():
         optional = parameter.default is not parameter.empty
         optional |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -82,10 +70,6 @@ def check_stored(model: ZooModule) -> None:
 def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
     """A norm in the form of cards: short name and arguments.
 
-    Args:
-        config: ``{"class_path": ..., "init_args": {...}}``, as `ln_zoo.norms.to_config` gives it. A
-            norm of the user's own keeps its dotted path: such a card is loaded with ``norm=``.
-
     Example:
         >>> encode_norm({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
         {'class': 'LayerNorm', 'init_args': {'eps': 0.001}}
@@ -98,23 +82,12 @@ def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_norm(config: dict[str, Any]) -> Norm:
-    """The norm that a card names.
-
-    Args:
-        config: ``{"class": short name, "init_args": {...}}``.
-
-    Raises:
-        CardError: for a class that is not ours, unknown arguments, or values out of range.
-    """
+    """The norm that a card names."""
     return build(_look_up(config["class"], norm_classes(), "norm"), config["init_args"])
 
 
 def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
-    """An instance of one of our classes from a card's plain arguments.
-
-    Raises:
-        CardError: for unknown or missing arguments, values out of range, or a nested class path.
-    """
+    """An instance of one of our classes from a card's plain arguments."""
     known = list(inspect.signature(cls).parameters)
     for key, value in init_args.items():
         if key not in known:

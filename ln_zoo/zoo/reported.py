@@ -1,9 +1,9 @@
 """Numbers that the paper and its sources report, and comparison with measurements.
 
-The numbers live in ``reported.yaml``, one file for all models; this file checks it, looks numbers
-up, and compares measurements with them. Only numbers for the same data and split are considered.
-The outcome is one of three: the difference, where network and length of training agree too; how far
-a run is behind or ahead, where its training had another length; or why the two are not comparable.
+The numbers are in ``reported.yaml``, one file for all models; ``tests/zoo/test_reported.py`` checks
+it. Only numbers for the same data and split are compared. The outcome is one of three: the
+difference, if network and length of training agree too; how far a run is behind or ahead, if its
+training had another length; or why the two are not comparable.
 
     >>> size = {"glimpses": 64, "hidden_size": 256, "latent_size": 100,
     ...         "read_size": 2, "write_size": 5}
@@ -30,15 +30,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ln_zoo.training_runs import Run, totals
-from ln_zoo.zoo.schema import read
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Keys of the length of training, in runs and in the file.
-_LENGTHS = ("epochs", "updates")
-# Factors from the logged unit to the unit of the tables.
-_SCALES = {("fraction", "%"): 100.0}
+
 #: Tables of sentence vectors by source and place, and what to call them.
 _SENTENCE_TABLES = {
     ("ba2016", "Table 3, section 6.3"): "paper, Table 3",
@@ -92,19 +88,8 @@ class Citation:
 
     @property
     def bibtex(self) -> str:
-        """The entry for BibTeX.
-
-        Example:
-            >>> print(citations()["ba2016"].bibtex)
-            @misc{ba2016,
-              author = {Ba, Jimmy Lei and Kiros, Jamie Ryan and Hinton, Geoffrey E.},
-              title = {{Layer Normalization}},
-              year = {2016},
-              eprint = {1607.06450},
-              archiveprefix = {arXiv}
-            }
-        """
-        fields = {
+        """The entry for BibTeX."""
+        entry = {
             "author": " and ".join(self.authors),
             "title": f"{{{self.title}}}",
             "year": str(self.year),
@@ -113,13 +98,13 @@ class Citation:
             "eprint": self.arxiv,
             "archiveprefix": "arXiv" if self.arxiv else "",
         }
-        lines = ",\n".join(f"  {key} = {{{value}}}" for key, value in fields.items() if value)
+        lines = ",\n".join(f"  {key} = {{{value}}}" for key, value in entry.items() if value)
         return f"@misc{{{self.key},\n{lines}\n}}"
 
 
 @dataclass(frozen=True)
 class MetricUnit:
-    """How a metric is to be read.
+    """Unit and direction of a metric; the defaults are those of an unknown one.
 
     Attributes:
         unit: in the tables.
@@ -129,16 +114,16 @@ class MetricUnit:
         examples: of these data.
     """
 
-    unit: str
-    higher_is_better: bool
+    unit: str = ""
+    higher_is_better: bool = False
     logged: str = ""
     data: str = ""
     examples: int = 0
 
     @property
     def scale(self) -> float:
-        """Factor from the logged unit to the unit of the tables."""
-        return 1.0 if self.logged in ("", self.unit) else _SCALES[self.logged, self.unit]
+        """Factor from the logged unit to the unit of the tables: fractions become per cent."""
+        return 100.0 if self.logged == "fraction" else 1.0
 
 
 @dataclass(frozen=True)
@@ -218,11 +203,7 @@ class Row:
         return f"{text} ({self.but})" if self.but else text
 
     def distance(self, unit: str = "") -> str:
-        """The difference, or how far behind or ahead; empty without one.
-
-        Args:
-            unit: what to write after the number.
-        """
+        """The difference, or how far behind or ahead, with a unit; empty without one."""
         if self.reported is None or self.difference is None:
             return ""
         if not self.at:
@@ -235,7 +216,7 @@ class Row:
 
     def cells(self) -> tuple[str, str, str, str]:
         """Metric, measured, reported with place and data, outcome; the last two may be empty."""
-        measured = with_unit(self.measured, self.unit)
+        measured = _with_unit(f"{self.measured:.5g}", self.unit)
         if self.reported is None:
             return self.metric, measured, "", ""
         value = _with_unit(f"{self.reported.value:g}", self.unit)
@@ -266,7 +247,7 @@ def reported(
     """
     return [
         r
-        for r in _load().entries
+        for r in _numbers()
         if model in (None, r.model) and norm in (None, r.norm) and metric in (None, r.metric)
     ]
 
@@ -286,18 +267,17 @@ def sentence_scores() -> dict[str, dict[str, float]]:
     return found
 
 
+@functools.cache
 def citations() -> Mapping[str, Citation]:
     """The sources by the key that `Reported.source` holds."""
-    return _load().citations
+    stored = _content()["citations"]
+    return {
+        k: Citation(k, **each | {"authors": tuple(each["authors"])}) for k, each in stored.items()
+    }
 
 
 def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
     """Publications that a card cites for model, norm and data; the paper is the first.
-
-    Args:
-        model: class name of the model.
-        norm: class name of the norm.
-        dataset: name of the data set, as data modules call it.
 
     Example:
         >>> [c.key for c in cited_for("SequenceClassifier", "BatchNorm", "mnist")]
@@ -305,17 +285,17 @@ def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
         >>> [c.key for c in cited_for("ConvClassifier", "BatchNorm", "mnist")]
         ['ba2016', 'ioffe2015', 'lecun1998']
     """
-    cited = _load().cited
-    keys = [*cited.always, *cited.models.get(model, ()), *cited.norms.get(norm, ())]
-    if model in cited.recurrent_models:
-        keys += cited.recurrent_norms.get(norm, ())
-    keys += cited.datasets.get(dataset, ())
+    cited = _content()["cited"]
+    keys = [*cited["always"], *cited["models"].get(model, ()), *cited["norms"].get(norm, ())]
+    if model in cited["recurrent_models"]:
+        keys += cited["recurrent_norms"].get(norm, ())
+    keys += cited["datasets"].get(dataset, ())
     return [citations()[key] for key in dict.fromkeys(keys)]
 
 
-def metric_unit(metric: str) -> MetricUnit | None:
-    """The entry of a metric in ``reported.yaml``, or None."""
-    return _load().metrics.get(metric)
+def metric_unit(metric: str) -> MetricUnit:
+    """The entry of a metric in ``reported.yaml``; the default `MetricUnit` for an unknown one."""
+    return _metrics().get(metric, MetricUnit())
 
 
 def comparison(
@@ -339,7 +319,7 @@ def comparison(
             with fixed data keep them.
         size: facts of the run by name, as `run_size` makes them: the model's arguments, facts of
             the data, ``training_data``, and its length in ``epochs`` and ``updates``.
-        obstacles: what rules out every comparison, a phrase each.
+        obstacles: reasons that rule out every comparison.
 
     Returns:
         For each metric a row per comparable number for the same data. If no number is comparable,
@@ -355,12 +335,11 @@ def comparison(
     for name, value in metrics.items():
         metric = bare_metric(name)
         known = metric_unit(metric)
-        unit = known.unit if known else ""
-        measured = float(value) * (known.scale if known else 1.0)
+        unit, measured = known.unit, float(value) * known.scale
         candidates = [
             ([*obstacles, *_obstacles(r, size)], r)
             for r in reported(model=model, norm=norm, metric=metric)
-            if _same_data((known.data if known else "") or data, r)
+            if _spelling(known.data or data) == _spelling(r.data)
         ]
         comparable = _around([r for found, r in candidates if not found], size)
         rows += [_compared(metric, unit, measured, r, size) for r in comparable]
@@ -385,19 +364,13 @@ def bare_metric(name: str) -> str:
 def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") -> str:
     """Data set and split of an evaluation, as `comparison` takes them.
 
-    Args:
-        data: a data module's facts.
-        split: ``"test"`` or ``"validation"``.
-        metric: a metric, which may have data of its own; default: any that has not.
-
     Example:
         >>> measured_on({"dataset": "mnist", "batch_size": 128})
         'mnist/test'
     """
-    known = metric_unit(bare_metric(metric))
-    if known is not None and known.data:
-        return known.data
-    # Where a source validates and reports on the same set, that is what tests take.
+    if fixed := metric_unit(bare_metric(metric)).data:
+        return fixed
+    # Some sources report their validation set.
     split = data.get("test_split", split) if split == "test" else split
     return f"{data['dataset']}/{split}"
 
@@ -436,23 +409,13 @@ def render(
 ) -> Table:
     """The rows as a table for `rich`: metric, unit, measured, reported, difference.
 
-    The last two columns are left out where no row has a reported number. Where a number is from,
-    and what keeps it from being compared, stands below the table, so that this fits into a narrow
-    terminal.
+    Sources and reasons are numbered notes below the table, which fits 80 columns.
 
     Args:
-        rows: of the table.
+        rows: of the table; without reported numbers the last two columns are left out.
         title: above the table.
-        card: values of the card of the tested weights by metric, in the unit of the rows, for
-            an extra column.
+        card: values on the card of the tested weights by metric, in the unit of the rows.
         note: a line below the table.
-
-    Example:
-        >>> size = {"hidden_size": 120}
-        >>> rows = comparison("AttentiveReader", "Identity", {"error": 0.46}, data="CNN/test",
-        ...                   size=size)
-        >>> [column.header for column in render(rows, card={"error": 46.1}).columns]
-        ['metric', 'unit', 'measured', 'card', 'reported', 'difference']
     """
     from rich.table import Table
     from rich.text import Text
@@ -482,16 +445,6 @@ def render(
     below = [f"[{number}] {text}" for text, number in notes.items()] + [note] * bool(note)
     table.caption = Text("\n".join(below)) if below else None
     return table
-
-
-def with_unit(value: float, unit: str) -> str:
-    """A measured value to five digits, with its unit.
-
-    Example:
-        >>> with_unit(95.466518, "nats/image")
-        '95.467 nats/image'
-    """
-    return _with_unit(f"{value:.5g}", unit)
 
 
 def _with_unit(number: str, unit: str) -> str:
@@ -526,24 +479,19 @@ def _around(numbers: Sequence[Reported], size: Mapping[str, Any]) -> list[Report
 
     If the length is unknown, the end of the curve.
     """
-    kept = []
-    for r in numbers:
+
+    def is_neighbour(r: Reported, key: str, there: int) -> bool:
+        same = (r.source, r.place, r.method)
         curve = [
             other.training[key]
             for other in numbers
-            for key in r.training
-            if key in other.training
-            and (other.source, other.place, other.method) == (r.source, r.place, r.method)
+            if key in other.training and (other.source, other.place, other.method) == same
         ]
-        for key, there in r.training.items():
-            here = size.get(key, max(curve))
-            before = max((n for n in curve if n <= here), default=here)
-            after = min((n for n in curve if n >= here), default=here)
-            if there in (before, after):
-                kept.append(r)
-        if not r.training:
-            kept.append(r)
-    return kept
+        here = size.get(key, max(curve))
+        below, above = [n for n in curve if n <= here], [n for n in curve if n >= here]
+        return there in (max(below, default=None), min(above, default=None))
+
+    return [r for r in numbers if all(is_neighbour(r, *item) for item in r.training.items())]
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -563,10 +511,6 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _same_data(data: str, r: Reported) -> bool:
-    return _spelling(data) == _spelling(r.data)
-
-
 def _spelling(name: str) -> str:
     """A name in lower case without separators: ``BinarizedMNIST`` is ``binarized_mnist``."""
     return re.sub(r"[^a-z0-9/+]", "", name.lower())
@@ -575,145 +519,33 @@ def _spelling(name: str) -> str:
 # The data file
 
 
-@dataclass(frozen=True)
-class _Cited:
-    """Keys of the publications that cards cite."""
-
-    always: list[str]
-    models: dict[str, list[str]]
-    norms: dict[str, list[str]]
-    recurrent_models: list[str]
-    recurrent_norms: dict[str, list[str]]
-    datasets: dict[str, list[str]]
-
-
-@dataclass(frozen=True)
-class _Column:
-    metric: str
-    dataset: str
-    split: str
-    training: dict[str, int] | None = None
-
-
-@dataclass(frozen=True)
-class _TableRow:
-    method: str
-    norm: str | None
-    values: list[float | None]
-
-
-@dataclass(frozen=True)
-class _Table:
-    source: str
-    place: str
-    model: str | None
-    columns: list[_Column]
-    rows: list[_TableRow]
-    size: dict[str, Any] = field(default_factory=dict)
-    stated: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, int] = field(default_factory=dict)
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class _Content:
-    citations: dict[str, dict[str, Any]]
-    cited: _Cited
-    metrics: dict[str, MetricUnit]
-    tables: list[_Table]
-
-
-@dataclass(frozen=True)
-class _File:
-    citations: Mapping[str, Citation]
-    cited: _Cited
-    metrics: Mapping[str, MetricUnit]
-    entries: tuple[Reported, ...]
+@functools.cache
+def _content() -> dict[str, Any]:
+    text = files("ln_zoo.zoo").joinpath("reported.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
 
 
 @functools.cache
-def _load() -> _File:
-    text = files("ln_zoo.zoo").joinpath("reported.yaml").read_text(encoding="utf-8")
-    return parse(yaml.safe_load(text))
+def _metrics() -> dict[str, MetricUnit]:
+    return {name: MetricUnit(**stored) for name, stored in _content()["metrics"].items()}
 
 
-def parse(raw: Any) -> _File:
-    """Validate the content of ``reported.yaml`` and list its tables as single numbers.
-
-    Raises:
-        ValueError: for unknown or missing keys, unknown names, wrong types, rows of another length
-            than their columns, or a number given twice; the message names the entry.
-    """
-    content = read(_Content, raw, "reported.yaml")
-    cited = {}
-    for key, value in content.citations.items():
-        cited[key] = read(Citation, {"key": key, **value}, f"citation {key}")
-        if not cited[key].arxiv and not cited[key].venue:
-            raise ValueError(f"citation {key}: neither arxiv nor venue is given")
-    by_name = ("models", "norms", "recurrent_norms", "datasets")
-    used = [content.cited.always]
-    used += [keys for name in by_name for keys in getattr(content.cited, name).values()]
-    if unknown := {key for keys in used for key in keys} - cited.keys():
-        raise ValueError(f"cited: {sorted(unknown)} are not among {sorted(cited)}")
-    for key, unit in content.metrics.items():
-        if unit.logged not in ("", unit.unit) and (unit.logged, unit.unit) not in _SCALES:
-            raise ValueError(f"metric {key}: no factor from {unit.logged!r} to {unit.unit!r}")
-    entries: dict[tuple[Any, ...], Reported] = {}
-    for table in content.tables:
-        for e in _numbers(table, cited, content.metrics):
-            sizes = repr((e.size, e.training))  # they hold lists
-            identity = (e.source, e.place, e.model, e.method, e.metric, e.data, sizes)
-            if identity in entries:
-                raise ValueError(f"{e.source}, {e.place}: {e.method}, {e.metric} appears twice")
-            entries[identity] = e
-    return _File(cited, content.cited, content.metrics, tuple(entries.values()))
-
-
-def _numbers(
-    table: _Table, cited: Mapping[str, Citation], units: Mapping[str, MetricUnit]
-) -> Iterable[Reported]:
-    """The numbers of a table, one by one, checked."""
-    where = f"{table.source}, {table.place}"
-    if table.source not in cited:
-        raise ValueError(f"{where}: source is not one of {sorted(cited)}")
-    for name in (table.model, *(row.norm for row in table.rows)):
-        if name is not None and not re.fullmatch("[A-Z][A-Za-z]*", name):
-            raise ValueError(f"{where}: {name!r} is not the name of a class")
-    for column in table.columns:
-        if column.metric not in units:
-            raise ValueError(f"{where}: metric {column.metric!r} is not among the metrics")
-    for row in table.rows:
-        if len(row.values) != len(table.columns):
-            raise ValueError(
-                f"{where}, {row.method}: {len(row.values)} values for {len(table.columns)} columns"
-            )
-        if set(row.values) == {None}:
-            raise ValueError(f"{where}, {row.method}: a row without a value")
-        for column, value in zip(table.columns, row.values, strict=True):
-            if value is None:
-                continue
-            training = table.training if column.training is None else column.training
-            if len(training) > 1 or not all(
-                key in _LENGTHS and n > 0 for key, n in training.items()
-            ):
-                raise ValueError(
-                    f"{where}: training must be one of {_LENGTHS} with a positive number, got "
-                    f"{training}"
-                )
-            yield Reported(
-                model=table.model,
-                norm=row.norm,
-                method=row.method,
-                metric=column.metric,
-                unit=units[column.metric].unit,
-                value=float(value),
-                higher_is_better=units[column.metric].higher_is_better,
-                dataset=column.dataset,
-                split=column.split,
-                place=table.place,
-                source=table.source,
-                size=table.size,
-                stated=table.stated,
-                training=training,
-                note=table.note,
-            )
+@functools.cache
+def _numbers() -> tuple[Reported, ...]:
+    """The tables of the file as single numbers."""
+    found = []
+    for table in _content()["tables"]:
+        shared = {key: value for key, value in table.items() if key not in ("columns", "rows")}
+        for row in table["rows"]:
+            for column, value in zip(table["columns"], row["values"], strict=True):
+                if value is not None:
+                    unit = _metrics()[column["metric"]]
+                    facts = shared | column | {"method": row["method"], "norm": row["norm"]}
+                    better = unit.higher_is_better
+                    found.append(
+                        Reported(
+                            **facts, unit=unit.unit, value=float(value), higher_is_better=better
+                        )
+                    )
+    return tuple(found)

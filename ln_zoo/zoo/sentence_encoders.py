@@ -12,11 +12,7 @@ from ln_zoo.zoo.source import load_model
 
 
 def load_encoder(weights: str) -> Any:
-    """A model that encodes sentences, as `source.load_model` finds it.
-
-    Raises:
-        ValueError: as `source.load_model`; for a model of another kind.
-    """
+    """A model that encodes sentences, as `source.load_model` finds it."""
     model = load_model(weights)
     check_encodes(model)
     return model

@@ -84,11 +84,7 @@ class Source:
 
     @property
     def cls(self) -> type[ZooModule]:
-        """The class, imported.
-
-        Raises:
-            ValueError: if it is not derived from `ZooModule`.
-        """
+        """The class, imported."""
         if self.given is not None:
             return self.given
         module, _, name = self.class_path.rpartition(".")
@@ -101,11 +97,7 @@ class Source:
         return cls
 
     def state(self) -> dict[str, Tensor]:
-        """The weights by name.
-
-        Raises:
-            CardError: if the weights of a card are missing, damaged or others.
-        """
+        """The weights by name."""
         if self.card is not None:
             return read_weights(self.card)
         assert self.checkpoint is not None
@@ -122,11 +114,7 @@ class Source:
         return named(runs_of_checkpoint(self.checkpoint), label)
 
     def build(self) -> ZooModule:
-        """The model with fresh random weights.
-
-        Raises:
-            ValueError: for arguments that the class does not take.
-        """
+        """The model with fresh random weights."""
         init_args = dict(self.init_args)
         if isinstance(norm := init_args.get("norm"), dict):
             init_args["norm"] = from_config(norm)
@@ -142,16 +130,7 @@ class Source:
     def load(
         self, num_classes: int | None = None, options: hub.HubOptions = hub.DEFAULTS
     ) -> ZooModule:
-        """The model with its weights, in evaluation mode, on the CPU.
-
-        Args:
-            num_classes: as for `ln_zoo.load`, for a card only.
-            options: of downloads.
-
-        Raises:
-            CardError: if a file of the card is missing, damaged or does not fit.
-            ValueError: if weights and arguments do not fit.
-        """
+        """The model with its weights, in evaluation mode, on the CPU."""
         if self.card is None:
             model = self.build()
             check_fits(model, self.state(), self.where)
@@ -182,10 +161,6 @@ def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Sou
         text: name or path.
         remedy: suggestion for a class that may not be imported, as for `trust.check_classes`.
         named: class paths that the user gave, which may be imported.
-
-    Raises:
-        FileNotFoundError: if there is no such checkpoint.
-        ValueError: if it cannot be read, or names a class of a module that is not imported.
     """
     if (path := checkpoint_in(text)) is not None:
         return of_checkpoint(path, remedy, named)
@@ -227,9 +202,6 @@ def of_card(
         norm: norm in place of the card's.
         model: class in place of the card's.
         trusted: whether classes of the card's author may be imported; else they are refused.
-
-    Raises:
-        CardError: for a class that is not ln_zoo's, unless it is trusted or replaced.
     """
     class_path = card.model
     if model is None and not (trusted and registry.is_own(card.model)):
@@ -250,30 +222,12 @@ def of_card(
 
 
 def load_model(text: str) -> ZooModule:
-    """The model of a name, a card's folder, a hub id, a .ckpt file or a run's folder.
-
-    Returns:
-        The model in evaluation mode, on the CPU.
-
-    Raises:
-        FileNotFoundError: as `find`.
-        ValueError: as `find`, and if weights and arguments do not fit.
-    """
+    """The model of a name, a card's folder, a hub id, a .ckpt file or a run's folder."""
     return find(text).load()
 
 
 def load_model_of(cls: type[_M], text: str, lacks: str) -> _M:
-    """The model of a class, as `load_model` finds it, with finite weights.
-
-    Args:
-        cls: the class.
-        text: as for `load_model`.
-        lacks: what a model of another class does not do, for the message.
-
-    Raises:
-        FileNotFoundError: as `load_model`.
-        ValueError: as `load_model`; for a model of another class, or one whose training diverged.
-    """
+    """The model of a class, as `load_model` finds it, with finite weights."""
     model = load_model(text)
     if not isinstance(model, cls):
         raise ValueError(
@@ -386,9 +340,6 @@ def read_weights(card: Card) -> dict[str, Tensor]:
     """The weights of a card by name, their size and sha256 checked.
 
     They must match the local card, wherever they were downloaded from.
-
-    Raises:
-        CardError: if they are missing, damaged or others.
     """
     card = with_weights(card)
     try:
@@ -400,15 +351,7 @@ def read_weights(card: Card) -> dict[str, Tensor]:
 
 
 def with_weights(card: Card, options: hub.HubOptions = hub.DEFAULTS) -> Card:
-    """The card with the folder of its weights, downloaded if the wheel leaves them out.
-
-    Args:
-        card: of a model; returned as it is if its weights are there.
-        options: of the download.
-
-    Raises:
-        CardError: if they are to be fetched and cannot be.
-    """
+    """The card with the folder of its weights, downloaded if the wheel leaves them out."""
     if card.path(catalog.WEIGHTS).is_file() or not catalog.is_shipped(card):
         return card
     size = card.config.files[catalog.WEIGHTS].size

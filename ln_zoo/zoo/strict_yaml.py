@@ -18,9 +18,6 @@ _LARGEST_FILE = 1_000_000
 def parse_yaml(text: str) -> Any:
     """Parses a YAML file, or a string.
 
-    Args:
-        text: path of a file, or YAML.
-
     Raises:
         ValueError: if it is not valid YAML, repeats a key, or is too large.
 

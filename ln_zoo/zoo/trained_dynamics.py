@@ -27,11 +27,7 @@ def trained_dynamics(
     statistics: Literal["kept", "batch"],
     root: str | None,
 ) -> tuple[list[Dynamics], str]:
-    """Dynamics of each model's layers before and after training, and a description of the data.
-
-    Raises:
-        ValueError: for a model without a `DynamicsSource`, or one that cannot be measured.
-    """
+    """Dynamics of each model's layers before and after training, and a description of the data."""
     found: list[Dynamics] = []
     titles: dict[str, None] = {}
     for name in models:

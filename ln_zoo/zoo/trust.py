@@ -102,9 +102,6 @@ def why_unreadable(error: Exception) -> str:
 
     torch's own account of what it refuses to run recommends to run it (``weights_only=False``).
 
-    Args:
-        error: that ``torch.load(..., weights_only=True)`` raised.
-
     Example:
         >>> why_unreadable(ValueError("... Unsupported global: GLOBAL os.system was"))
         'it asks for os.system, and only tensors and plain values are read: others can run code'
@@ -123,11 +120,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def import_own(module: str) -> None:
-    """Imports a module that the user named with ``--import``.
-
-    Raises:
-        OwnModuleError: if it cannot be imported.
-    """
+    """Imports a module that the user named with ``--import``."""
     try:
         importlib.import_module(module)
     except (ImportError, ValueError, TypeError) as error:

@@ -12,7 +12,7 @@ from sweep_runs import METRICS, write_run, write_steps
 from ln_zoo.cli import main
 from ln_zoo.plots import comparison as compare
 from ln_zoo.plots.comparison import draw, groups, median_and_range, read_run
-from ln_zoo.zoo.speed import steps_to
+from ln_zoo.sweeps.speed import steps_to
 
 
 def test_spread_over_runs_of_a_label(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import sweep_runs
 from PIL import Image
 
 from ln_zoo.cli import main
@@ -109,6 +110,16 @@ def test_settings_are_compared_over_the_seeds_that_all_of_them_have(out: Path) -
                 shutil.rmtree(out / run.name)
     layer = report(out).chosen()[0]
     assert (layer.label, layer.score) == ("layer, model.lr=1e-2", pytest.approx(0.022))
+
+
+def test_the_highest_accuracy_is_chosen(tmp_path: Path) -> None:
+    done = sweep_runs.report(tmp_path / "sweep", sweep_runs.FAST, sweep_runs.SLOW, ("1", "2"))
+    assert [each.label for each in done.chosen()] == ["layer, lr=2", "none, lr=2"]
+    for file in done.out.rglob("metrics.csv"):
+        file.write_text(file.read_text().replace("val_nll", "val_accuracy"))
+    by_accuracy = Report(done.grid, done.out, select="val_accuracy").chosen()
+    # Validation has 9.0 throughout at the other rate.
+    assert [each.label for each in by_accuracy] == ["layer, lr=1", "none, lr=1"]
 
 
 def test_the_median_seed_by_validation_is_the_one_to_publish(out: Path) -> None:

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from ln_zoo.sweeps.statistics import seeds_to_decide, signed_rank
-from ln_zoo.sweeps.verdicts import judge_growth, judge_speed, log_odds, speeds
+from ln_zoo.sweeps.verdicts import Speed, judge_growth, judge_speed, log_odds, speeds
 from ln_zoo.zoo import claims
 
 Curve = dict[int, float]
@@ -67,6 +67,9 @@ def test_a_miss_takes_longest_and_decides_from_six_seeds_on() -> None:
         late = speeds(theirs, mine, "nll")[-1]
         assert (late.missed, late.logs) == (True, [math.inf] * number)
         assert (late.verdict == claims.DOES_NOT_HOLD) == (number >= 6)
+        steps = dict.fromkeys(range(number), 10.0)
+        faster = Speed(0.9, 0.1, dict.fromkeys(range(number), 5.0), steps | {0: math.inf}, 0.0)
+        assert (faster.verdict == claims.HOLDS) == (number >= 6)
     assert "met by 0 of 8, baseline 8 of 8" in late.text
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from zoo_support import RESULTS
 
-from ln_zoo.zoo import catalog
+from ln_zoo.zoo import catalog, listing
 from ln_zoo.zoo.catalog import CardError, card_folders, describe, find, list_models
 
 
@@ -73,8 +71,8 @@ def test_unknown_names_get_suggestions(
 def test_no_models_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "_roots", lambda: [tmp_path])
     assert list_models() == []
-    assert "no published models" in catalog.list_text()
-    assert "no published models" in catalog.cards_text()
+    assert "no published models" in listing.list_text()
+    assert "no published models" in listing.cards_text()
     with pytest.raises(CardError, match="LN_ZOO_MODELS"):
         find("mlp.layernorm")
 
@@ -86,7 +84,7 @@ def test_models_variable_must_be_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_text_for_the_command_line(models_folder: Path) -> None:
-    lines = catalog.list_text("mlp.*", dataset="digits").splitlines()
+    lines = listing.list_text("mlp.*", dataset="digits").splitlines()
     assert lines[0].split("  ")[0] == "name"
     assert [cell.strip() for cell in lines[1].split("  ") if cell] == [
         "mlp.batchnorm",
@@ -97,16 +95,16 @@ def test_text_for_the_command_line(models_folder: Path) -> None:
         "1,236",
     ]
     assert len(lines) == 3
-    assert catalog.list_text("draw*").startswith("no model matches; there are ")
-    folders = catalog.cards_text().splitlines()
+    assert listing.list_text("draw*").startswith("no model matches; there are ")
+    folders = listing.cards_text().splitlines()
     assert f"mlp.none       {models_folder / 'mlp.none'}" in folders
     readme = (models_folder / "mlp.none" / "README.md").read_text()
-    assert catalog.cards_text("mlp.none") == readme
-    assert catalog.cards_text(str(models_folder / "mlp.none")) == readme
+    assert listing.cards_text("mlp.none") == readme
+    assert listing.cards_text(str(models_folder / "mlp.none")) == readme
     with pytest.raises(CardError, match=r"'mlp\.nothing'"):
-        catalog.cards_text("mlp.nothing")
+        listing.cards_text("mlp.nothing")
     with pytest.raises(CardError, match=r"README\.md"):
-        catalog.cards_text(str(models_folder / "elsewhere"))
+        listing.cards_text(str(models_folder / "elsewhere"))
 
 
 def test_a_card_without_metrics_says_so(make_card: Callable[..., Path]) -> None:
@@ -117,24 +115,11 @@ def test_a_card_without_metrics_says_so(make_card: Callable[..., Path]) -> None:
 
 def test_a_damaged_card_keeps_its_line(models_folder: Path) -> None:
     (models_folder / "mlp.none" / "results.json").write_text("{")
-    text = catalog.list_text()
+    text = listing.list_text()
     assert "mlp.layernorm  MLPClassifier" in text
     assert f"mlp.none: {models_folder / 'mlp.none' / 'results.json'} cannot be read" in text
     with pytest.raises(CardError, match=r"results\.json.*JSON"):
         list_models(norm="Identity")
-
-
-def test_lists_need_no_torch(models_folder: Path) -> None:
-    code = """
-import sys
-from ln_zoo.zoo import list_models, describe
-from ln_zoo.zoo.catalog import cards_text, list_text
-assert "mlp.none" in list_models(norm="Identity"), list_models()
-describe("mlp.none"); list_text(); cards_text("mlp.none")
-heavy = {"torch", "lightning", "huggingface_hub", "safetensors", "rich", "yaml"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +213,14 @@ def test_what_is_no_regular_file_is_refused_at_once(
     path = models_folder / "mlp.none" / name
     make_unreadable(path, what)
     with pytest.raises(CardError, match=name):
-        catalog.cards_text("mlp.none") if name == "README.md" else describe("mlp.none")
+        listing.cards_text("mlp.none") if name == "README.md" else describe("mlp.none")
     if name != "README.md":
-        assert f"mlp.none: {path} " in catalog.list_text()
+        assert f"mlp.none: {path} " in listing.list_text()
 
 
 def test_faulty_cards_have_a_line_each_and_others_are_listed(models_folder: Path) -> None:
     """Whatever is wrong with them, and with any filter."""
-    good = catalog.list_text("mlp.layernorm").splitlines()
+    good = listing.list_text("mlp.layernorm").splitlines()
     whole = (models_folder / "mlp.none" / "config.json").read_text()
     faults = {
         "deep": "[" * 100_000,
@@ -247,29 +232,29 @@ def test_faulty_cards_have_a_line_each_and_others_are_listed(models_folder: Path
         shutil.copytree(models_folder / "mlp.none", models_folder / name)
         (models_folder / name / "config.json").write_text(text)
     for filters in ({}, {"norm": "LayerNorm"}):
-        lines = catalog.list_text(**filters).splitlines()
+        lines = listing.list_text(**filters).splitlines()
         assert [line.split() for line in lines[:1]] == [good[0].split()]
         assert [line for line in lines if line.split() == good[1].split()]
         told = [line for line in lines if "config.json" in line]
         assert len(told) == len(faults)
         assert all(line.isprintable() for line in lines)
-    assert catalog.list_text("deep").startswith("deep: ")
+    assert listing.list_text("deep").startswith("deep: ")
 
 
 def test_nothing_a_terminal_obeys_is_printed(models_folder: Path) -> None:
     readme = models_folder / "mlp.none" / "README.md"
     readme.write_bytes("a\x1b]0;title\x07\r\n\tb\x9b2J\u202ec\n".encode())
-    assert catalog.cards_text("mlp.none") == "a\\x1b]0;title\\x07\n\tb\\x9b2J\\u202ec\n"
+    assert listing.cards_text("mlp.none") == "a\\x1b]0;title\\x07\n\tb\\x9b2J\\u202ec\n"
     (models_folder / "mlp.none").rename(models_folder / "mlp\x1b[2J")
-    assert all(line.isprintable() for line in catalog.cards_text().splitlines())
-    assert all(line.isprintable() for line in catalog.list_text("no*").splitlines())
+    assert all(line.isprintable() for line in listing.cards_text().splitlines())
+    assert all(line.isprintable() for line in listing.list_text("no*").splitlines())
     with pytest.raises(CardError) as caught:
         describe("no such")
     assert str(caught.value).isprintable()
     readme = models_folder / "mlp.layernorm" / "README.md"
     readme.write_bytes(b"\xff")
     with pytest.raises(CardError, match=r"README\.md"):
-        catalog.cards_text("mlp.layernorm")
+        listing.cards_text("mlp.layernorm")
 
 
 def test_the_table_of_the_readme_has_the_first_metrics(models_folder: Path) -> None:
@@ -279,11 +264,11 @@ def test_the_table_of_the_readme_has_the_first_metrics(models_folder: Path) -> N
     results["metrics"] = [first | {"name": name} for name in "abcde"]
     path.write_text(json.dumps(results))
     assert "| a 0.5 nats, b 0.5 nats, c 0.5 nats, d 0.5 nats, e 0.5 nats |" in (
-        catalog.markdown_table("mlp.none")
+        listing.markdown_table("mlp.none")
     )
     results["metrics"].append(first | {"name": "f"})
     path.write_text(json.dumps(results))
-    assert "d 0.5 nats, e 0.5 nats, ... |" in catalog.markdown_table("mlp.none")
+    assert "d 0.5 nats, e 0.5 nats, ... |" in listing.markdown_table("mlp.none")
 
 
 def test_a_metric_may_say_anything_in_one_line(models_folder: Path) -> None:
@@ -291,6 +276,6 @@ def test_a_metric_may_say_anything_in_one_line(models_folder: Path) -> None:
     results = json.loads(path.read_text())
     results["metrics"][0] |= {"name": "error\x1b[2J\nof", "unit": "x" * 500}
     path.write_text(json.dumps(results))
-    lines = catalog.list_text().splitlines()
+    lines = listing.list_text().splitlines()
     assert len(lines) == 4
     assert all(line.isprintable() and len(line) < 250 for line in lines)

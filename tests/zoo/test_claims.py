@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ln_zoo.zoo import claims
+from ln_zoo.zoo.claims import Claim, Outcome, Rule
 
 ROOT = Path(__file__).parents[2]
+KINDS = ("faster", "own_best", "lower", "higher", "comparable", "grows", "measured")
 
 
 def test_the_pages_are_up_to_date() -> None:
@@ -74,58 +78,58 @@ def test_the_rule_of_a_margin(low: float, high: float, verdict: str) -> None:
     assert claims.decide_margin(low, high, 0.5) == verdict
 
 
-def entry(**changes: Any) -> dict[str, Any]:
-    rule = {"kind": "faster", "metric": "m", "norm": "layer", "baseline": "none"}
-    plain = dict.fromkeys(("section", "quote", "claim", "page", "fixed", "known", "reason"), "x")
-    plain |= {"name": "a", "outcomes": [outcome()], "rule": rule}
-    return plain | {"sweep": {"paper": "--config x --norms none,layer"}} | changes
+def problems(each: Claim) -> list[str]:
+    """What is wrong with an entry of ``claims.yaml``."""
+    rule, found = each.rule, []
+
+    def wants(fits: object, text: str) -> None:
+        if not fits:
+            found.append(f"{each.name}: {text}")
+
+    wants(rule.kind in KINDS, f"kind {rule.kind!r}")
+    of_setting = rule.setting and rule.less and rule.more
+    wants(bool(of_setting) == (rule.kind == "grows"), "grows has a setting and two values")
+    wants(not rule.log_odds or rule.kind == "grows", "log_odds is for grows")
+    wants((rule.kind == "comparable") == (rule.margin > 0), "comparable has a margin")
+    wants((rule.kind == "own_best") == (rule.value is not None), "own_best has a value")
+    wants((rule.kind == "measured") == bool(rule.says), "measured has words")
+    wants((rule.kind == "measured") != bool(each.sweep), "a rule has a sweep")
+    wants(set(each.sweep) <= set(claims.SIZES), "sizes of sweeps")
+    for arguments in each.sweep.values():
+        words = shlex.split(arguments)
+        norms = {Path(norm).stem for norm in words[words.index("--norms") + 1].split(",")}
+        wants({rule.norm, rule.baseline} <= norms, f"norms of {arguments}")
+        settings = dict(word.split("=", 1) for word in words if "=" in word)
+        values = settings.get(rule.setting, "").split(",")
+        wants(rule.kind != "grows" or {rule.less, rule.more} <= {*values}, f"values of {arguments}")
+    for outcome in each.outcomes:
+        wants(outcome.verdict in claims.VERDICTS, f"verdict {outcome.verdict!r}")
+        wants(outcome.size in claims.SIZES, f"size {outcome.size!r}")
+        undecided = outcome.verdict == claims.UNDECIDED
+        wants(undecided == bool(outcome.missing), "an undecided outcome has `missing`")
+    return found
 
 
-def outcome(**changes: Any) -> dict[str, Any]:
-    plain = {"verdict": "holds", "size": "paper", "seeds": 3, "number": "1", "runs": "today"}
-    return plain | changes
+def test_the_file_is_valid() -> None:
+    assert [problem for each in claims.claims() for problem in problems(each)] == []
+    names = [each.name for each in claims.claims()]
+    assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ([entry(), entry()], "claim a: it appears twice"),
-        ([entry(extra=1)], "claim a: .*extra"),
-        ([{"name": "a"}], "claim a: 'rule'"),
-        ([entry(rule=entry()["rule"] | {"kind": "slower"})], "kind 'slower' is not one of"),
-        ([entry(sweep={})], "a rule needs a sweep"),
-        ([entry(sweep={"small": "--norms layer,none"})], "sizes .'small'. are none of"),
-        ([entry(sweep={"paper": "--norms layer,batch"})], "lacks a norm of the rule"),
-        (
-            [entry(rule=entry()["rule"] | {"kind": "grows", "setting": "n", "less": "1"})],
-            "needs a setting and two values",
-        ),
-        (
-            [
-                entry(
-                    rule=entry()["rule"]
-                    | {"kind": "grows", "setting": "n", "less": "1", "more": "2"},
-                    sweep={"paper": "--norms none,layer --set n=1,3"},
-                )
-            ],
-            "its sweep lacks a value of n",
-        ),
-        ([entry(rule=entry()["rule"] | {"setting": "n"})], "of this kind takes no setting"),
-        ([entry(rule=entry()["rule"] | {"margin": 0.1})], "a margin above 0 belongs to"),
-        ([entry(rule=entry()["rule"] | {"kind": "comparable"})], "a margin above 0 belongs to"),
-        ([entry(rule=entry()["rule"] | {"kind": "own_best"})], "a value belongs to"),
-        ([entry(rule={"kind": "measured"})], "words belong to rules of the kind 'measured'"),
-        ([entry(outcomes=[outcome(verdict="yes")])], "unknown verdict 'yes'"),
-        ([entry(outcomes=[outcome(size="half")])], "unknown size 'half'"),
-        ([entry(outcomes=[outcome(verdict="undecided")])], "says what is missing"),
-        ([entry(outcomes=[outcome(missing="a seed")])], "says what is missing"),
-    ],
-)
-def test_wrong_files(entries: list[dict[str, Any]], message: str) -> None:
-    assert claims.parse({"claims": [entry()]})[0].verdict == "holds"
-    both = [outcome(), outcome(size="reduced", verdict="undecided", missing="a seed")]
-    (parsed,) = claims.parse({"claims": [entry(outcomes=both)]})
-    assert parsed.verdict == "holds (paper), undecided (reduced)"
-    assert claims.parse({"claims": [entry(outcomes=[])]})[0].verdict == claims.NOT_TESTED
-    with pytest.raises(ValueError, match=message):
-        claims.parse({"claims": entries})
+def test_verdicts_of_both_sizes() -> None:
+    paper = Outcome("holds", "paper", 3, "1", "today")
+    reduced = replace(paper, size="reduced", verdict="undecided", missing="a seed")
+    each = replace(claims.claims()[0], outcomes=(paper,))
+    assert each.verdict == "holds"
+    assert replace(each, outcomes=(paper, reduced)).verdict == (
+        "holds (paper), undecided (reduced)"
+    )
+    assert replace(each, outcomes=()).verdict == claims.NOT_TESTED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rule_is_a_sentence(kind: str) -> None:
+    rule = Rule(kind, "error", "layer", "batch", "size", "4", "128", 0.5, True, 0.6, 2.0, "words")
+    assert re.fullmatch(r".+\. An effect of 2( times the speed)? matters\.", rule.words)
+    assert "{" not in rule.words
+    assert kind == "measured" or "`layer`" in rule.words

@@ -1,22 +1,22 @@
-"""How many updates runs take to reach a value, as a table and as CSV."""
+"""Updates until a run reaches a value, as a table and as CSV."""
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from ln_zoo.plots.comparison import Curve, Run, cell, groups, plain_name, shared, table_head
+from ln_zoo import tables
+from ln_zoo.plots.comparison import Curve, Run, cell, groups, plain_name, shared
 from ln_zoo.zoo.reported import metric_unit
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether it is, by the end of the metric's name; unknown ones are taken for losses."""
+    """Direction of a metric, by the longest known end of its name; unknown ones are losses."""
     words = metric.split("_")
     known = (metric_unit("_".join(words[first:])) for first in range(len(words)))
-    return next((unit.higher_is_better for unit in known if unit is not None), False)
+    return next((unit.higher_is_better for unit in known if unit.unit), False)
 
 
 def steps_to(curve: Curve, metric: str, value: float) -> float:
@@ -31,25 +31,23 @@ def steps_to(curve: Curve, metric: str, value: float) -> float:
 
 
 def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> str:
-    """A Markdown table for each label: median (least to greatest) of the updates to each value.
+    """Markdown table by label: median (least to greatest) of the updates to each value.
 
     Runs that never reach the value count as later than all others.
     The last column is the area under the curve: the mean of log10 of the metric over the updates
     that all runs of all labels share.
     """
     sign = "≥" if higher_is_better(metric) else "≤"
-    name = plain_name(metric)
-    head = ["", "runs", *(f"updates to {name} {sign} {value:g}" for value in values)]
-    lines = table_head([*head, f"mean log10 {name}"])
-    places = shared(runs, metric)
+    name, places, rows = plain_name(metric), shared(runs, metric), []
     for label, members in groups(runs).items():
-        cells = [_steps_cell([run.curves[metric] for run in members], metric, v) for v in values]
-        found = [_mean_log(run.curves[metric], places) for run in members]
-        areas = [area for area in found if area is not None]
+        curves = [run.curves[metric] for run in members]
+        areas = [area for curve in curves if (area := _mean_log(curve, places)) is not None]
         whole = len(areas) == len(members)
-        cells.append(cell(statistics.median(areas), min(areas), max(areas)) if whole else "—")
-        lines.append(f"| {label} | {len(members)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        last = cell(statistics.median(areas), min(areas), max(areas)) if whole else "—"
+        steps = [_steps_cell(curves, metric, value) for value in values]
+        rows.append([label, str(len(members)), *steps, last])
+    heads = [f"updates to {name} {sign} {value:g}" for value in values]
+    return tables.markdown_table(["", "runs", *heads, f"mean log10 {name}"], rows)
 
 
 def write_steps_csv(
@@ -57,27 +55,24 @@ def write_steps_csv(
     asked: Sequence[tuple[str, Sequence[float]]],
     path: Path,
 ) -> None:
-    """Writes what `steps_table` is made of: a row for each run, metric and value.
+    """Write the numbers of `steps_table`: a row for each run, metric and value.
 
     ``steps`` is empty where a run never gets there by its ``last_step``.
     """
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        names = ("label", "run", "metric", "value", "steps", "last_step", "mean_log10")
-        writer.writerow(names)
-        for (metric, values), runs in zip(asked, by_step, strict=True):
-            places = shared(runs, metric)
-            for label, members in groups(runs).items():
-                for number, run in enumerate(members):
-                    curve = run.curves[metric]
-                    area = _mean_log(curve, places)
-                    for value in values:
-                        steps = steps_to(curve, metric, value)
-                        reached = "" if math.isinf(steps) else int(steps)
-                        mean = "" if area is None else f"{area:.6g}"
-                        writer.writerow(
-                            [label, number, metric, f"{value:g}", reached, max(curve), mean]
-                        )
+    rows = []
+    for (metric, values), runs in zip(asked, by_step, strict=True):
+        places = shared(runs, metric)
+        for label, members in groups(runs).items():
+            for number, run in enumerate(members):
+                curve = run.curves[metric]
+                area = _mean_log(curve, places)
+                mean = "" if area is None else f"{area:.6g}"
+                for value in values:
+                    steps = steps_to(curve, metric, value)
+                    reached = "" if math.isinf(steps) else int(steps)
+                    rows.append([label, number, metric, f"{value:g}", reached, max(curve), mean])
+    head = ["label", "run", "metric", "value", "steps", "last_step", "mean_log10"]
+    tables.write_csv(path, head, rows)
 
 
 def _mean_log(curve: Curve, places: Sequence[int]) -> float | None:
