@@ -69,17 +69,13 @@ def open_file(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a regular file, decompressed if it begins as gzip, bzip2 or xz files do.
 
     Raises:
-        ValueError: if it is damaged, or uncompressed with the suffix of a compressed file.
+        ValueError: if it is damaged, or empty with the suffix of a compressed file.
     """
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))
-        content = _decompressed(file, stack)
-        if content is file and Path(path).suffix in _SUFFIXES:
-            raise ValueError(
-                f"{path} is not compressed, or its first bytes are damaged; get it again, or "
-                f"rename it to {Path(path).stem}"
-            )
-        yield content
+        if Path(path).suffix in _SUFFIXES and not file.peek(1):
+            raise ValueError(f"{path} is empty: get it again")
+        yield _decompressed(file, stack)
 
 
 def gunzip(stream: IO[bytes], where: str) -> IO[bytes]:

@@ -400,12 +400,13 @@ def kernel_tensors(
         shift_out = total(shift(out))
         if shift_out is None:
             shift_out = x.new_zeros(hidden, dtype=wide)
+    h, *cells = (state.to(wide).resolve_neg() for state in states)
     return Operands(
-        x.to(narrow),
-        w_ih.to(narrow).contiguous(),
-        w_hh.to(narrow).contiguous(),
-        states[0].to(wide),
-        states[1].to(wide) if states[1:] else None,
+        x.to(narrow).resolve_neg(),
+        w_ih.to(narrow).contiguous().resolve_neg(),
+        w_hh.to(narrow).contiguous().resolve_neg(),
+        h,
+        next(iter(cells), None),
         bias=bias,
         bias_hn=bias_hn,
         gain_input=gain_input,

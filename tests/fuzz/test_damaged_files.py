@@ -85,6 +85,7 @@ def check(case: DataCase) -> None:
     root, refusal, found = Path(tempfile.mkdtemp(prefix="damaged-")), None, []
     try:
         path = written(case, root)
+        content = path.read_bytes() if path.is_file() else b""
         with warnings.catch_warnings(), limited():
             warnings.simplefilter("ignore")
             found = everything(case.format, root)
@@ -102,7 +103,8 @@ def check(case: DataCase) -> None:
         return
     for tensor in tensors(found):
         assert tensor.isfinite().all(), "a batch that is not finite"
-    if FORMATS[case.format].checked and len(case.damages) == 1 and not case.removed:
+    twice = content[: len(content) // 2] * 2 == content  # as compressed files may be continued
+    if FORMATS[case.format].checked and len(case.damages) == 1 and not (case.removed or twice):
         assert same(found, intact(case.format)), "other content was taken despite its checksum"
 
 
@@ -110,6 +112,7 @@ def check(case: DataCase) -> None:
 @example(DataCase("questions.tar", 0, (Damage("swap", 0.0, 48),)))
 @example(DataCase("books.zip", 0, (Damage("write", 0.5548, 1, b"@entity" + b"9" * 30),)))
 @example(DataCase("books.tar", 0, (Damage("flip", 0.5, 3),)))
+@example(DataCase("books.gz", 0, (Damage("repeat", 0.0, 105),)))
 @example(DataCase("books.gz", 1, (Damage("cut", 0.0, 1),)))
 @example(DataCase("karpathy", 0, (Damage("write", 0.0, 1, b"[" + b"9" * 5000 + b","),)))
 @example(DataCase("karpathy", 1, (Damage("repeat", 0.5, 1),)))

@@ -370,6 +370,7 @@ def compare(layer: Any, case: Case, number: int) -> None:
 @example(Case("Dreamer's GRU", bias=False, precision="bfloat16", layout="packed", lengths=(5, 3)))
 @example(Case("GRU", LayerNorm(), zoneout=(0.5,), training=False, changes=("shallow copy",)))
 @example(Case("LSTM", LayerNorm(), inputs=1, hidden=1, lengths=(1,), precision="float64"))
+@example(Case("GRU", BatchNorm(max_steps=1), memory="negated", inputs=16, training=False))
 @example(Case("GRU", LayerNorm(), inputs=1, hidden=1, bias=False, lengths=(1,), training=False))
 @example(Case("LSTM", WeightNorm(), inputs=1, hidden=1, layers=2, precision="float64"))
 @example(Case(PEEPHOLE, BatchNorm(max_steps=2), layout="unsorted", lengths=(2, 4), layers=2))

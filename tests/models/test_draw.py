@@ -248,7 +248,8 @@ def test_options_change_the_start(options: dict[str, Any]) -> None:
         {"norm": WeightNorm(), "peephole": True, "read_size": None, "write_size": None},
         {"normalize": ["input", "recurrent", "cell"], "read_size": 1, "write_size": 1},
         {"norm": Identity(), "forget_bias": 1.0, "init_std": None, "clip_norm": None},
-        {"norm": RMSNorm(), "learn_initial_state": False, "glimpses": 1, "latent_size": 1},
+        {"norm": RMSNorm(), "learn_initial_state": False, "latent_size": 1},
+        {"glimpses": 1},
     ],
     ids=str,
 )
