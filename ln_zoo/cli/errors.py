@@ -38,7 +38,7 @@ _TRACEBACK = "LN_ZOO_DEBUG"
 def fail(text: str, command: str) -> NoReturn:
     """Ends the program with a one-line error about its arguments, and exit code 2."""
     name = f"ln-zoo {command}".strip()
-    print(f"{name}: error: {text}\noptions: {name} --help", file=sys.stderr)
+    print(f"{name}: error: {_readable(text)}\noptions: {name} --help", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -97,10 +97,15 @@ def report_error(error: Exception, command: str, code: int = 1) -> int:
         code, text = 1, f"{type(error).__name__}: {text}{_place(error)}: this is a bug"
     rank = os.environ.get("LOCAL_RANK", "0")
     process = f" (process {rank})" if rank != "0" else ""
-    print(f"ln-zoo {command}: error{process}: {text}", file=sys.stderr)
+    print(f"ln-zoo {command}: error{process}: {_readable(text)}", file=sys.stderr)
     if not (isinstance(error, ValueError | OSError) or type(error).__module__[:6] == "ln_zoo"):
         print(f"traceback: {_TRACEBACK}=1", file=sys.stderr)
     return code
+
+
+def _readable(text: str) -> str:
+    """The text with the middle of very long words left out."""
+    return re.sub(r"\S{500,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", text)
 
 
 def one_line(message: str, parser: ArgumentParser | None = None) -> str:

@@ -22,7 +22,7 @@ pytest.importorskip("hypothesis", reason="needs hypothesis: pip install 'ln-zoo[
 
 import yaml
 from campaign import campaign, fast, limited
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ln_zoo.cli import check_training
@@ -172,6 +172,7 @@ def check(case: ConfigCase) -> None:
 
 
 @given(case=config_cases)
+@example(ConfigCase("attentive_reader/quickstart.yaml", (Edit("set", 0, "a" * 2000),), None))
 @fast(50)
 def test_damaged_configurations(case: ConfigCase) -> None:
     check(case)
