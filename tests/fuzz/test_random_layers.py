@@ -184,13 +184,14 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 # One call
 
 
-def nudged(a: Tensor, run: int) -> Tensor:
-    """`moved`, by the last bit of the tensor's own precision."""
-    if not run or a.dtype == torch.float32:
+def nudged(a: Tensor, run: int, case: Case) -> Tensor:
+    """`moved`, by the last bit of the precision of products."""
+    kind = torch.bfloat16 if case.precision == "autocast" else a.dtype
+    if not run or kind == torch.float32:
         return cast(Tensor, moved(a, run))
     generator = torch.Generator().manual_seed(run)
     shifts = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
-    return (a.detach().double() * (1 + torch.finfo(a.dtype).eps * shifts)).to(a.dtype)
+    return (a.detach().double() * (1 + torch.finfo(kind).eps * shifts)).to(a.dtype)
 
 
 def in_memory(x: Tensor, kind: str) -> Tensor:
@@ -228,8 +229,8 @@ class Call:
     def run(self, layer: Any, number: int = 0) -> dict[str, Tensor]:
         """Outputs, states, running averages and gradients, by name; inputs `moved`."""
         case = self.case
-        x = nudged(self.x, number).clone().requires_grad_()
-        states = [nudged(s, number).clone().requires_grad_() for s in self.states]
+        x = nudged(self.x, number, case).clone().requires_grad_()
+        states = [nudged(s, number, case).clone().requires_grad_() for s in self.states]
         torch.manual_seed(self.seed)
         half = torch.autocast("cpu", torch.bfloat16)
         with half if case.precision == "autocast" else nullcontext():
@@ -359,7 +360,7 @@ def compare(layer: Any, case: Case, number: int) -> None:
         other = copy.deepcopy(before)
         with torch.no_grad():
             for k, parameter in enumerate(other.parameters()):
-                parameter.copy_(nudged(parameter, run and run * RUNS_APART + k))
+                parameter.copy_(nudged(parameter, run and run * RUNS_APART + k, case))
         with generic_loop():
             return comparable(call.run(other, run))
 
@@ -371,6 +372,7 @@ def compare(layer: Any, case: Case, number: int) -> None:
 @example(Case("GRU", LayerNorm(), zoneout=(0.5,), training=False, changes=("shallow copy",)))
 @example(Case("LSTM", LayerNorm(), inputs=1, hidden=1, lengths=(1,), precision="float64"))
 @example(Case("GRU", BatchNorm(max_steps=1), memory="negated", inputs=16, training=False))
+@example(Case("GRU", inputs=4, hidden=4, lengths=(1,), precision="autocast", training=False))
 @example(Case("GRU", LayerNorm(), inputs=1, hidden=1, bias=False, lengths=(1,), training=False))
 @example(Case("LSTM", WeightNorm(), inputs=1, hidden=1, layers=2, precision="float64"))
 @example(Case(PEEPHOLE, BatchNorm(max_steps=2), layout="unsorted", lengths=(2, 4), layers=2))
