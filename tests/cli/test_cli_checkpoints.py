@@ -296,7 +296,7 @@ class Decayed(MLPClassifier):
 def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> None:
     (here / "my_models.py").write_text(OWN)
     own = ["--model=my_models.Decayed", "--model.norm=my_models.Mine"]
-    for name in ("statistics", "datasets", "yaml", "torch"):  # none of them may hide a package
+    for name in ("statistics", "datasets", "yaml", "torch"):  # packages, not these files
         (here / f"{name}.py").write_text("raise SystemExit('imported')")
     fit(*own, "--model.norm.eps=1e-3")
     mine = last(name="Decayed-Mine")

@@ -211,7 +211,7 @@ def cases() -> list[tuple[str, tuple[int, int]]]:
     [
         (cell, norms, kind)
         for cell, norms in cases()
-        # In bfloat16 numbers are read and written alike, whatever is normalised.
+        # In bfloat16 reads and writes do not depend on the norm.
         for kind in KINDS[: 1 if cell in OTHERS or norms != (cell != "rnn", 1) else 2]
     ],
 )

@@ -108,7 +108,7 @@ def assert_generic(
         assert_as_accurate(found, exact, lambda k: generic(torch.float32, k), runs=runs)
 
 
-# Two features are normalised to +-1, whatever they are: their gradients are rounding alone.
+# Any two features are normalised to +-1, so their gradients are rounding alone.
 SIZES_OF_STEPS = [(1, 1, False), *itertools.product((5, 100, 33), (1, 3, 9), (False, True))]
 NORMS = [(LayerNorm(), True), (RMSNorm(gain=0.7), False), (Identity(), True), (WeightNorm(), True)]
 
