@@ -198,8 +198,15 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
+        # Not earlier: jsonargparse then writes None for null to config.yaml.
+        set_parsing_settings(unset_sentinel=True)
+        try:
+            parser.validate(self.config)  # null too must fit the type of its argument
+        except TypeError as error:
+            parser.error(str(error), error)
+        finally:
+            set_parsing_settings(unset_sentinel=False)
         notes.check_numbers(self.settings)
-        notes.check_nulls(self.settings)
         if self.settings.get("ckpt_path") == "last":
             self._name_loggers()
             newest, damaged = newest_whole(self._runs())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Mapping
 from pydoc import locate
@@ -51,21 +50,6 @@ def check_numbers(settings: Namespace) -> None:
                 raise ValueError(f"{name} must be a number of at most {largest:.2g}, got {each:g}")
             if each < _LEAST.get(name, each):
                 raise ValueError(f"{name} must be at least {_LEAST[name]}, got {each}")
-
-
-def check_nulls(settings: Namespace) -> None:
-    """Raises ValueError, naming the option, for null where model or data need a value."""
-    for part in ("model", "data"):
-        cls: Any = locate(settings[part].class_path)
-        given = settings[part].get("init_args") or Namespace()
-        for name, parameter in inspect.signature(cls).parameters.items():
-            needed = parameter.default not in (None, parameter.empty)
-            needed = needed and not re.search("None|Optional|Any", str(parameter.annotation))
-            if needed and given.get(name, parameter.default) is None:
-                raise ValueError(
-                    f"{part}.{name} must be {parameter.annotation}, got null: leave it out for the "
-                    f"default, {parameter.default}"
-                )
 
 
 def check_arguments(source: Source) -> None:

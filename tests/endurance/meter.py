@@ -12,7 +12,7 @@ PAGE = 4096
 
 
 class Meter(Callback):
-    """Appends epoch, steps, CPU seconds of a step and MB of memory to ``meter.csv``."""
+    """Appends time, steps, CPU seconds of a step and MB of memory to ``meter.csv``."""
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self._seconds, self._steps, self._begin = 0.0, 0, 0.0
@@ -24,8 +24,8 @@ class Meter(Callback):
         self._seconds += time.process_time() - self._begin
         self._steps += 1
 
-    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_epoch_end(self, *_: Any) -> None:
         memory = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 2**20
         with Path("meter.csv").open("a") as file:
-            row = trainer.current_epoch, self._steps, self._seconds / self._steps, memory
+            row = time.monotonic(), self._steps, self._seconds / self._steps, memory
             file.write(",".join(map(str, row)) + "\n")

@@ -34,8 +34,8 @@ FITS = {
         "--data.val_size=32",
     ),
 }  # fmt: skip
-#: Epochs that memory and caches take to settle.
-SETTLED = 3
+#: Epochs of a run that shows how long an epoch takes.
+TRIAL = 4
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Soaked:
     left: list[str]
 
     def growth(self, column: int) -> float:
-        """The last third of the epochs against the first, by the quickest or smallest quarter.
+        """The last third of the epochs against the middle one, by the lowest quarter.
 
-        Other work on the machine slows epochs down, and never makes one quicker.
+        Caches and the allocator's arenas settle in the first third. Other work on the machine slows
+        epochs down, and never makes one quicker.
         """
-        values = [epoch[column] for epoch in self.epochs[SETTLED:]]
-        third = len(values) // 3
-        first, last = (
-            statistics.quantiles(part, n=4)[0] for part in (values[:third], values[-third:])
+        values, third = [epoch[column] for epoch in self.epochs], len(self.epochs) // 3
+        middle, last = (
+            statistics.quantiles(part, n=4)[0] for part in (values[third:-third], values[-third:])
         )
-        return last / first
+        return last / middle
 
 
 def soak(name: str, seconds: float, folder: Path, seed: int = 0) -> Soaked:
@@ -77,11 +77,16 @@ def soak(name: str, seconds: float, folder: Path, seed: int = 0) -> Soaked:
         own = ("--trainer.callbacks+=meter.Meter", f"--trainer.max_epochs={epochs}")
         return start(place, *FITS[name], *own, *more)
 
-    trial = folder / f"{name}-trial"
-    before = time.monotonic()
-    assert begun(trial, SETTLED).wait() == 0, (trial / "log").read_text()[-2000:]
-    epoch = (time.monotonic() - before) / SETTLED
-    epochs = max(9 + SETTLED, math.ceil(seconds / 2 / epoch))
+    def measured(place: Path) -> list[tuple[float, int, float, float]]:
+        with (place / "meter.csv").open() as file:
+            return [(float(t), int(n), float(cpu), float(mb)) for t, n, cpu, mb in csv.reader(file)]
+
+    trial, before = folder / f"{name}-trial", time.monotonic()
+    assert begun(trial, TRIAL).wait() == 0, (trial / "log").read_text()[-2000:]
+    begin = time.monotonic() - before
+    times = [row[0] for row in measured(trial)]
+    epoch = (times[-1] - times[0]) / (TRIAL - 1)
+    epochs = max(9, math.ceil(seconds / 2 / epoch))
 
     whole = folder / f"{name}-whole"
     assert begun(whole, epochs).wait() == 0, (whole / "log").read_text()[-2000:]
@@ -90,7 +95,7 @@ def soak(name: str, seconds: float, folder: Path, seed: int = 0) -> Soaked:
     while True:
         process = begun(killed, epochs, *resume)
         try:
-            process.wait(chance.uniform(2, 12) * epoch)
+            process.wait(begin + chance.uniform(0.02, 0.25) * epochs * epoch)
         except subprocess.TimeoutExpired:
             process.kill()
         status = process.wait()
@@ -101,10 +106,8 @@ def soak(name: str, seconds: float, folder: Path, seed: int = 0) -> Soaked:
         if any(killed.glob("runs/*/*/checkpoints/last*.ckpt")):
             resume = ("--ckpt_path=last",)
     one, two = map(last, (whole, killed))
-    with (whole / "meter.csv").open() as file:
-        rows = [(int(steps), float(cpu), float(mb)) for _, steps, cpu, mb in csv.reader(file)]
     return Soaked(
-        rows,
+        [row[1:] for row in measured(whole)],
         count,
         [key for key in one if not same(two.get(key), one[key])],
         [path.name for path in folder.rglob("*.partial")],
@@ -142,6 +145,6 @@ if __name__ == "__main__":
     for name, each in results.items():
         print(
             f"{name}: {len(each.epochs)} epochs, {sum(e[0] for e in each.epochs)} steps; "
-            f"step {each.growth(1):.3f}, memory {each.growth(2):.3f} of the first third; "
+            f"step {each.growth(1):.3f}, memory {each.growth(2):.3f} of the middle third; "
             f"{each.kills} kills, differing {each.differing}, left {each.left}"
         )

@@ -11,7 +11,7 @@ from soak import FITS, soak
 
 #: Seconds of all models together.
 SECONDS = float(os.environ.get("LN_ZOO_SOAK_SECONDS", "600"))
-#: A step may take this much longer in the last third of the run than in the first, and the process
+#: A step may take this much longer in the last third of the run than in the middle, and the process
 #: may have this much more memory.
 STEADY = 1.05
 

@@ -40,7 +40,7 @@ NAMES = sorted(
 LONGEST = 900
 #: What Python says of a value that nothing checked.
 _RAW = re.compile(
-    r"Traceback|this is a bug|object has no attribute|NoneType|unhashable type|not iterable|"
+    r"Traceback|this is a bug|object has no attribute|'NoneType'|unhashable type|not iterable|"
     r"not subscriptable|unexpected keyword|object is not|string indices|dictionary update"
 )
 
