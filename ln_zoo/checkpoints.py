@@ -39,12 +39,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     may leave a truncated file in place of the previous checkpoint.) Reading verifies checksums,
     which torch ignores, and raises `DamagedCheckpointError`. Paths such as ``s3://...`` use
     Lightning's writer.
-
-    Example:
-        >>> from lightning.pytorch import Trainer
-        >>> trainer = Trainer(plugins=[AtomicCheckpointIO()], logger=False)
-        >>> type(trainer.strategy.checkpoint_io).__name__
-        'AtomicCheckpointIO'
     """
 
     def save_checkpoint(
@@ -76,8 +70,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def use_atomic_checkpoints(strategy: Strategy) -> None:
     """Replace a strategy's default checkpoint plugin by `AtomicCheckpointIO`.
 
-    A plugin of the user is kept; a wrapping plugin without an inner one wraps `AtomicCheckpointIO`.
-    A strategy with its own writer is kept too.
+    A user's plugin and a strategy with its own writer are kept; a wrapping plugin without an inner
+    one wraps `AtomicCheckpointIO`.
     """
     chosen = strategy._checkpoint_io  # the public property would set the default
     if isinstance(chosen, _WrappingCheckpointIO):
@@ -128,12 +122,7 @@ def _damage(path: str, *version: int) -> str:
 
 
 def previous(path: str | Path) -> Path:
-    """Path of the previous checkpoint of a path.
-
-    Example:
-        >>> previous("checkpoints/last.ckpt").name
-        'last-previous.ckpt'
-    """
+    """Path of the previous checkpoint of a path, such as ``last-previous.ckpt``."""
     path = Path(path)
     return path.with_name(f"{path.stem}{_PREVIOUS}{path.suffix}")
 
@@ -161,11 +150,8 @@ def sweep(folder: str | Path) -> list[Path]:
 def newest_whole(folder: Path) -> tuple[Path, list[str]]:
     """The newest intact checkpoint of the runs in a folder, and the damage of newer ones.
 
-    Partial files are removed.
-
-    Raises:
-        FileNotFoundError: if there is no checkpoint.
-        ValueError: if all are damaged.
+    Partial files are removed. FileNotFoundError if there is no checkpoint; ValueError if all are
+    damaged.
     """
     for checkpoints in folder.glob("*/checkpoints"):
         sweep(checkpoints)

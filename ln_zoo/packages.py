@@ -34,12 +34,7 @@ class MissingPackageError(ModuleNotFoundError):
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingPackageError | None:
-    """Readable error for a failed import of a dependency; None for other modules.
-
-    Example:
-        >>> print(missing_package(ModuleNotFoundError("No module named 'yaml'", name="yaml")))
-        this needs the package PyYAML, which is not installed: pip install ln-zoo brings ...
-    """
+    """Readable error for a failed import of a dependency; None for other modules."""
     name = (error.name or "").partition(".")[0]
     if name not in _DISTRIBUTIONS:
         return None

@@ -696,7 +696,6 @@ class CellCase(_LayerCase):
 
     @pytest.fixture(autouse=True)
     def _seed(self, under: Norm) -> Iterator[None]:
-        """Set the norm, and fix the seed."""
         self.norm = under
         with cpu_seed(0):
             yield
@@ -869,7 +868,6 @@ def _twin(module: Any) -> Any:
 
 
 def _randomised(module: Any) -> Any:
-    """Perturb every parameter, so that gains and shifts have an effect."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -895,7 +893,6 @@ def _by_record(record: RowNorm | StepNorm, a: Tensor) -> Tensor:
 
 
 def _over_examples(record: StepNorm, a: Tensor) -> Tensor:
-    """Evaluate a record over the rows (n, F) of time step 0."""
     if record.batch:
         n = len(a)
         record.check(n)

@@ -380,7 +380,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Bitwise equality of nested tuples of tensors and plain values."""
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, list | tuple):

@@ -1,9 +1,9 @@
 """Training history of weights: a sequence of runs, stored in checkpoints and cards.
 
-A run is a mapping: ``dataset`` (name), ``train_size`` (examples), ``batch_size`` (examples per
-update over all processes), ``epochs`` (complete passes), ``steps`` (updates), and ``weights`` (name
-of the result, if another run started from it). Unknown values are omitted. Random weights have no
-runs; weights of unknown origin have one run without values.
+A run maps ``dataset`` (name), ``train_size`` (examples), ``batch_size`` (per update over all
+processes), ``epochs`` (complete passes), ``steps`` (updates), and ``weights`` (name of the result,
+if another run started from it). Unknown values are omitted. Random weights have no runs; weights of
+unknown origin have one run without values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _LARGEST_COUNT = 2**53
 
 
 def dataset_metadata(data: Any) -> dict[str, Any]:
-    """The ``metadata`` mapping of any data module, if present; ``dataset`` defaults to the class
-    name.
-    """
+    """The ``metadata`` mapping of any data module, if present, with a default of ``dataset``."""
     given = getattr(data, "metadata", None)
     metadata = dict(given) if isinstance(given, Mapping) else {}
     if not isinstance(metadata.get("dataset"), str):
@@ -66,10 +64,9 @@ def same_data(first: Run, second: Run) -> bool:
 def totals(runs: Sequence[Run]) -> dict[str, Any]:
     """Total training over all runs, oldest first, to decide whether numbers are comparable.
 
-    Returns:
-        ``training_data``: the datasets, or ``nothing``; if known for all runs, ``batch_size`` (a
-            number, or different numbers as text) and ``updates``; and ``epochs``, if there is one
-            training set.
+    ``training_data``: the datasets, or ``nothing``; if known for all runs, ``batch_size`` (a
+    number, or different numbers as text) and ``updates``; and ``epochs``, if there is one training
+    set.
 
     Example:
         >>> first = {"dataset": "mnist", "epochs": 15, "steps": 6450, "batch_size": 128}

@@ -36,12 +36,8 @@ class Vocabulary(Sequence[str]):
 
     Example:
         >>> words = Vocabulary.count([["a", "dog"], ["a", "cat"], ["dog"]], size=4)
-        >>> list(words)
-        ['a', 'dog']
-        >>> words.numbers(["a", "black", "dog"])
-        [2, 1, 3]
-        >>> len(words), words.size
-        (2, 4)
+        >>> list(words), words.numbers(["a", "black", "dog"]), words.size
+        (['a', 'dog'], [2, 1, 3], 4)
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -67,13 +63,8 @@ class Vocabulary(Sequence[str]):
     ) -> Vocabulary:
         """Count the words of sentences, most frequent first.
 
-        Args:
-            sentences: the words of each sentence.
-            size: size V of the vocabulary, including the two special tokens; default: no limit.
-            min_count: minimum count of a word.
-
-        Raises:
-            ValueError: if ``size`` is below 3 or ``min_count`` below 1.
+        ``size`` includes the two special tokens; default: no limit. ValueError if it is below 3, or
+        ``min_count`` below 1.
         """
         counts: Counter[str] = Counter()
         for sentence in sentences:
@@ -99,9 +90,7 @@ class Vocabulary(Sequence[str]):
     def of(cls, given: Iterable[str] | str | os.PathLike[str]) -> Vocabulary:
         """Create a vocabulary from words, or from a file of `write`.
 
-        Raises:
-            OSError: if the file cannot be read.
-            ValueError: if it is not UTF-8 or empty, and as for the class.
+        OSError if the file cannot be read, ValueError if it is not UTF-8 or empty.
         """
         if not isinstance(given, str | os.PathLike):
             return cls(given)
@@ -123,7 +112,6 @@ class Vocabulary(Sequence[str]):
 
     @property
     def size(self) -> int:
-        """Size V, including the two special tokens."""
         return len(self._words) + len(_NAMES)
 
     def numbers(self, words: Iterable[str]) -> list[int]:
@@ -166,18 +154,12 @@ class Vocabulary(Sequence[str]):
 def read_word_vectors(
     path: str | os.PathLike[str], known: Container[str] | None = None
 ) -> tuple[list[str], np.ndarray]:
-    """Read word vectors in the text format of word2vec, GloVe and fastText.
+    """Read word vectors in the text format of word2vec, GloVe and fastText, also gzipped.
 
     A line is a word and E numbers, separated by blanks. A first line of two integers (number of
     words and E) is skipped. The first vector of a repeated word is kept. From the second line on,
-    words may contain blanks, as a few in GloVe do.
-
-    Args:
-        path: the file, gzipped if it ends in ``.gz``.
-        known: words to keep; default: all.
-
-    Returns:
-        The W words, and their vectors, float32 (W, E).
+    words may contain blanks, as a few in GloVe do. Words outside ``known``, if given, are dropped.
+    Returns W words, and their vectors, float32 (W, E).
 
     Raises:
         OSError: if the file cannot be read.

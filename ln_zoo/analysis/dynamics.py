@@ -82,8 +82,7 @@ def perturbation_growth(
 
     Raises:
         TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
-        ValueError: for several layers or two directions, inputs that are not (T, N, I), unknown
-            statistics, or a ``count`` above the size of the states.
+        ValueError: for several layers, two directions, or a ``count`` above the size of the states.
         RuntimeError: for mismatched sizes.
     """
     return _carry(layer, inputs, states, count, statistics, seed)[0]
@@ -101,14 +100,11 @@ def lyapunov_exponents(
 ) -> Tensor:
     """The largest Lyapunov exponents of a layer driven by a sequence, per step.
 
-    Means over steps of `perturbation_growth`, with its arguments. ``skip``: initial steps to
-    ignore, in which perturbations turn towards the directions of largest growth.
+    Means over steps of `perturbation_growth`, with its arguments and errors. ``skip``: initial
+    steps to ignore, in which perturbations turn towards the directions of largest growth.
 
     Returns:
         Natural logarithms per step, (C, k), for C systems; perturbations grow if above 0.
-
-    Raises:
-        ValueError: as `perturbation_growth`, and if ``skip`` leaves no step.
 
     Example:
         >>> from ln_zoo.layers import RNN
@@ -127,18 +123,15 @@ def lyapunov_exponents(
 
 @dataclasses.dataclass(frozen=True)
 class SiteGains:
-    """Effect of normalisation on a perturbation within a step.
+    """Effect of normalisation on a perturbation within a step."""
 
-    Args:
-        gains: for each site that sees the states, by role: root mean square of the perturbation
-            (over features, examples and steps) after the site, divided by that before it. 1 without
-            normalisation of pre-activations. Layer norm multiplies by gain / sigma, and removes the
-            two directions that statistics absorb.
-        share: fraction of the mean square of the gates' summed inputs that comes from the state;
-            the input term carries no perturbation.
-    """
-
+    #: For each site that sees the states, by role: root mean square of the perturbation (over
+    #: features, examples and steps) after the site, divided by its value before. 1 without
+    #: normalisation of pre-activations. Layer norm multiplies by gain / sigma, and removes the two
+    #: directions that statistics absorb.
     gains: dict[str, float]
+    #: Fraction of the mean square of the gates' summed inputs that comes from the state; the input
+    #: term carries no perturbation.
     share: float
 
 
@@ -261,23 +254,14 @@ def _check_skip(skip: int, steps: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Dynamics:
-    """Growth of perturbations and of gradients in one layer.
+    """Growth of perturbations and of gradients in one layer."""
 
-    Args:
-        group: panel of the picture, such as the kind of the layer.
-        name: name of the layer in its group; the first word sets the colour of its curves.
-        growth: result of `perturbation_growth`, (T, C, k).
-        sites: result of `site_gains`.
-        gradients: result of `gradient_norms`, (T,).
-        skip: initial steps that the properties ignore.
-    """
-
-    group: str
-    name: str
-    growth: Tensor
-    sites: SiteGains
-    gradients: Tensor
-    skip: int = 0
+    group: str  #: panel of the picture, such as the kind of the layer
+    name: str  #: name of the layer in its group; the first word sets the colour of its curves
+    growth: Tensor  #: result of `perturbation_growth`, (T, C, k)
+    sites: SiteGains  #: result of `site_gains`
+    gradients: Tensor  #: result of `gradient_norms`, (T,)
+    skip: int = 0  #: initial steps that the properties ignore
 
     @property
     def exponents(self) -> Tensor:
@@ -316,16 +300,14 @@ def hidden_dynamics(
 ) -> Dynamics:
     """All measurements of one layer, trained or not, on one batch of sequences.
 
-    Further arguments: see `perturbation_growth`.
+    Further arguments: see `perturbation_growth`. Errors as `lyapunov_exponents` and
+    `gradient_norms`.
 
     Args:
         group: see `Dynamics`; default: the layer's class.
         name: see `Dynamics`; default: its norm's class.
         loss: loss of the outputs; see `gradient_norms`.
         skip: initial steps to ignore; default: a quarter.
-
-    Raises:
-        ValueError: as `lyapunov_exponents` and `gradient_norms`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -381,10 +363,6 @@ def initial_dynamics(
         count: number of exponents.
         skip: initial steps to ignore; default: a quarter.
         seed: seed of weights, initial states and perturbations.
-
-    Raises:
-        TypeError: if a norm is not a class of norms.
-        ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
     """
     cls_of_layer = recurrent_layer(cell)
     if start not in ("torch", "orthogonal", "identity"):
@@ -447,11 +425,11 @@ def network_dynamics(
 ) -> dict[str, Dynamics]:
     """`hidden_dynamics` of each recurrent layer of a network, on its inputs in the network.
 
-    Each layer is a system driven by the layers below and its initial states. Gradients are those of
-    the network's loss, through the layers above. The layers of one module (``num_layers``) are
-    measured separately. Measured are layers of `ln_zoo.layers` that the network calls once with
-    whole sequences, not cells in a loop of the network (such as `WindowLSTM`'s), whose inputs
-    depend on their states.
+    Each layer is a system driven by the layers below and its initial states. Gradients of the
+    network's loss pass through the layers above. The layers of one module (``num_layers``) are
+    measured separately. The network must call a layer of `ln_zoo.layers` once, with whole
+    sequences; cells in a loop of the network (such as `WindowLSTM`'s), whose inputs depend on their
+    states, are not measured.
 
     Args:
         network: any module, ideally in float64; runs in evaluation mode, and is restored.
@@ -469,8 +447,7 @@ def network_dynamics(
 
     Raises:
         ValueError: if there is no such layer, or a layer has two directions or zoneout, reads
-            packed or single sequences, gets resets or a mask, or is called more than once; and as
-            `hidden_dynamics`.
+            packed or single sequences, gets resets or a mask, or is called more than once.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -507,7 +484,6 @@ def network_dynamics(
 def _calls(
     network: nn.Module, batch: Any, loss: NetworkLoss
 ) -> dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]]:
-    """Recurrent layers by name, with their inputs (T, N, I) and states on the batch."""
     calls: dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]] = {}
 
     def called(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -567,7 +543,7 @@ def _loss_above(
 ) -> Tensor:
     """The network's loss, given outputs (T, N, H) of one of the layers of a module.
 
-    ``above`` has the further layers of the module, with their initial states.
+    ``above`` has the module's further layers, with their initial states.
     """
     for part, states in above:
         outputs, _ = part(outputs, states)

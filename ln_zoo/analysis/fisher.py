@@ -1,9 +1,8 @@
 """Fisher information of normalised generalised linear models (Ba et al. 2016, section 5.2).
 
-For a layer of H units with outputs y from an exponential family: exact, in the paper's closed forms
-(corrected and as printed), from sampled outputs, and from the KL divergence. Expectations over the
-data are means over examples. Equation numbers as in arXiv 1607.06450; from 13 on, of its
-supplement.
+For a layer of H units with outputs y from an exponential family: exact, in closed forms (corrected
+and as printed), from sampled outputs, and from the KL divergence. Expectations over the data are
+means over examples. Equation numbers: arXiv 1607.06450; from 13 on, its supplement.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _CHUNK = 1_000_000
 class GLM:
     """A generalised linear model of H units, normalised or not, with its data.
 
-    Summed inputs a = W x are normalised to z = (a - mu) / sigma and give the natural parameters s =
-    g * z + b of the outputs, log P(y | x) = (s y - eta(s)) / phi + c(y, phi) (eq. 10), with
+    Summed inputs a = W x are normalised to z = (a - mu) / sigma and give the natural parameters
+    s = g * z + b of the outputs, log P(y | x) = (s y - eta(s)) / phi + c(y, phi) (eq. 10), with
 
     * ``"none"``: z = a, and no gain;
     * ``"bn"``: mu and sigma mean and standard deviation of each a_i over all examples;
@@ -50,7 +49,7 @@ class GLM:
 
     Raises:
         TypeError: unless tensors have one floating-point dtype.
-        ValueError: for mismatched sizes, unknown names, invalid values, or a sigma of 0.
+        ValueError: for a sigma of 0.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]])
@@ -226,9 +225,7 @@ class GLM:
 
 
 def check_dispersion(family: Family, dispersion: float) -> None:
-    """Raise ValueError unless phi is positive and finite, and 1 for families other than
-    ``"gaussian"``.
-    """
+    """Raise ValueError unless phi is positive and finite, and 1 if not ``"gaussian"``."""
     if not 0 < dispersion < math.inf or (family != "gaussian" and dispersion != 1):
         wanted = "positive, and finite" if family == "gaussian" else f"1 for {family}"
         raise ValueError(f"dispersion must be {wanted}, got {dispersion}")
@@ -275,12 +272,11 @@ def random_glm(
     seed: int = 0,
     dispersion: float = 1.0,
 ) -> GLM:
-    """A model with random parameters and data, float64; arguments as in `GLM`.
+    """A model with random parameters and data, float64; other arguments as in `GLM`.
 
     Inputs are normal with variance 1 and a random mean (normal, variance 1/4), weights normal with
     variance 1 / D, biases with variance 1/4, gains uniform in [1/2, 3/2]. Models with the same seed
-    and sizes have equal inputs, weights and biases. Sizes are H ``units``, D ``features`` and N
-    ``examples``.
+    and sizes (H ``units``, D ``features``, N ``examples``) have equal inputs, weights and biases.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -331,10 +327,8 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
     This is not the Fisher information, an expectation over the model's own outputs: they agree only
     for labels distributed as the model predicts, in the limit of many examples.
 
-    Args:
-        model: the model.
-        targets: outputs, (N, H): 0 or 1 for ``"bernoulli"``; one-hot, or class indices (N,) from 0
-            to H - 1, for ``"categorical"``.
+    ``targets`` are outputs, (N, H): 0 or 1 for ``"bernoulli"``; one-hot, or class indices (N,) from
+    0 to H - 1, for ``"categorical"``.
 
     Raises:
         TypeError: for class indices that are not integers.
@@ -407,9 +401,7 @@ def closed_form_fisher(model: GLM, paper_form: bool = False) -> Tensor:
       (phi sigma)^2 x x^T], F_wibj = E[(Q G C)_ij / (phi^2 sigma) x] and F_wigj = E[(Q G C)_ij z_j /
       (phi^2 sigma) x].
 
-    Args:
-        model: the model.
-        paper_form: layer norm by eq. 13 and 14 as printed; no effect on other norms.
+    ``paper_form`` uses eq. 13 and 14 as printed for layer norm.
     """
     covariance = model.covariance() / model.dispersion**2
     examples, size = len(model.inputs), model.parameters().numel()
@@ -473,14 +465,12 @@ def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
     """The metric of a step of the gains, (H, H): ds^2 = 1/2 dg^T (gain block) dg (eq. 32 to 35).
 
     The block of the gains in F, E_x[C * z z^T] / phi^2, elementwise. Without normalisation, the
-    step changes the norms of the weight vectors, dw_i = dg_i w_i / |w_i| (see `gain_step`), and z_i
-    = a_i / |w_i| as with weight norm.
+    step changes the norms of the weight vectors, dw_i = dg_i w_i / |w_i| (see `gain_step`), and
+    z_i = a_i / |w_i| as with weight norm.
 
-    Args:
-        model: the model.
-        paper_form: as printed: for batch norm (eq. 32) E_x[C] / phi^2, without z z^T; no effect on
-            other norms. Eq. 33 (layer norm) and 34 (weight norm) are correct as printed, and so is
-            each term (i, j) of eq. 35, which lacks the sum over i and j.
+    ``paper_form`` uses eq. 32 (batch norm) as printed: E_x[C] / phi^2, without z z^T. Eq. 33 (layer
+    norm) and 34 (weight norm) are correct as printed, and so is each term (i, j) of eq. 35, which
+    lacks the sum over i and j.
     """
     covariance = model.covariance() / model.dispersion**2
     z = model.normalized()
@@ -534,14 +524,8 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
     """Orthonormal basis of the null space of a Fisher information matrix, (P, K).
 
     Besides `invariant_directions`, it contains directions of the family (a softmax is invariant to
-    a constant added to all logits) and of the data (fewer examples than parameters).
-
-    Args:
-        fisher: positive semidefinite matrix, (P, P).
-        rtol: eigenvalues up to this fraction of the largest count as 0.
-
-    Raises:
-        ValueError: for a matrix that is not square, or not finite.
+    a constant added to all logits) and of the data (fewer examples than parameters). ``fisher``
+    (P, P) is positive semidefinite; eigenvalues up to ``rtol`` times the largest count as 0.
     """
     if fisher.dim() != 2 or fisher.shape[0] != fisher.shape[1] or not len(fisher):
         raise ValueError(f"a Fisher information matrix must be (P, P), got {_sizes(fisher)}")

@@ -56,21 +56,13 @@ _MANY = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class FisherCheck:
-    """One claim and its measurement.
+    """One claim and its measurement."""
 
-    Args:
-        source: equation or section of the paper.
-        claim: the measured quantity.
-        expected: the correct value, or a property of it.
-        measured: the measured value.
-        agrees: whether both agree, up to rounding or the stated tolerance.
-    """
-
-    source: str
-    claim: str
-    expected: str
+    source: str  #: equation or section of the paper
+    claim: str  #: the measured quantity
+    expected: str  #: the correct value, or a property of it
     measured: str
-    agrees: bool
+    agrees: bool  #: whether both agree, up to rounding or the stated tolerance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,33 +79,25 @@ class FisherPanel:
 
 @dataclasses.dataclass(frozen=True)
 class FisherStudy:
-    """All claims and curves; a `rich` renderable.
-
-    Args:
-        checks: the claims.
-        spectra: absolute eigenvalues of F of a Bernoulli model, in descending order, by
-            normalisation and for eq. 13 as printed for LN.
-        steps: step lengths of ``remainders``.
-        remainders: KL - 1/2 step^T F step of a Bernoulli model, in nats, root mean square over
-            directions, by normalisation.
-        draws: numbers of sampled outputs over all examples.
-        sampling: relative error of the sampled F for these numbers, by family (batch norm).
-        units: numbers of units of ``deviations``.
-        deviations: relative error of eq. 13 as printed for LN for these numbers, by family.
-    """
+    """All claims and curves; a `rich` renderable."""
 
     checks: list[FisherCheck]
+    #: Absolute eigenvalues of F of a Bernoulli model, in descending order, by normalisation and for
+    #: eq. 13 as printed for LN.
     spectra: dict[str, list[float]]
-    steps: list[float]
+    steps: list[float]  #: step lengths of `remainders`
+    #: KL - 1/2 step^T F step of a Bernoulli model, in nats, root mean square over directions, by
+    #: normalisation.
     remainders: dict[str, list[float]]
-    draws: list[int]
+    draws: list[int]  #: numbers of sampled outputs over all examples
+    #: Relative error of the sampled F for these numbers, by family (batch norm).
     sampling: dict[str, list[float]]
-    units: list[int]
+    units: list[int]  #: numbers of units of `deviations`
+    #: Relative error of eq. 13 as printed for LN for these numbers, by family.
     deviations: dict[str, list[float]]
 
     @property
     def panels(self) -> list[FisherPanel]:
-        """The panels of the picture."""
         places = range(1, max(map(len, self.spectra.values())) + 1)
         error = "relative error of F"
         return [
@@ -178,9 +162,6 @@ def study_fisher(
         draws: largest number of sampled outputs over all examples, at least 100 N; a hundredth and
             a tenth of it are used too.
         seed: seed of the models.
-
-    Raises:
-        ValueError: for smaller numbers.
     """
     for name, value, least in (
         ("units", units, 3),
@@ -291,7 +272,6 @@ def _sampling_errors(model: GLM, numbers: Sequence[int], seed: int) -> list[floa
 
 
 def _weight_gradient(model: GLM, targets: Tensor) -> Tensor:
-    """Gradient of the mean negative log-likelihood by W, (H, D)."""
     weight = model.weight.clone().requires_grad_()
     outputs = dataclasses.replace(model, weight=weight).distribution()
     (gradient,) = torch.autograd.grad(-outputs.log_prob(targets).mean(), weight)

@@ -57,26 +57,15 @@ def gradient_norms(
 
     The gradient is the total one, through the output of step t and through the next step. The norm
     is Euclidean over all N H (or N P) numbers. The layer is unchanged, running averages and
-    gradients of parameters included.
+    gradients of parameters included. Further arguments and errors as `perturbation_growth`.
 
     Args:
-        layer: a recurrent layer with one layer and one direction; in float64 if gradients vanish
-            over hundreds of steps.
-        inputs: (T, N, I), also with ``batch_first``.
-        states: initial states, (1, N, H) each; default zeros.
         loss: ``loss(outputs)``, outputs (T, N, H), a scalar. Default: mean cross-entropy of a
             softmax over 10 classes on the last state, with fixed random weights of variance 1 / H
             and fixed random labels.
-        statistics: see `perturbation_growth`.
 
     Returns:
         The norms, (T,), float64; index t - 1 for h_t.
-
-    Raises:
-        TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
-        ValueError: for several layers or two directions, inputs that are not (T, N, I), or unknown
-            statistics.
-        RuntimeError: for mismatched sizes.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -120,17 +109,11 @@ def _last_state_loss(output: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class GradientFlow:
-    """Gradient norms of one layer.
+    """Gradient norms of one layer."""
 
-    Args:
-        norm: name of the norm's class.
-        gain: its initial gain; ``None`` for a norm without gain.
-        norms: gradient norms with respect to h_1, ..., h_T, (T,).
-    """
-
-    norm: str
-    gain: float | None
-    norms: Tensor
+    norm: str  #: name of the norm's class
+    gain: float | None  #: its initial gain; None for a norm without gain
+    norms: Tensor  #: gradient norms with respect to h_1, ..., h_T, (T,)
 
     @property
     def label(self) -> str:
@@ -166,10 +149,6 @@ def gradient_flow(
             noise, equal first inputs have no batch variance, and gradients grow by gain / sqrt(eps)
             at each such step.
         seed: seed of weights and initial states.
-
-    Raises:
-        TypeError: if a norm is not a class of norms.
-        ValueError: for an unknown ``cell`` or ``candidate``, or inputs that are not (T, N, I).
 
     Example:
         >>> flows = gradient_flow(random_sequences(50, 8), hidden_size=10, gains=(0.1, 1.0))

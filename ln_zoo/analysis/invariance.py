@@ -90,7 +90,7 @@ def measure_invariance(
     """Change of a layer's output under each map of the paper's Table 1.
 
     Batch-dependent norms use the statistics of all inputs, recomputed after each map, or frozen
-    before any map. The rescaled example and row of W are those of the largest norm. Random numbers
+    before any map. The example and the row of W with the largest norm are rescaled. Random numbers
     of the layer (dropout in training) are equal in all runs. The layer and torch's generators are
     unchanged.
 
@@ -111,9 +111,8 @@ def measure_invariance(
         the spread of the output: its largest distance from the mean over examples.
 
     Raises:
-        TypeError: if inputs and weights differ in dtype.
-        ValueError: for invalid sizes or factors; if an output is not finite, or equal for all
-            examples; if running statistics do not converge to those of the inputs.
+        ValueError: if an output is not finite, or equal for all examples; if running statistics do
+            not converge to the inputs'.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -150,10 +149,7 @@ def measure_invariance(
 
 
 class _Map(NamedTuple):
-    """One map: weights (F, I), inputs (N, I), and the factor of the sums, 1 for shifts.
-
-    The factor broadcasts against (N, F).
-    """
+    """Weights (F, I), inputs (N, I), and the factor of the sums (1 for shifts), of one map."""
 
     name: str
     weight: Tensor
@@ -285,14 +281,10 @@ def _spread(output: Tensor) -> float:
 def eps_deviation(variance: Tensor, eps: float, factor: float | Tensor) -> Tensor:
     """Relative change of a normalised sum that eps causes when sums are rescaled.
 
-    If sums a are multiplied by δ, (a - μ) / sqrt(σ² + eps) changes by the factor sqrt((σ² + eps) /
-    (σ² + eps / δ²)). The result is this factor minus 1: about eps (1 - δ⁻²) / 2σ² if σ² is much
-    larger than eps, δ - 1 if much smaller.
-
-    Args:
-        variance: σ² (or the mean square that eps is added to) before the map, any shape.
-        eps: added to the variance, inside the root.
-        factor: δ > 0, broadcast against variance.
+    If sums a are multiplied by δ > 0, (a - μ) / sqrt(σ² + eps) changes by the factor sqrt((σ² +
+    eps) / (σ² + eps / δ²)). The result is this factor minus 1: about eps (1 - δ⁻²) / 2σ² if σ² is
+    much larger than eps, δ - 1 if much smaller. ``variance`` is σ² (or the mean square that eps is
+    added to) before the map; ``factor`` is δ, broadcast against it.
 
     Example:
         >>> eps_deviation(torch.tensor([1.0, 1e-5, 1e-15], dtype=torch.float64), 1e-5, 2.0)
@@ -306,23 +298,14 @@ def eps_deviation(variance: Tensor, eps: float, factor: float | Tensor) -> Tenso
 
 @dataclasses.dataclass(frozen=True)
 class EpsEffect:
-    """Effect of eps on the invariance of one norm to rescaled weights.
+    """Effect of eps on the invariance of one norm to rescaled weights."""
 
-    Args:
-        norm: label of the norm.
-        eps: its eps.
-        factor: δ, the factor of the weight matrix.
-        ratios: σ² / eps before the map, (P,).
-        measured: relative change of a normalised sum, (P,).
-        predicted: absolute value of `eps_deviation`, (P,).
-    """
-
-    norm: str
+    norm: str  #: label of the norm
     eps: float
-    factor: float
-    ratios: Tensor
-    measured: Tensor
-    predicted: Tensor
+    factor: float  #: δ, the factor of the weight matrix
+    ratios: Tensor  #: σ² / eps before the map, (P,)
+    measured: Tensor  #: relative change of a normalised sum, (P,)
+    predicted: Tensor  #: absolute value of `eps_deviation`, (P,)
 
 
 def eps_effect(
@@ -334,7 +317,7 @@ def eps_effect(
     features: int = _FEATURES,
     seed: int = 0,
 ) -> list[EpsEffect]:
-    """Measure the effect of eps on invariance to rescaled weights.
+    """Measure the effect of eps on invariance to rescaled weights, for each factor.
 
     The weights of a `Linear` layer are scaled so that the variance has a given ratio to eps, then
     multiplied by δ. The result is for the largest normalised sum.
@@ -348,14 +331,10 @@ def eps_effect(
         features: number F of units.
         seed: seed of the layer's parameters.
 
-    Returns:
-        An effect for each factor.
-
     Raises:
-        TypeError: if ``norm`` is not a norm.
-        ValueError: for a norm without a dataclass field eps or with an eps of 0; for invalid sizes,
-            factors or ratios; if the norm does not divide by a root to which it adds eps, or
-            refuses the values of eps that this check needs.
+        ValueError: for a norm without a dataclass field eps or with an eps of 0; if the norm does
+            not divide by a root to which it adds eps, or refuses the values of eps that this check
+            needs.
     """
     inputs = _in_float64(inputs, factors, features)
     ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else [*ratios]
@@ -397,7 +376,7 @@ def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None
 
     Sums normalised without eps are sqrt(1 + eps / σ²) times those with eps. Infinite where eps has
     no effect; ``None`` if two values of eps give different σ². ``make`` returns the layer for an
-    eps. ValueError if the norm refuses these values of eps.
+    eps, and raises ValueError if the norm refuses it.
     """
     plain = make(0.0)
     weight = plain.weight.detach()
@@ -511,20 +490,15 @@ def _label(norm: Norm, eps: float | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class InvarianceCell:
-    """One norm under one map.
+    """One norm under one map."""
 
-    Args:
-        deviation: largest change of the output, divided by its spread.
-        exact: the same without eps.
-        predicted: deviation by `eps_deviation`; ``None`` if the norm is not invariant without eps,
-            or the formula does not apply.
-        declared: whether the norm declares this invariance; ``None`` without declaration, and for
-            frozen statistics.
-    """
-
-    deviation: float
-    exact: float
+    deviation: float  #: largest change of the output, divided by its spread
+    exact: float  #: the same without eps
+    #: Deviation by `eps_deviation`; None if the norm is not invariant without eps, or the formula
+    #: does not apply.
     predicted: float | None
+    #: Whether the norm declares this invariance; None without declaration, and for frozen
+    #: statistics.
     declared: bool | None
 
     @property
@@ -542,17 +516,11 @@ class InvarianceCell:
 
 @dataclasses.dataclass(frozen=True)
 class InvarianceRow:
-    """One norm under all maps.
+    """One norm under all maps."""
 
-    Args:
-        norm: label of the norm.
-        frozen: statistics from before the map, as in evaluation, instead of recomputed ones.
-        cells: a cell for each name of `ln_zoo.norms.INVARIANCES`.
-    """
-
-    norm: str
-    frozen: bool
-    cells: dict[str, InvarianceCell]
+    norm: str  #: label of the norm
+    frozen: bool  #: statistics from before the map, as in evaluation, instead of recomputed ones
+    cells: dict[str, InvarianceCell]  #: a cell for each name of `ln_zoo.norms.INVARIANCES`
 
     @property
     def label(self) -> str:
@@ -562,15 +530,11 @@ class InvarianceRow:
 
 @dataclasses.dataclass(frozen=True)
 class InvarianceTable:
-    """The paper's Table 1, measured; a `rich` renderable.
+    """The paper's Table 1, measured; a `rich` renderable."""
 
-    Args:
-        rows: one for each norm, and one with frozen statistics for norms that mix examples.
-        eps: eps of all norms; ``None``: each had its own.
-    """
-
+    #: One for each norm, and one with frozen statistics for norms that mix examples.
     rows: list[InvarianceRow]
-    eps: float | None
+    eps: float | None  #: eps of all norms; None: each had its own
 
     @property
     def agrees(self) -> bool:
@@ -708,9 +672,8 @@ def invariance_table(
         always_frozen: add a row with frozen statistics for all norms.
 
     Raises:
-        TypeError: if a norm is not a norm.
-        ValueError: if a norm declares an unknown invariance or refuses an eps of 0; for invalid
-            sizes or factors; if an output is not finite.
+        ValueError: if a norm declares an unknown invariance or refuses an eps of 0; if an output is
+            not finite.
 
     Example:
         >>> table = invariance_table([LayerNorm(), WeightNorm()])

@@ -37,19 +37,13 @@ _MOST_PRODUCTS = 300
 
 @dataclasses.dataclass(frozen=True)
 class FisherBlock:
-    """Fisher information of one layer's parameters.
+    """Fisher information of one layer's parameters."""
 
-    Args:
-        parameters: names and shapes, in the order in which they are flattened and concatenated.
-        diagonal: diagonal of the block, (P,).
-        matrix: the block, (P, P); ``None`` if P is above ``max_size``.
-        largest: its largest eigenvalue; NaN if not computed.
-    """
-
+    #: Shapes by name, in the order in which they are flattened and concatenated.
     parameters: dict[str, tuple[int, ...]]
-    diagonal: Tensor
-    matrix: Tensor | None
-    largest: float
+    diagonal: Tensor  #: diagonal of the block, (P,)
+    matrix: Tensor | None  #: the block, (P, P); None if P is above `max_size`
+    largest: float  #: its largest eigenvalue; NaN if not computed
 
     @property
     def size(self) -> int:
@@ -122,7 +116,7 @@ def network_fisher(
     statistics: Statistics = "kept",
     largest: bool = True,
 ) -> dict[str, FisherBlock]:
-    r"""Blocks of a network's Fisher information on a batch, one for each layer.
+    r"""Blocks of a network's Fisher information on a batch, by name, one for each layer.
 
     The network must be differentiable by `torch.func`; recurrent layers of ln_zoo then run on their
     generic loop. It runs in evaluation mode, and is unchanged.
@@ -147,15 +141,9 @@ def network_fisher(
         largest: compute the largest eigenvalue of blocks without matrix too, by a Lanczos iteration
             on products with vectors; otherwise NaN.
 
-    Returns:
-        The blocks by name, on the device of the network.
-
     Raises:
-        TypeError: if natural parameters are not a floating-point tensor, or blocks are not lists of
-            names.
-        ValueError: for an unknown family or parameter, an invalid dispersion, numbers out of range,
-            batch statistics of one example, a network without trainable parameters, natural
-            parameters that are not (N, \*, K) or do not depend on the network.
+        ValueError: for batch statistics of one example, a network without trainable parameters,
+            natural parameters that are not (N, \*, K) or do not depend on the network.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -223,9 +211,6 @@ def network_empirical_fisher(
             axis.
         log_likelihood: ``log_likelihood(batch)``: log P(output | input) of each example, (N,), in
             nats, computed with this network; or a bound of it.
-
-    Raises:
-        ValueError: as `network_fisher`, and for log-likelihoods that are not (N,).
     """
 
     def natural(part: Batch) -> Tensor:

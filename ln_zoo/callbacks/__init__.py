@@ -1,6 +1,7 @@
 """Lightning callbacks: evaluation curves, statistics, checkpoints, pictures, predictions.
 
-Invalid arguments, and models or data modules without a required method, raise ValueError.
+Callbacks that run the model restore modes, buffers and random generators. Invalid arguments, and
+models or data modules without a required method, raise ValueError.
 """
 
 import warnings

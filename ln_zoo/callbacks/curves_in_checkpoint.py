@@ -19,9 +19,8 @@ _KEY = "metrics_csv"
 class CurvesInCheckpoint(Callback):
     """Save ``metrics.csv`` in checkpoints, so that a resumed run continues it.
 
-    The table of a resumed run equals that of an uninterrupted run: rows after the checkpoint are
-    dropped, and rows that Lightning logs just after saving it are included. No-op without a
-    `CSVLogger`.
+    A resumed run has the same table as an uninterrupted one: rows after the checkpoint are dropped,
+    and rows that Lightning logs just after saving it are included. No-op without a `CSVLogger`.
     """
 
     def on_save_checkpoint(

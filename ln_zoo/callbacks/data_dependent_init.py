@@ -28,8 +28,7 @@ class DataDependentInit(Callback):
         batch_size: number of training examples; 500 in the paper.
 
     Raises:
-        ValueError: if ``batch_size`` is below 2, no layer has weight norm, weights are trained or
-            loaded, or there is no data module.
+        ValueError: if no layer has weight norm, or weights are trained or loaded.
     """
 
     def __init__(self, batch_size: int = 500) -> None:
@@ -68,7 +67,7 @@ class DataDependentInit(Callback):
                 f"DataDependentInit needs a DataLoader, got a {type(loader).__name__} from "
                 f"{type(data).__name__}"
             )
-        # A new loader: that one may be a share of the set, in another order.
+        # A new loader: the given one may be a share of the set, in another order.
         whole = DataLoader(
             loader.dataset,
             self.batch_size,

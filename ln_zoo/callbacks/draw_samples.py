@@ -38,25 +38,15 @@ _ANIMATED = 5
 
 
 class _Drawn(NamedTuple):
-    """Content of the pictures.
+    """Content of the pictures."""
 
-    Attributes:
-        samples: generated images, pixel probabilities (M, B, A).
-        writing: trace of the samples.
-        nearest: nearest training images of the first samples.
-        images: images of the data, (N, B, A).
-        reconstructions: reconstructions of the images.
-        reading: trace of the reconstructions.
-        divergence: mean KL of the images at each glimpse, nats, (T,).
-    """
-
-    samples: Tensor
-    writing: DRAWTrace
-    nearest: Nearest
-    images: Tensor
+    samples: Tensor  # generated images, pixel probabilities (M, B, A)
+    writing: DRAWTrace  # trace of the samples
+    nearest: Nearest  # nearest training images of the first samples
+    images: Tensor  # images of the data, (N, B, A)
     reconstructions: Tensor
-    reading: DRAWTrace
-    divergence: Tensor
+    reading: DRAWTrace  # trace of the reconstructions
+    divergence: Tensor  # mean KL of the images at each glimpse, nats, (T,)
 
 
 class _Pictures(Callback):
@@ -182,8 +172,7 @@ class DRAWSamples(EveryUpdate, _Pictures):
     - ``kl``: KL of the validation images at each glimpse, and its history;
     - with ``animate``, ``drawing.gif``: samples while they are drawn (not logged).
 
-    Windows need a network with attention. Modes and random generators are restored. Pictures do not
-    depend on the number of processes.
+    Windows need a network with attention. Pictures do not depend on the number of processes.
 
     The model must have, as `ln_zoo.models.DRAW`, ``generate_samples(number, seed=..., trace=True)``
     and ``reconstruct(images, seed=..., trace=True)``, which return a `ln_zoo.layers.DRAWOutput`;

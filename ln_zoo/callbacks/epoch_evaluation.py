@@ -17,8 +17,8 @@ class EpochEvaluation(Callback):
     Logs ``epoch_train_nll`` and ``epoch_train_error`` over the training set, ``epoch_test_*``, and
     ``epoch_seconds``, the wall time of the epoch without this evaluation. Test curves are for
     figures; nothing selects on them. Under batch-dependent norms, ``epoch_train_batch_*`` are the
-    same over the training set with batch statistics; batches of one example are omitted. Modes,
-    running averages and random generators are restored. Sums are reduced over processes.
+    same over the training set with batch statistics; batches of one example are omitted. Sums are
+    reduced over processes.
 
     The model must have ``per_example(batch) -> {name: (N,)}``; the data module
     ``train_eval_dataloader()`` and ``test_dataloader()``, which repeat no example.
@@ -70,7 +70,6 @@ class EpochEvaluation(Callback):
         pl_module.log_dict(logged, batch_size=1, sync_dist=True)
 
     def _seconds(self) -> float:
-        """Wall time of the epoch, including time before the run was resumed."""
         now = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._before + now
 

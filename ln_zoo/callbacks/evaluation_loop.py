@@ -74,14 +74,11 @@ def batches(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:
 def score(
     trainer: Trainer, loader: Iterable[Any], prefix: str, of_batches: bool = False
 ) -> dict[str, float]:
-    """Means of the model's metrics over the examples of all processes.
+    """Means of the model's metrics over the examples of all processes, as ``{prefix}_{name}``.
 
-    Args:
-        trainer: the trainer; its model must have ``per_example(batch) -> {name: (N,)}``. A pair of
-            (N,) is a ratio of sums, such as nats per token.
-        loader: this process's share of the set, at least one batch.
-        prefix: prefix of the names in the result, ``{prefix}_{name}``.
-        of_batches: use batch statistics; batches of one example are omitted.
+    The model must have ``per_example(batch) -> {name: (N,)}``; a pair of (N,) is a ratio of sums,
+    such as nats per token. ``loader`` is this process's share of the set, at least one batch.
+    ``of_batches`` uses batch statistics and omits batches of one example.
     """
     module = trainer.lightning_module
     # Numerator and denominator of each metric.

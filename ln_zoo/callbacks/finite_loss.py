@@ -27,10 +27,6 @@ class FiniteLoss(Callback):
         every_n_steps: steps between checks. Each check synchronises the device and all processes.
             With a number above 1 the weights may change before training stops, and a checkpoint
             with ``save_weights_only`` may contain them.
-
-    Raises:
-        ValueError: if ``every_n_steps`` is below 1.
-        NonFiniteLossError: in training, before the update or before a checkpoint is written.
     """
 
     def __init__(self, every_n_steps: int = 1) -> None:

@@ -32,8 +32,8 @@ class HandwritingSamples(EveryUpdate):
 
     Pictures are written to ``samples`` in the log directory: ``step-000500.png``, the lines, and
     ``step-000500-window.png``, the window weights of the first line. Loggers that accept images log
-    them as ``samples`` and ``window``. Modes and random generators are restored. One point is
-    written when training starts, so that invalid texts and models fail early.
+    them as ``samples`` and ``window``. One point is written when training starts, so that invalid
+    texts and models fail early.
 
     The model must have ``write(texts, bias=..., max_points=..., generator=...)``, as
     `ln_zoo.models.Handwriting` with ``text=True``.

@@ -39,14 +39,11 @@ class Interrupted(SystemExit):
 class LastCheckpoint(EveryUpdate, ModelCheckpoint):
     """Replace ``last.ckpt`` after each epoch, and save it on SIGINT (Ctrl-C) or SIGTERM.
 
-    After a signal, training stops at the end of the update, accumulation, validation or epoch end
-    in progress, which cannot be resumed halfway. A resumed run continues with the next batch. A
-    second Ctrl-C exits at once and keeps the previous checkpoint. All processes stop at the same
-    step. Independent of a user's `ModelCheckpoint`, which under ``save_last`` writes only when its
-    score improves; keeps no state in checkpoints.
-
-    Raises:
-        Interrupted: in training, after a signal; ends the process without a traceback.
+    After a signal, training stops with `Interrupted` at the end of the update, accumulation,
+    validation or epoch end in progress, which cannot be resumed halfway. A resumed run continues
+    with the next batch. A second Ctrl-C exits at once and keeps the previous checkpoint. All
+    processes stop at the same step. Independent of a user's `ModelCheckpoint`, which under
+    ``save_last`` writes only when its score improves; keeps no state in checkpoints.
     """
 
     def __init__(self) -> None:
@@ -112,7 +109,6 @@ class LastCheckpoint(EveryUpdate, ModelCheckpoint):
         self._signal = self._signal or number
 
     def _received(self, trainer: Trainer) -> int:
-        """The signal that any process received, or 0."""
         if trainer.world_size == 1:
             return self._signal
         received = torch.tensor(self._signal, device=trainer.strategy.root_device)

@@ -1,4 +1,4 @@
-"""A picture of the logged metrics, beside the logs."""
+"""A picture of the logged metrics, next to the logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 
 class PictureAfterTraining(Callback):
-    """Draw a picture beside ``metrics.csv`` when training ends, also by an error or a signal.
+    """Draw a picture next to ``metrics.csv`` when training ends, also by an error or a signal.
 
     A subclass implements `draw` and names the file. No-op without a `CSVLogger`.
     """

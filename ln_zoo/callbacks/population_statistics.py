@@ -20,9 +20,8 @@ class PopulationStatistics(Callback):
 
     Running averages lag behind the weights. Before the test, one pass over the training set with
     frozen weights replaces them (`ln_zoo.norms.population_statistics`; Cooijmans et al. 2017,
-    section 3). Other buffers and random generators do not change. ``population.ckpt`` in the log
-    directory is the training checkpoint with the new statistics. All processes get the same
-    statistics. No-op for a model without running statistics.
+    section 3). ``population.ckpt`` in the log directory is the training checkpoint with the new
+    statistics. All processes get the same statistics. No-op for a model without running statistics.
 
     The model must have ``per_example(batch)``; the data module
     ``train_eval_dataloader(batch_size)``, which repeats no example.

@@ -32,12 +32,12 @@ class PredictionWriter(BasePredictionWriter):
     Args:
         path: file to write, ``.jsonl`` or ``.npy``; default: ``predictions`` in the log directory,
             in the data module's ``prediction_format`` or as JSON lines.
-        beside: ``.npy`` file with as many rows, prepended to those of this model, as for
+        beside: ``.npy`` file with as many rows, to which this model's are appended, as for
             combine-skip vectors (Kiros et al. 2015).
 
     Raises:
         TypeError: if ``predict_step`` returns another type.
-        ValueError: if values are not finite, or ``path`` or ``beside`` does not fit.
+        ValueError: if values are not finite.
     """
 
     #: Name of the file on the command line.

@@ -19,9 +19,7 @@ from ln_zoo.metrics.sentence_tasks import KnownVectors, ProtocolName, evaluate
 
 
 class _Begun(NamedTuple):
-    """Scores in progress in other processes: futures by task, and update, epoch and clock at
-    encoding.
-    """
+    """Scores in progress in other processes: futures by task, and the time of encoding."""
 
     step: int
     epoch: int
@@ -34,11 +32,10 @@ class SentenceEvaluation(EveryUpdate):
 
     Logs ``step_mr``, ``step_cr``, ``step_subj`` and ``step_mpqa`` (accuracy, per cent),
     ``step_sick_pearson``, ``step_sick_spearman``, ``step_sick_mse`` and ``sentence_seconds``, the
-    wall time of the evaluation, at the number of updates. Modes and random generators are restored.
-    The first process evaluates and others wait, for seconds to minutes. With ``background``,
-    ``n_jobs`` processes evaluate the vectors, a task each, while training continues; scores are
-    logged when ready, at the update of encoding. The end of training waits for them; an interrupted
-    run loses them.
+    wall time of the evaluation, at the number of updates. The first process evaluates and others
+    wait, for seconds to minutes. With ``background``, ``n_jobs`` processes evaluate the vectors, a
+    task each, while training continues; scores are logged when ready, at the update of encoding.
+    The end of training waits for them; an interrupted run loses them.
 
     In a test, metrics are ``mr``, ``cr``, ... under the original protocol and ``mr_fast``,
     ``cr_fast``, ... under the fast one; SICK is equal under both.
@@ -59,7 +56,6 @@ class SentenceEvaluation(EveryUpdate):
         background: continue training meanwhile.
 
     Raises:
-        ValueError: if an argument is invalid, or the model has no ``encode``.
         FileNotFoundError: if the files of a task are missing.
     """
 

@@ -14,10 +14,10 @@ from ln_zoo.callbacks.on_update import EveryUpdate
 class StepEvaluation(EveryUpdate):
     """Evaluate the model on training examples before the first and after every n-th update.
 
-    Logs the means of the model's metrics in evaluation mode, ``step_train_nll``,
-    ``step_train_error``, and ``step_seconds``, the wall time of training without validation and
-    evaluation by callbacks, at the number of updates, independently of ``log_every_n_steps``.
-    Modes, running averages and random generators are restored. Sums are reduced over processes.
+    Logs the means of the model's metrics in evaluation mode, ``step_train_nll`` and
+    ``step_train_error``, at the number of updates, independently of ``log_every_n_steps``.
+    ``step_seconds`` is the wall time of training without validation and evaluation by callbacks.
+    Sums are reduced over processes.
 
     The model must have ``per_example(batch) -> {name: (N,)}``; the data module
     ``train_eval_dataloader(examples=...)``, which repeats no example, and for ``validation``
@@ -84,7 +84,6 @@ class StepEvaluation(EveryUpdate):
         self._before, self._module = self._seconds(), None
 
     def _seconds(self) -> float:
-        """Wall time of training, including time before the run was resumed."""
         if self._module is None:
             return self._before
         return self._before + now(self._module) - seconds_aside(self._module) - self._began

@@ -30,8 +30,8 @@ class WeightGeometry(EveryUpdate, PictureAfterTraining):
     - ``norm``: Euclidean norm of the parameter after the update (of v under weight norm);
     - ``turn``: angle between the vectors before and after the update, degrees;
     - ``effective_lr``: learning rate / norm^2 for SGD, learning rate / norm for optimizers that
-      divide by the size of the gradient. Turns of normalised units are proportional to it, since
-      their gradients are proportional to 1 / norm. The norm is that before the update.
+      divide by the size of the gradient, with the norm before the update. Turns of normalised units
+      are proportional to it, since their gradients are proportional to 1 / norm.
 
     They are logged as ``weights/NAME/norm_mean``, ``norm_q10``, ``norm_q50``, ``norm_q90``,
     ``turn_mean``, ... at the number of updates. ``weight_geometry.png`` is drawn when training ends

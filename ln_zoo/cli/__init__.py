@@ -73,8 +73,7 @@ environment
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
-    Args:
-        argv: arguments without the program's name; default: ``sys.argv[1:]``.
+    ``argv`` excludes the program's name; default: ``sys.argv[1:]``.
 
     Example:
         >>> main(["--version"])
@@ -110,11 +109,7 @@ def _run(command: str, argv: list[str]) -> int:
 
 
 def check_training(argv: list[str]) -> Arguments:
-    """Parses the options of training, and checks names, types and files.
-
-    Raises:
-        SystemExit: with code 2.
-    """
+    """Parses the options of training, and checks names, types and files; or exits with code 2."""
     from ln_zoo.cli.arguments import Arguments
     from ln_zoo.cli.precheck import check
 
@@ -128,7 +123,6 @@ def check_training(argv: list[str]) -> Arguments:
 
 
 def _unknown(command: str) -> int:
-    """An unknown command, or a group of commands without the second word."""
     from ln_zoo.zoo.names import nearest
 
     group, _, word = command.partition(" ")

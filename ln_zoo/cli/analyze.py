@@ -39,7 +39,7 @@ def gradient_flow(
 ) -> None:
     """Measures how far gradients reach back in time, by method and gain.
 
-    These are gradients of untrained recurrent layers with respect to their states, from a softmax
+    Measures gradients of untrained recurrent layers with respect to their states, from a softmax
     on the last state back to the first (Cooijmans et al. 2017, section 4), in float64. The table
     holds decimal logarithms of their norms.
 
@@ -78,7 +78,6 @@ def gradient_flow(
 def _sequences(
     kind: str | None, root: str | None, steps: int, batch: int, seed: int
 ) -> tuple[Tensor, str]:
-    """Inputs (T, N, 1), float64, and their description."""
     from ln_zoo.analysis import random_sequences
 
     if kind != "random":

@@ -26,24 +26,17 @@ _START = ("weights", "ckpt_path")
 
 
 class Option(NamedTuple):
-    """One option as the user gave it.
+    """One option as the user gave it."""
 
-    Attributes:
-        name: such as ``model.norm.eps``, without ``init_args`` and ``class_path``.
-        value: parsed as YAML.
-        where: the argument or the environment variable; empty for a file.
-    """
-
-    name: str
-    value: Any
-    where: str = ""
+    name: str  # such as `model.norm.eps`, without `init_args` and `class_path`
+    value: Any  # parsed as YAML
+    where: str = ""  # the argument or the environment variable; empty for a file
 
 
 class Arguments:
     """All options of the environment, of configurations and of arguments, in this order.
 
-    Args:
-        argv: arguments, the subcommand first.
+    ``argv`` starts with the subcommand.
 
     Raises:
         FileNotFoundError: if a configuration file does not exist.
@@ -54,8 +47,6 @@ class Arguments:
         >>> given.options
         [Option(name='model.lr', value=1, where='--model.lr=1'),
          Option(name='data', value='Digits', where='--data Digits')]
-        >>> given.last("model.lr"), given.last("model.norm")
-        (1, None)
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -93,15 +84,14 @@ class Arguments:
         return any(each.name == name for each in self.options)
 
     def lacks_class(self, group: str) -> bool:
-        """Whether a file has arguments of ``model`` or ``data``, and nothing names the class."""
+        """Whether a file has arguments of ``model`` or ``data``, but no class is named."""
         return group in self._bare and not self.has(group) and not any(map(self.last, _START))
 
     def start(self) -> dict[str, str | None]:
-        """``weights`` and ``ckpt_path``, at most one of which is not None.
+        """``weights`` and ``ckpt_path``; at least one is None.
 
-        Raises:
-            FileNotFoundError: if the checkpoint does not exist.
-            ValueError: if both are given, unless one is an argument and the other from a file.
+        FileNotFoundError for a missing checkpoint. ValueError if both are given, unless one is an
+        argument and the other from a file.
         """
         found = {name: self.last(name) or None for name in _START}
         if None not in found.values():
@@ -121,15 +111,11 @@ class Arguments:
         return {each.value for each in self.options if isinstance(each.value, str)}
 
     def complete(self, model: dict[str, Any] | None, ckpt_path: str | None = None) -> list[str]:
-        """The arguments for the parser.
+        """The arguments for the parser, with `Arguments.start`'s weights or checkpoint.
 
         The model of weights or a checkpoint comes first, so that the user's options override it,
         then classes for files that hold only arguments. Weights and checkpoint come last: a run's
-        own ``config.yaml`` holds ``ckpt_path: null``.
-
-        Args:
-            model: ``class_path`` and ``init_args`` of weights or a checkpoint.
-            ckpt_path: the checkpoint that ``last`` stands for.
+        own ``config.yaml`` holds ``ckpt_path: null``. ``ckpt_path`` replaces ``last``.
         """
         head: dict[str, Any] = {} if model is None else {"model": model}
         for group in self._bare:
@@ -184,7 +170,6 @@ def _value(text: str) -> Any:
 
 
 def _flat(name: str, value: Any, where: str = "") -> Iterator[Option]:
-    """The options in a value, by dotted name."""
     if isinstance(value, dict):
         class_path, init_args = value.get("class_path", "?"), value.get("init_args", {})
         if not (isinstance(class_path, str) and class_path):

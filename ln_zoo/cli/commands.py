@@ -1,10 +1,9 @@
 """Commands as typed functions: signature and docstring define the arguments.
 
-Parameters before ``*`` are positional arguments, those after it options; ``*name``, in place of
-positional arguments, receives the arguments after ``--``. A list accepts several values, a `bool`
-is a flag, and a `Literal` gives choices. Metadata of `Annotated` are checks, called with the option
-and its value, or `ONE_EACH`.
-jsonargparse's own CLI needs YAML for lists and a value for flags, and twice the time to import.
+Parameters before ``*`` are positional, others options; ``*name`` receives the arguments after
+``--``. A list accepts several values, a `bool` is a flag, a `Literal` gives choices. Metadata of
+`Annotated` are checks, called with option and value, or `ONE_EACH`. jsonargparse's own CLI needs
+YAML for lists, and twice the time to import.
 """
 
 from __future__ import annotations
@@ -47,15 +46,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def call(function: Callable[..., int | None], name: str, argv: Sequence[str]) -> int:
-    """Runs a command's function on its arguments.
-
-    Args:
-        function: the command.
-        name: of the command, for messages.
-        argv: arguments of the command.
-
-    Returns:
-        The exit code: what the function returned, or 0.
+    """Runs a command's function on its arguments and returns the exit code (None: 0).
 
     Raises:
         SystemExit: with code 2 for arguments that cannot be parsed, with 0 after ``--help``.
@@ -122,9 +113,7 @@ def parser_of(function: Callable[..., object], name: str) -> argparse.ArgumentPa
 def add_parsers(subparsers: Any, commands: Mapping[str, str]) -> None:
     """Adds the parsers of commands for shell completion.
 
-    Args:
-        subparsers: as `argparse.ArgumentParser.add_subparsers` returns them.
-        commands: import path of the function by name; a name of two words is in a group.
+    ``commands`` has the function's import path by name; a name of two words is in a group.
     """
     groups: dict[str, Any] = {}
     for command, path in commands.items():
@@ -150,14 +139,12 @@ def load(path: str) -> Callable[..., int | None]:
 
 
 def _documentation(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
-    """The description in a docstring, and the text of each parameter."""
     head, _, rest = (inspect.getdoc(function) or "").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
     return " ".join(head.split()), {name: " ".join(text.split()) for name, text in entries}
 
 
 def _settings(hint: Any) -> dict[str, Any]:
-    """Arguments of ``add_argument`` for a type."""
     if typing.get_origin(hint) is Annotated:
         settings = _settings(hint.__origin__)
         repeated = ONE_EACH in hint.__metadata__

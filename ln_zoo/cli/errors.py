@@ -45,16 +45,9 @@ def fail(text: str, command: str) -> NoReturn:
 def run_command(command: str, run: Callable[[], int]) -> int:
     """Runs a command and reports any error in one line.
 
-    Args:
-        command: name of the command.
-        run: does the work and returns the exit code.
-
-    Returns:
-        The exit code of ``run``, or of its error (1 by default); 130 after Ctrl-C; 141 if the
-        reader of standard output is gone, as in ``ln-zoo list | head -1``.
-
-    Raises:
-        Exception: the error itself, if ``LN_ZOO_DEBUG`` is 1.
+    Returns the exit code of ``run``, or of its error (1 by default); 130 after Ctrl-C; 141 if the
+    reader of standard output is gone, as in ``ln-zoo list | head -1``. With ``LN_ZOO_DEBUG=1``,
+    raises the error itself.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -75,15 +68,9 @@ def run_command(command: str, run: Callable[[], int]) -> int:
 
 
 def report_error(error: Exception, command: str, code: int = 1) -> int:
-    """Prints an error in one line and returns the exit code.
+    """Prints an error in one line and returns its exit code, 1 for a bug or else ``code``.
 
-    Args:
-        error: the exception.
-        command: name of the command.
-        code: exit code of an error that bad input can raise; a bug has 1.
-
-    Raises:
-        Exception: the error itself, if ``LN_ZOO_DEBUG`` is 1.
+    With ``LN_ZOO_DEBUG=1``, raises the error itself.
     """
     if os.environ.get(_TRACEBACK) == "1":
         raise error
@@ -111,9 +98,7 @@ def _readable(text: str) -> str:
 def one_line(message: str, parser: ArgumentParser | None = None) -> str:
     """Condense jsonargparse's nested message to option, causes and the nearest known name.
 
-    Args:
-        message: of any error; a message of another form is only joined to one line.
-        parser: whose options can be suggested.
+    Other messages are only joined to one line. The options of ``parser`` can be suggested.
 
     Example:
         >>> one_line('Key "model":\\n  Key "lr":\\n    Expected a <class \\'float\\'>')
@@ -288,7 +273,6 @@ def _place(error: Exception) -> str:
 
 
 def _output_works() -> bool:
-    """Whether standard output is writable; if not, its buffer is dropped."""
     try:
         print(flush=True)  # output that failed once is not retried by itself
     except OSError:

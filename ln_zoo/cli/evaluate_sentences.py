@@ -174,7 +174,6 @@ def _maker(text: str, seed: int, features: int) -> Callable[[], Any]:
 
 
 def _untrained(source: str, seed: int) -> Any:
-    """A model with initial weights, drawn with the seed."""
     import torch
 
     from ln_zoo.callbacks.sentence_evaluation import check_encodes

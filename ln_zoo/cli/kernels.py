@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -> int:
     """Lists the kernels for recurrent layers in the order in which they are tried.
 
-    A kernel that is not available has a reason. Nothing is compiled without --build. LN_ZOO_KERNELS
-    chooses among them. Native kernels come with the wheel; otherwise LN_ZOO_CACHE is their folder
-    and CXX the compiler.
+    An unavailable kernel is listed with the reason. Nothing is compiled without --build.
+    LN_ZOO_KERNELS chooses among them. Native kernels come with the wheel; otherwise LN_ZOO_CACHE is
+    their folder and CXX the compiler.
 
     Args:
         build: compile the native kernels now, unless the wheel has them
@@ -59,10 +59,7 @@ def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -
 
 
 def _kernels() -> Iterator[dict[str, Any]]:
-    """Facts of each kernel in the order of preference.
-
-    ``LN_ZOO_KERNELS`` selects by name, so kernels of one name share the row of the first.
-    """
+    """Facts of each kernel in the order of preference; one row per name in ``LN_ZOO_KERNELS``."""
     from ln_zoo.ops import KERNELS, registry
 
     value = os.environ.get("LN_ZOO_KERNELS", "")

@@ -46,15 +46,10 @@ _LINKS = ("image_features", "image_shape", "in_features", "num_classes", "vocabu
 
 
 def run_trainer(argv: list[str], given: Arguments | None = None) -> int:
-    """Runs ``fit``, ``validate``, ``test`` or ``predict``.
+    """Runs ``fit``, ``validate``, ``test`` or ``predict``, and returns the exit code.
 
-    Args:
-        argv: arguments, the subcommand first.
-        given: the same arguments, if they have been parsed.
-
-    Returns:
-        The exit code: 0; 1 if the run failed; 2 if the input is wrong and nothing was run; 130 or
-        143 after Ctrl-C or SIGTERM.
+    0; 1 if the run failed; 2 if the input is wrong and nothing was run; 130 or 143 after Ctrl-C
+    or SIGTERM. ``given`` are the arguments, if they have been parsed.
     """
     set_parsing_settings(add_print_completion_argument=True)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
@@ -90,7 +85,7 @@ class ZooParser(OneLineErrors, LightningArgumentParser):
     """A parser whose errors are one line: the cause, the nearest name, exit code 2."""
 
     def get_completion_script(self, completion_type: str, **kwargs: Any) -> str:
-        """Prints completion of all commands, not only of those that train."""
+        """Prints completion of all commands, including those without training."""
         if completion_type.startswith("shtab-"):
             add_parsers(self._subcommands_action, COMMANDS)
         script: str = super().get_completion_script(completion_type, **kwargs)
@@ -107,10 +102,6 @@ class ZooCLI(LightningCLI):
     ``test`` prints measured and reported numbers, and ``predict`` writes a file.
 
     The constructor parses the arguments and builds model, data and trainer; `run` runs them.
-
-    Args:
-        argv: arguments, the subcommand first.
-        given: the same arguments, if they have been parsed.
     """
 
     def __init__(self, argv: list[str], given: Arguments | None = None) -> None:
@@ -212,7 +203,7 @@ class ZooCLI(LightningCLI):
             newest, damaged = newest_whole(self._runs())
             if damaged:
                 notes.print_note(f"{'; '.join(damaged)}. {newest} is the newest whole checkpoint")
-            # Again, over the model of that checkpoint: what differs then is the user's.
+            # Parsed again with the checkpoint's model as default: other values are the user's.
             self.config = parser.parse_args(self._completed(str(newest)))
 
     def _parse_ckpt_path(self) -> None:
@@ -233,8 +224,7 @@ class ZooCLI(LightningCLI):
     def _settle_optimizer(self) -> bool:
         """Use the optimizer and schedule of the resumed checkpoint, or the user's.
 
-        Returns:
-            Whether the optimizer's learning rate is the model's.
+        Returns whether the optimizer's learning rate is the model's.
         """
         path = self.settings.get("ckpt_path")
         if not path or self.config.subcommand != "fit":
@@ -282,11 +272,7 @@ class ZooCLI(LightningCLI):
                 run_folders.spare_training(init_args, self.config.subcommand)
 
     def _runs(self) -> Path:
-        """The folder of the runs of this name.
-
-        Raises:
-            FileNotFoundError: if the logger has no folder.
-        """
+        """The folder of the runs of this name; FileNotFoundError if the logger has none."""
         trainer = self.settings.trainer
         loggers = trainer.get("logger")
         first = loggers[0] if isinstance(loggers, list) and loggers else loggers
@@ -401,11 +387,7 @@ class ZooCLI(LightningCLI):
         """Deferred to `run`, which separates wrong input from failing runs."""
 
     def run(self) -> None:
-        """Fits, validates, tests or predicts.
-
-        Raises:
-            ValueError: if initial weights or measured values are not finite.
-        """
+        """Fits, validates, tests or predicts; ValueError if weights or results are not finite."""
         with self._releasing(), threads.limited(self.model, self.datamodule):
             start = self.settings.get("ckpt_path") or self.settings.get("weights")
             notes.check_finite(self._loaded, f"the weights of {start}")
@@ -453,11 +435,7 @@ class CLIWithoutTrainer(ZooCLI):
 
 
 def settings_of(argv: list[str]) -> Namespace:
-    """All settings of a ``fit``; builds model and data, but trains nothing.
-
-    Args:
-        argv: arguments, the subcommand first; errors as in ``ln-zoo fit``.
-    """
+    """All settings of a ``fit``; builds model and data, but trains nothing."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)  # silences which seed was set
     try:
@@ -474,7 +452,6 @@ def _logger(name: str, **extra: Any) -> dict[str, Any]:
 
 
 def _no_logger(loggers: Any) -> bool:
-    """Whether ``--trainer.logger false`` was given, or an empty list."""
     return loggers is False or loggers == []
 
 

@@ -64,7 +64,7 @@ def check_arguments(source: Source) -> None:
 
 
 def check_fit(model: LightningModule, data: LightningDataModule) -> None:
-    """Raises ValueError unless the model takes what the data give, if both declare it."""
+    """Raises ValueError if model and data declare different kinds of batches."""
     takes = getattr(model, "input_kinds", None)
     # `gives`, the deprecated name, warns.
     gives = data.batch_kind if hasattr(data, "batch_kind") else getattr(data, "gives", None)
@@ -78,14 +78,8 @@ def check_fit(model: LightningModule, data: LightningDataModule) -> None:
 def check_words(data: LightningDataModule, words: list[str], given: Arguments, source: str) -> None:
     """Checks that data number words as a stored model does; notes an ignored vocabulary.
 
-    Args:
-        data: the data module, already with these words if it accepts a vocabulary.
-        words: vocabulary of the model.
-        given: the user's options.
-        source: weights or checkpoint.
-
-    Raises:
-        ValueError: if the data module has another vocabulary.
+    ``data`` already has these words if it accepts a vocabulary; otherwise ValueError. ``source`` is
+    the weights or checkpoint.
     """
     own = getattr(data, "vocabulary", None)
     if own is not None and list(own) != words:
@@ -113,9 +107,7 @@ def check_complete(checkpoint: dict[str, Any], path: str, command: str) -> None:
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
     """Raises ValueError if values are NaN or infinite, with the name of the first.
 
-    Args:
-        values: by name; integers always pass.
-        what: their description, for the message.
+    ``what`` describes them in the message.
     """
     bad = [name for name, value in values.items() if not bool(torch.isfinite(value).all())]
     if bad:
@@ -132,10 +124,7 @@ def check_finite(values: Mapping[str, Tensor], what: str) -> None:
 def note_ignored(given: Namespace, used: Namespace, path: str) -> None:
     """Notes the user's model arguments that the checkpoint overrides.
 
-    Args:
-        given: the user's model arguments, with the checkpoint's as defaults.
-        used: the model in the checkpoint.
-        path: of the checkpoint.
+    ``given`` has the checkpoint's as defaults; ``used`` is the model in the checkpoint at ``path``.
     """
     asked, stored = _flat(given), _flat(used)
     for name, value in asked.items():
@@ -156,7 +145,7 @@ def note_linked(given: Arguments, name: str) -> None:
 
 
 def note_default_norm(given: Arguments, model: ZooModule) -> None:
-    """Notes which norm ``norm: null`` stands for."""
+    """Notes the norm that ``norm: null`` selects."""
     if given.has("model.norm") and given.last("model.norm") is None:
         name = model.hparams["norm"]["class_path"].rpartition(".")[2]
         print_note(
@@ -166,7 +155,6 @@ def note_default_norm(given: Arguments, model: ZooModule) -> None:
 
 
 def _flat(model: Namespace) -> dict[str, Any]:
-    """The arguments of a model's configuration by dotted name, without ``init_args``."""
     flat = {"model": _one_path(model.class_path)}
     for part in ("init_args", "dict_kwargs"):
         values = model.get(part) or Namespace()

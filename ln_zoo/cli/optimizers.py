@@ -55,12 +55,7 @@ def add_arguments(parser: LightningArgumentParser) -> None:
 def use_rate_of_model(settings: Namespace, given: Arguments) -> bool:
     """Set the optimizer's learning rate to the model's, unless the user gave one.
 
-    Args:
-        settings: of the subcommand, changed in place.
-        given: the user's options.
-
-    Returns:
-        Whether the model's rate is used.
+    Changes the subcommand's ``settings``, and returns whether the model's rate is used.
     """
     if settings.optimizer is None:
         return False
@@ -79,13 +74,8 @@ def use_rate_of_model(settings: Namespace, given: Arguments) -> bool:
 def of_checkpoint(checkpoint: Mapping[str, Any], path: str, given: Arguments) -> dict[str, Any]:
     """The options that a checkpoint was trained with; None for the model's own optimizer.
 
-    Args:
-        checkpoint: its content.
-        path: for messages.
-        given: the user's options, whose classes may be imported.
-
     Raises:
-        ValueError: if a class is neither loaded nor named by the user.
+        ValueError: if a class is neither loaded nor named by the user in ``given``.
     """
     found = checkpoint.get(OPTIMIZATION) or {}
     for option in OPTIONS[:2]:
@@ -99,13 +89,9 @@ def of_checkpoint(checkpoint: Mapping[str, Any], path: str, given: Arguments) ->
 
 
 def note_ignored(asked: Namespace, used: Namespace, given: Arguments, path: str) -> None:
-    """Notes the user's options that the checkpoint overrides.
+    """Notes the user's options that the checkpoint at ``path`` overrides.
 
-    Args:
-        asked: settings with the user's options.
-        used: settings with the checkpoint's.
-        given: the user's options.
-        path: of the checkpoint.
+    ``asked`` and ``used`` are the settings with the user's and with the checkpoint's options.
     """
     names = {each.name.partition(".")[0] for each in given.options}
     for option in OPTIONS:
@@ -119,15 +105,10 @@ def note_ignored(asked: Namespace, used: Namespace, given: Arguments, path: str)
 
 
 def install(model: ZooModule, settings: Namespace, rate_of_model: bool) -> Callback | None:
-    """Replace the model's ``configure_optimizers`` according to the options.
+    """Replace the model's ``configure_optimizers`` according to the subcommand's settings.
 
-    Args:
-        model: any model, also one with its own ``configure_optimizers``.
-        settings: of the subcommand.
-        rate_of_model: whether the optimizer uses ``model.lr``, read when training begins.
-
-    Returns:
-        A callback that stores the options in checkpoints; None without options.
+    ``rate_of_model``: use ``model.lr``, read when training begins. Returns a callback that stores
+    the options in checkpoints; None without options.
     """
     if settings.optimizer is None and settings.lr_scheduler is None:
         return None
@@ -185,7 +166,6 @@ def _single(model: ZooModule, configured: OptimizerLRScheduler) -> Optimizer:
 
 
 def _plain(value: Any) -> Any:
-    """A configuration as plain values; functions and classes by import path."""
     if isinstance(value, Namespace):
         value = value.as_dict()
     if isinstance(value, Mapping):

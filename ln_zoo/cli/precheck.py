@@ -29,7 +29,7 @@ _OPTIONS = (
     "c", "config", "data", "lr_scheduler", "lr_scheduler_config", "model", "optimizer",
     "print_config", "seed_everything", "test_after_fit", "trainer", "weights",
 )  # fmt: skip
-#: Options that take a class, or several of them if they are the trainer's.
+#: Options that take a class; the trainer's take several.
 _CLASS_OPTIONS = (
     "model", "data", "optimizer", "lr_scheduler", "trainer.callbacks", "trainer.logger",
     "trainer.plugins",
@@ -39,11 +39,7 @@ Parameters = tuple[str, ...]
 
 
 def check(given: Arguments) -> None:
-    """Ends the program at the first option whose name is certainly wrong.
-
-    Raises:
-        SystemExit: with code 2.
-    """
+    """Exits with code 2 at the first option whose name is certainly wrong."""
     asked = [each for each in given.options if each.name in ("help", "h") or ".help" in each.name]
     for each in asked:
         group = each.name.partition(".")[0]
@@ -73,14 +69,13 @@ def check(given: Arguments) -> None:
 
 
 def _check_class_option(each: Option, command: str) -> None:
-    """Checks that an option which takes classes names some."""
     if each.name == "trainer" and each.value is not None:
         fail(f"trainer must be a mapping of options, got {each.value!r:.80}", command)
     if each.name not in _CLASS_OPTIONS:
         return
     value = each.value
     several = isinstance(value, list) and each.name.startswith("trainer.")
-    # None asks for the default, a bool for or against Lightning's own logger.
+    # None is the default; a bool enables or disables Lightning's logger.
     wrong = not (several or value is None or isinstance(value, str | bool))
     for item in value if several else ():
         if not (isinstance(item, str) or (isinstance(item, dict) and "class_path" in item)):
@@ -106,7 +101,6 @@ def _check_variable(each: Option, place: str, command: str, known: Iterable[str]
 
 
 def _check_class(group: str, place: str, given: Arguments) -> None:
-    """Checks the class that an option names, and the names of its arguments."""
     values = [each.value for each in given.options if each.name == place]
     name = values[0] if values and values.count(values[0]) == len(values) else None
     if not isinstance(name, str):
@@ -135,11 +129,9 @@ def _check_class(group: str, place: str, given: Arguments) -> None:
 
 @functools.cache
 def classes(package: str, root: str) -> Mapping[str, Parameters | None]:
-    """Parameters of the public classes of a package by name; None if they are not certain.
+    """Parameters of the public classes of a subpackage by name; None if they are not certain.
 
-    Args:
-        package: below ``ln_zoo``.
-        root: name of the base class.
+    ``root`` is the name of the base class.
 
     Example:
         >>> classes("norms", "Norm")["RMSNorm"]
@@ -159,7 +151,6 @@ def classes(package: str, root: str) -> Mapping[str, Parameters | None]:
 
 
 def _classes_in(path: Path, root: str) -> Iterator[tuple[str, tuple[str, Parameters]]]:
-    """Name, first base and parameters of the classes of a file."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             base = ast.unparse(node.bases[0]).partition("[")[0] if node.bases else ""

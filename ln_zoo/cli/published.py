@@ -72,10 +72,9 @@ def card(
         results: the test_results.json that ln-zoo test wrote for it
         out: card folder to write
         name: name of the model; default: the folder's name
-        facts: YAML or JSON file with the author's facts: license, license_name,
-            license_link, language, description, intended_use, limitations, uncertainty,
-            training_time, notes, differences, training_commands, datasets, tags, main_metric,
-            size, pictures, version
+        facts: YAML or JSON file with the author's facts: license, license_name, license_link,
+            language, description, intended_use, limitations, uncertainty, training_time, notes,
+            differences, training_commands, datasets, tags, main_metric, size, pictures, version
         overwrite: replace an existing card
         import_: module that defines the checkpoint's own class
     """

@@ -18,13 +18,10 @@ DEFAULT = "runs"
 
 
 def claim(root: str | Path) -> Path:
-    """Makes the next version's folder, for this process alone.
+    """Makes the next version's folder in ``root``, for this process alone.
 
     Runs that start at the same time get different folders: if a folder exists, the next number is
-    tried. Partial checkpoints that kills left in earlier folders are removed.
-
-    Args:
-        root: folder of the runs of one name.
+    tried. Partial checkpoints of killed runs are removed from earlier folders.
 
     Raises:
         OSError: if no folder can be made there.
@@ -53,15 +50,9 @@ def claim(root: str | Path) -> Path:
 
 
 def claim_for(loggers: Iterable[Logger]) -> list[Path]:
-    """Claims a folder for each root of loggers without a version.
+    """Claims a folder for each root of loggers without a version, and returns them.
 
-    No-op except in the first process: the others write nothing.
-
-    Returns:
-        The claimed folders.
-
-    Raises:
-        OSError: if a folder cannot be made.
+    No-op except in the first process: the others write nothing. OSError if a folder cannot be made.
     """
     claimed: dict[str, Path] = {}
     if not is_first_process():
@@ -78,14 +69,10 @@ def claim_for(loggers: Iterable[Logger]) -> list[Path]:
 
 
 def spare_training(logger: Namespace, command: str) -> None:
-    """Moves the log of a test from a training's folder into a folder within it.
+    """Moves the log of a test into a subfolder if its folder has the log of a training.
 
     A test with the ``config.yaml`` of a sweep's run would otherwise replace the run's settings and
-    delete its curves.
-
-    Args:
-        logger: arguments of a logger; its version may change.
-        command: ``"test"``, ``"validate"`` or ``"predict"``; names the inner folder.
+    delete its curves. ``command`` names the subfolder.
     """
     if not all(isinstance(logger.get(part), str) for part in ("save_dir", "name")):
         return

@@ -22,9 +22,7 @@ from ln_zoo.files import relative
 def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
     """Checks before training that the output folders are writable and have room.
 
-    Args:
-        trainer: of the run.
-        trained: the model whose checkpoints will be written, if any.
+    ``trained`` is the model whose checkpoints will be written, if any.
 
     Raises:
         OSError: if a folder is not writable, or the disk has no room for three checkpoints.

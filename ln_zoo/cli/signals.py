@@ -27,8 +27,8 @@ def raised() -> AbstractContextManager[None]:
 def prepare(trainer: Trainer) -> None:
     """Replaces the trainer's handlers of SIGTERM and, under SLURM, of SIGUSR1.
 
-    They wait for the other processes within the handler: a signal to one process alone blocks all
-    of them. The handler of SLURM also saves there, in the middle of an update.
+    Lightning's wait for the other processes, so a signal to one process blocks all of them. SLURM's
+    also saves, in the middle of an update.
     """
     connector: Any = trainer._signal_connector
     connector._sigterm_notifier_fn = _raise
@@ -47,8 +47,8 @@ def end_others(trainer: Trainer) -> None:
 def report_stop(command: str, end: Interrupted) -> int:
     """Prints how to resume, and returns the exit code.
 
-    If all processes stop together, only the first one fails: Lightning would kill it if another
-    ended with an error before.
+    If all processes stop together, only the first one fails: an error of another would make
+    Lightning kill it.
     """
     if end.on_all_processes and _rank():
         return 0

@@ -30,11 +30,7 @@ def limited(model: Any, data: Any) -> Iterator[None]:
     """Run a model on one thread if a batch is little work.
 
     The choice depends on sizes only, so that runs are reproducible to the last bit. Larger models,
-    and models of unknown work, keep torch's number of threads.
-
-    Args:
-        model: a `ln_zoo.models.base.ZooModule`.
-        data: a data module, or None; without ``batch_size`` the number of threads is kept.
+    models of unknown work, and data without ``batch_size`` keep torch's number of threads.
     """
     import torch
 

@@ -109,7 +109,6 @@ def write(
 
 
 def _lines(given: list[str], file: Path | None, width: int, samples: int) -> list[str | None]:
-    """The text of each line of the page; None for a blank line."""
     if bool(given) == bool(file):
         raise ValueError("give either the text to write, or a text file with --file")
     text = "\n".join(given)
@@ -156,7 +155,6 @@ def _lines_written(
 def _prime(
     prime: str | None, text: str | None, show: bool, folder: str | None, model: Handwriting
 ) -> tuple[Tensor, str] | None:
-    """Offsets and text of the line whose handwriting is continued."""
     if prime is None:
         if text or show:
             raise ValueError("--prime_text and --show_prime need --prime")

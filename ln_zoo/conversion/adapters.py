@@ -19,9 +19,7 @@ STEPS, BATCH = 20, 8
 
 
 class Adapter(nn.Module):
-    """A layer of another library that runs ``layer``, one of ours; ``dialect``: that of its
-    weights.
-    """
+    """A layer of another library that runs ``layer``, one of ours; ``dialect``: the library."""
 
     #: Wraps a cell, which runs one step.
     stepwise: ClassVar[bool] = False

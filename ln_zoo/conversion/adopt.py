@@ -75,11 +75,10 @@ def adopt_(
     attributes and methods, but runs our ``forward``. torch's LSTM, GRU, RNN and their cells become
     `ln_zoo.LSTM` and so on, without a norm; layers stay instances of torch's classes.
 
-    Before that, a copy of each layer of a library runs in float64 on random input, with noise on
-    its weights, in evaluation and training mode, and is compared with its replacement: outputs,
-    states and the gradient of the input. A layer that differs is not replaced, nor one that is
-    quantised, shares weights, has hooks inside, or has an unknown class; `Adoption.refused` has the
-    reasons.
+    Before that, each layer of a library is compared with its replacement in evaluation and training
+    mode: outputs, states and the gradient of the input. Copies run in float64 on random input, with
+    noise on their weights. A layer that differs is not replaced, nor one that is quantised, shares
+    weights, has hooks inside, or has an unknown class; `Adoption.refused` has the reasons.
 
     Adopted layers have our keys in the model's ``state_dict``, under ``layer.``; `to_dialect`
     writes the library's keys. They have new parameters: create the optimizer after the call.
@@ -253,7 +252,6 @@ def _runs_otherwise(layer: nn.Module) -> str | None:
 
 
 def _tied(model: nn.Module, layer: nn.Module) -> str | None:
-    """Why a layer's parameters are not its own, or None."""
     inside = set(layer.modules())
     own: dict[tuple[Any, ...], str] = {}
     for name, parameter in layer.named_parameters(remove_duplicate=False):
@@ -280,7 +278,6 @@ def _storage(parameter: Tensor) -> tuple[Any, ...]:
 
 
 def _hooked(layer: nn.Module) -> str | None:
-    """Why hooks of a layer would not run, or None."""
     if isinstance(layer, torch.jit.ScriptModule):
         return None
     for path, part in layer.named_modules():

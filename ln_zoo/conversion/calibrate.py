@@ -1,9 +1,8 @@
 """Fit gains and biases of normalised layers to the outputs of plain layers on a batch.
 
 Gain and shift of each feature minimise the squared error of ``gain * z + shift``, with normalised
-sums z, from the plain layer's ``a + b``; jointly for two terms that are added (an LSTM's).
-In a recurrent layer, at the plain layer's states; since errors accumulate over its own states,
-gradient descent on the output follows.
+sums z, from the plain layer's ``a + b``; terms that are added (an LSTM's) are fitted jointly.
+Recurrent layers are fitted at the plain layer's states, then by gradient descent on the output.
 """
 
 from __future__ import annotations
@@ -88,17 +87,11 @@ def calibrate(
     plain: Mapping[str, Sequence[Call]],
     run: Callable[[nn.Module], Any],
 ) -> None:
-    """Set gains, shifts and biases of layers, in the order of the forward pass.
+    """Set gains, shifts and biases of normalised layers, in the order of the forward pass.
 
     A layer that is called once is fitted on its inputs in the calibrated model, and so corrects
     errors of earlier layers; a layer that is called several times, such as a cell, on its inputs in
-    the plain model.
-
-    Args:
-        model: the converted model.
-        layers: its normalised layers, by name.
-        plain: their calls in the plain model.
-        run: runs the model on the batch.
+    the plain model, whose calls are ``plain``.
     """
     handles: dict[str, Any] = {}
     with ExitStack() as stack, measuring(model), batch_statistics(model):
@@ -175,7 +168,6 @@ _Seen = dict[str, list[tuple[Tensor, int | None]]]
 
 
 def _sums(layer: nn.Module, args: Any, kwargs: Any) -> _Seen:
-    """A layer's summed inputs, computed without its norm."""
     places = sites(layer)
     former = {name: site.norm for name, site in places.items()}
     recorders = {name: _RecordingNorm(norm.per_timestep) for name, norm in former.items()}
@@ -193,7 +185,6 @@ def _sums(layer: nn.Module, args: Any, kwargs: Any) -> _Seen:
 
 
 def _fits(layer: Any, prefix: str) -> Iterator[_Terms]:
-    """Terms to fit jointly in one direction of a layer."""
     if prefix == "":
         yield _Terms(("site",), slice(None), "bias")
         return
@@ -291,7 +282,6 @@ def _normalized(site: Site, seen: Sequence[_Seen], name: str) -> list[Any]:
 
 
 def _rows(site: Site, calls: Sequence[Sequence[tuple[Tensor, int | None]]]) -> Tensor:
-    """All inputs of a site as rows of features, in float64."""
     parts = []
     for a, _ in (pair for call in calls for pair in call):
         if site.axis == 1:
@@ -304,8 +294,9 @@ def _rows(site: Site, calls: Sequence[Sequence[tuple[Tensor, int | None]]]) -> T
 def _least_squares(
     target: Tensor, terms: Sequence[Tensor], start: Sequence[Tensor], constant: bool
 ) -> list[Tensor]:
-    """Factors (F,) of K terms (R, F) for a target (R, F), and a constant; ``start``: constant
-    terms'.
+    """Factors (F,) of K terms (R, F) for a target (R, F), and a constant.
+
+    ``start`` are the initial factors, then the constant.
     """
     columns = list(terms) + ([torch.ones_like(target)] if constant else [])
     if not columns:

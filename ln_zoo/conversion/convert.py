@@ -100,10 +100,8 @@ def normalize_(
         >>> report = normalize_(model, LayerNorm(), exclude="2", calibrate=torch.randn(100, 5))
         >>> print(report.layers[0].before, "->", report.layers[0].after)
         torch.nn.Linear -> ln_zoo.Linear, LayerNorm()
-        >>> report.distance < report.distance_before
-        True
-        >>> list(report.new_parameters)
-        ['0.site.gain']
+        >>> report.distance < report.distance_before, list(report.new_parameters)
+        (True, ['0.site.gain'])
     """
     if not isinstance(norm, Norm):
         raise TypeError(
@@ -172,9 +170,7 @@ def denormalize_(
     This holds without normalisation, and for norms that act on weights only (`WeightNorm`): the
     effective weights become the weights. Parameters stay the same objects. `Conversion.refused` has
     layers that cannot be converted, with reasons: norms of summed inputs, peepholes, clipped
-    derivatives; and as for `normalize_`.
-
-    Arguments, result and errors as for `normalize_`.
+    derivatives; and as for `normalize_`. Arguments, result and errors as for `normalize_`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -276,7 +272,6 @@ def _calibrate(
 
 
 def _not_by(norm: Norm, layer: nn.Module) -> str | None:
-    """Why this norm cannot act on a layer, or None."""
     if type(layer) in TORCHS and acts(layer):
         return f"it is normalised already, by {', '.join(norm_names(layer))}"
     if isinstance(layer, nn.RNNCellBase) and norm.per_timestep:
@@ -288,7 +283,6 @@ def _not_by(norm: Norm, layer: nn.Module) -> str | None:
 
 
 def _not_plain(layer: nn.Module) -> str | None:
-    """Why torch has no equivalent layer, or None."""
     if type(layer) in OURS:
         return "it is torch's already"
     for site in sites(layer).values():

@@ -46,40 +46,26 @@ _LSTM, _GRU = "ifgo", "rzn"
 
 @dataclass(frozen=True)
 class ForeignClass:
-    """A class of a library that `ln_zoo.adopt_` replaces.
+    """A class of a library that `ln_zoo.adopt_` replaces."""
 
-    Args:
-        paths: import paths.
-        adapter: its call signature and state format.
-        eps: attribute with its norm's eps.
-        options: attributes with arguments of our layer, by our names.
-        zero: attributes that must be 0, since our layers lack them.
-    """
-
-    paths: tuple[str, ...]
-    adapter: type[Adapter]
-    eps: str | None = None
+    paths: tuple[str, ...]  # import paths
+    adapter: type[Adapter]  # its call signature and state format
+    eps: str | None = None  # attribute with its norm's eps
+    # Attributes with arguments of our layer, by our names.
     options: Mapping[str, str] = field(default_factory=dict)
-    zero: tuple[str, ...] = ()
+    zero: tuple[str, ...] = ()  # attributes that must be 0, since our layers lack them
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """A library's state dicts of recurrent layers.
+    """A library's state dicts of recurrent layers."""
 
-    Args:
-        forms: its kinds of layers; the first that matches a state dict is used.
-        prefix: default start of its keys.
-        refuse: why our layers cannot compute the layer of a state dict, or None.
-        scopes: keys have Keras' scopes and suffixes (``lstm/lstm_cell/kernel:0``).
-        classes: its classes in PyTorch.
-    """
-
-    forms: tuple[Form, ...]
-    prefix: str = ""
+    forms: tuple[Form, ...]  # its kinds of layers; the first that matches a state dict is used
+    prefix: str = ""  # default start of its keys
+    # Why our layers cannot compute a state dict.
     refuse: Callable[[StateKeys], str | None] | None = None
-    scopes: bool = False
-    classes: tuple[ForeignClass, ...] = ()
+    scopes: bool = False  # keys have Keras' scopes and suffixes (lstm/lstm_cell/kernel:0)
+    classes: tuple[ForeignClass, ...] = ()  # its classes in PyTorch
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -567,15 +553,10 @@ def to_dialect(name: str, module: nn.Module) -> dict[str, Tensor]:
     """Write the weights of a layer or an adopted model as another library's state dict.
 
     The inverse of `from_dialect` and `ln_zoo.adopt_`; a library with one bias gets the sum of our
-    two. Tensors are contiguous copies.
-
-    Args:
-        name: the dialect; see `from_dialect`.
-        module: a recurrent layer or cell of ln_zoo, or a model with adopted layers, whose other
-            parameters and buffers keep their names.
+    two. Tensors are contiguous copies. Other parameters and buffers of a model keep their names.
 
     Raises:
-        TypeError: for another module.
+        TypeError: for a module without layers of ln_zoo or adopted layers.
         ValueError: for an unknown dialect, or a layer that the library lacks.
     """
     dialect = find_dialect(name)

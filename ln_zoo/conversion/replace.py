@@ -64,9 +64,8 @@ def selected(
 ) -> dict[str, nn.Module]:
     """Layers of a model by name, filtered by shell patterns; ``kinds`` names them in messages.
 
-    Raises:
-        TypeError: if the model is not a module.
-        ValueError: if it is wrapped for several devices or has no layer, or a pattern matches none.
+    TypeError if the model is not a module; ValueError if it is wrapped for several devices or has
+    no layer, or a pattern matches no layer.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

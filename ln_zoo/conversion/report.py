@@ -18,23 +18,16 @@ _ROOT = "(the model)"
 
 @dataclass(frozen=True)
 class Converted:
-    """A converted layer.
+    """A converted layer."""
 
-    Attributes:
-        name: its name in the model, ``""`` for the model itself.
-        before: its class before, such as ``"torch.nn.LSTM"``.
-        after: its class and norm now.
-        distance_before: distance of its output from the plain layer's on the calibration batch,
-            before calibration: root mean square of the difference, divided by that of the plain
-            output; ``None`` without calibration. Final states are ignored.
-        distance: the same after calibration.
-    """
-
-    name: str
-    before: str
-    after: str
+    name: str  #: its name in the model, "" for the model itself
+    before: str  #: its class before, such as "torch.nn.LSTM"
+    after: str  #: its class and norm now
+    #: Distance of its output from the plain layer's on the calibration batch, before calibration:
+    #: root mean square of the difference, divided by that of the plain output; None without
+    #: calibration. Final states are ignored.
     distance_before: float | None = None
-    distance: float | None = None
+    distance: float | None = None  #: the same after calibration
 
 
 @dataclass(frozen=True)
@@ -48,39 +41,26 @@ class Refused:
 
 @dataclass(frozen=True)
 class Adopted:
-    """A layer that `adopt_` replaced.
+    """A layer that `adopt_` replaced."""
 
-    Attributes:
-        name: its name in the model, ``""`` for the model itself.
-        before: path of its class.
-        after: its class now.
-        dialect: dialect of its weights.
-        error: largest relative difference in float64; None for torch's layers, which are not
-            compared.
-        speedup: measured speedup of a forward pass in evaluation mode, on 8 random sequences of 20
-            steps (cells: one step).
-    """
-
-    name: str
-    before: str
-    after: str
-    dialect: str
+    name: str  #: its name in the model, "" for the model itself
+    before: str  #: path of its class
+    after: str  #: its class now
+    dialect: str  #: dialect of its weights
+    #: Largest relative difference in float64; None for torch's layers, which are not compared.
     error: float | None
+    #: Measured speedup of a forward pass in evaluation mode, on 8 random sequences of 20 steps
+    #: (cells: one step).
     speedup: float
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """Report of `adopt_`; ``print`` shows a table.
+    """Report of `adopt_`; ``print`` shows a table."""
 
-    Attributes:
-        layers: replaced layers, in the order of the model's modules.
-        refused: layers that match the patterns but were not replaced.
-        new_parameters: parameters of replaced layers, by name. Create the optimizer anew.
-    """
-
-    layers: tuple[Adopted, ...]
-    refused: tuple[Refused, ...] = ()
+    layers: tuple[Adopted, ...]  #: replaced layers, in the order of the model's modules
+    refused: tuple[Refused, ...] = ()  #: layers that match the patterns but were not replaced
+    #: Parameters of replaced layers, by name; create the optimizer anew.
     new_parameters: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
@@ -96,20 +76,17 @@ class Adoption:
 class Conversion:
     """Report of `normalize_` or `denormalize_`; ``print`` shows a table.
 
-    Attributes:
-        layers: converted layers, in the order of the model's modules.
-        refused: layers that match the patterns but were not converted.
-        new_parameters: new gains, shifts and scales, by name. Add them to an existing optimizer:
-            ``optimizer.add_param_group({"params": report.new_parameters.values()})``.
-        distance_before: distance of the model's outputs from the plain model's; see `Converted`.
-        distance: the same after calibration.
+    Add the new parameters to an existing optimizer:
+    ``optimizer.add_param_group({"params": report.new_parameters.values()})``.
     """
 
-    layers: tuple[Converted, ...]
-    refused: tuple[Refused, ...] = ()
+    layers: tuple[Converted, ...]  #: converted layers, in the order of the model's modules
+    refused: tuple[Refused, ...] = ()  #: layers that match the patterns but were not converted
+    #: New gains, shifts and scales, by name.
     new_parameters: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)
+    #: Distance of the model's outputs from the plain model's; see `Converted`.
     distance_before: float | None = None
-    distance: float | None = None
+    distance: float | None = None  #: the same after calibration
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("layer", "was", "is")]

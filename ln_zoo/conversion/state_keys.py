@@ -1,8 +1,8 @@
 """Tables that map state dicts of other libraries to parameters of our recurrent layers.
 
-A `Form` describes one layer of a library: our cell, and an `Entry` for each key, for reading and
-writing. An entry maps tensors of the library, split along the gates, to columns, rows or a sum of
-parameters, with an optional transpose and permutation of gates.
+A `Form` describes one layer of a library: our cell, and an `Entry` for each key. An entry maps
+tensors of the library, split along the gates, to columns, rows or a sum of parameters, with an
+optional transpose and permutation of gates.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class StateKeys:
         return tuple(self._tensor(key).shape)
 
     def matrix_shape(self, key: str) -> tuple[int, int]:
-        """Shape of a key's matrix; ValueError if it is not a matrix."""
         shape = self.shape(key)
         if len(shape) != 2:
             raise ValueError(f"{self.dialect}: {key!r} should be a matrix, got shape {shape}")
@@ -131,29 +130,20 @@ def _directions(layer: int, leads: Sequence[str]) -> list[Direction]:
 class Entry:
     """Maps keys of a library to our parameters.
 
-    Args:
-        keys: a key, or several, concatenated along the gates.
-        names: a parameter, or several, which are joined.
-        join: how parameters are joined: ``"columns"`` of a matrix, ``"rows"`` of a tensor with the
-            gates last, or a ``"sum"``, which the first parameter gets when reading. ``"added"``
-            adds the tensor to the parameter when reading, and writes zeros.
-        transposed: the library has the gates last.
-        gates: number of gates in each key, if unequal.
-        cut: the tensor has gates, in the form's order.
-        optional: the entry may be missing on both sides.
-        layers: the library has one tensor with a row for each layer.
-        default: value of the parameter if the key is missing; not written either.
+    ``join`` is ``"columns"`` of a matrix, ``"rows"`` of a tensor with the gates last, or a
+    ``"sum"``, which the first parameter gets when reading. ``"added"`` adds the tensor to the
+    parameter when reading, and writes zeros.
     """
 
-    keys: tuple[str, ...] | str
-    names: tuple[str, ...] | str
+    keys: tuple[str, ...] | str  # a key, or several, concatenated along the gates
+    names: tuple[str, ...] | str  # a parameter, or several, which are joined
     join: Literal["columns", "rows", "sum", "added"] = "columns"
-    transposed: bool = False
-    gates: tuple[int, ...] = ()
-    cut: bool = True
-    optional: bool = False
-    layers: bool = False
-    default: float | None = None
+    transposed: bool = False  # the library has the gates last
+    gates: tuple[int, ...] = ()  # number of gates in each key, if unequal
+    cut: bool = True  # the tensor has gates, in the form's order
+    optional: bool = False  # the entry may be missing on both sides
+    layers: bool = False  # the library has one tensor with a row for each layer
+    default: float | None = None  # value of the parameter if the key is missing; not written either
 
     def __post_init__(self) -> None:
         for name in ("keys", "names"):
@@ -178,27 +168,22 @@ BIASES = ("bias_ih", "bias_hh")
 class Form:
     """One kind of layer of a library.
 
-    Args:
-        kind: our layer's class, or the cell of a `RecurrentLayer`.
-        entries: its keys.
-        norm: the norm, with the library's eps; None: no norm.
-        normalized: roles of the normalised sites; default: all of the cell.
-        order: the library's gates and ours, such as ``("igfo", "ifgo")``, if they differ.
-        leads: alternatives, the preferred first, each with the start of the keys of each direction.
-            ``{k}`` is the layer's index; without it there is one layer.
-        when: whether a state dict has this form; default: if it has the first key.
-        fixed_eps: the library has no argument for eps.
-        constants: buffers without information, as functions of the number of units.
+    ``leads`` are alternatives, the preferred first, each with the start of the keys of each
+    direction. ``{k}`` is the layer's index; without it there is one layer.
     """
 
-    kind: type[RecurrentLayer] | Cell
+    kind: type[RecurrentLayer] | Cell  # our layer's class, or the cell of a `RecurrentLayer`
     entries: tuple[Entry, ...]
-    norm: LayerNorm | None = None
+    norm: LayerNorm | None = None  # with the library's eps; None: no norm
+    # Roles of the normalised sites; default: all of the cell.
     normalized: tuple[str, ...] | None = None
+    # The library's gates and ours, such as ("igfo", "ifgo"), if they differ.
     order: tuple[str, str] | None = None
     leads: tuple[tuple[str, ...], ...] = (("",),)
+    # Whether a state dict has this form; default: it has the first key.
     when: Callable[[StateKeys], bool] | None = None
-    fixed_eps: bool = False
+    fixed_eps: bool = False  # the library has no argument for eps
+    # Buffers without information, as functions of the number of units.
     constants: Mapping[str, Callable[[int], Tensor]] = field(default_factory=dict)
 
     @property
@@ -226,7 +211,6 @@ class Form:
         return "{" in leads[0] + self._first_key
 
     def _directions_of(self, keys: StateKeys) -> list[Direction] | None:
-        """All directions in a state dict, in our order, or None."""
         for leads in self.leads:
             found: list[Direction] = []
             while self._has_layers(leads) or not found:
@@ -417,7 +401,6 @@ class Form:
 
 
 def _shape(layer: RecurrentLayer | RecurrentCell) -> tuple[int, int, int]:
-    """Number of layers and directions, and size of the projection."""
     if isinstance(layer, RecurrentCell):
         return 1, 1, 0
     return layer.num_layers, 1 + layer.bidirectional, layer.proj_size

@@ -30,7 +30,7 @@ _COMPRESSED: dict[bytes, Callable[..., Any]] = {
     b"\xfd7zXZ\0": lzma.open,
 }
 _SUFFIXES = (".gz", ".bz2", ".xz")
-#: What libraries raise for damaged files. Encrypted zip members raise RuntimeError.
+#: Exceptions of libraries for damaged files. Encrypted zip members raise RuntimeError.
 _DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
     *(RuntimeError, NotImplementedError, UnicodeDecodeError, struct.error),
@@ -68,8 +68,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
 def open_file(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a regular file, decompressed if it begins as gzip, bzip2 or xz files do.
 
-    Raises:
-        ValueError: if it is damaged, or empty with the suffix of a compressed file.
+    ValueError if it is damaged, or empty with the suffix of a compressed file.
     """
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))
@@ -98,11 +97,10 @@ def read_rest(stream: IO[bytes], most: int, where: str | Path) -> bytes:
 
 
 def read_archive(path: str | Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Iterate over names and contents of the regular files of a tar (also compressed) or zip
-    archive.
+    """Iterate over names and contents of the regular files of a tar or zip archive.
 
-    A content is valid until the next one. A tar must end with two zero blocks, and checksums must
-    match. Damaged headers raise; ``tarfile`` would end silently.
+    A content is valid until the next one. A tar, also compressed, must end with two zero blocks,
+    and checksums must match. Damaged headers raise; ``tarfile`` would end silently.
     """
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))

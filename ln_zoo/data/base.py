@@ -31,9 +31,6 @@ class ZooDataModule(LightningDataModule, ABC):
         pin_memory: use page-locked memory for faster copies to a GPU.
         drop_last: drop the last training batch if it is smaller than ``batch_size``. A last
             training batch of one example is always dropped.
-
-    Raises:
-        ValueError: for invalid options.
     """
 
     name: str

@@ -32,19 +32,12 @@ def caption_words(caption: str) -> list[str]:
 
 
 class CaptionBatch(NamedTuple):
-    """N images with C captions each; image i has captions C i to C i + C - 1.
+    """N images with C captions each; image i has captions C i to C i + C - 1."""
 
-    Attributes:
-        images: features, float32 (N, I).
-        captions: word indices, int64 (C N, T), ended and padded by `EOS`.
-        lengths: tokens of each caption with `EOS`, int64 (C N,).
-        image_index: index of each image in its set, int64 (N,).
-    """
-
-    images: Tensor
-    captions: Tensor
-    lengths: Tensor
-    image_index: Tensor
+    images: Tensor  #: features, float32 (N, I)
+    captions: Tensor  #: word indices, int64 (C N, T), ended and padded by `EOS`
+    lengths: Tensor  #: tokens of each caption with `EOS`, int64 (C N,)
+    image_index: Tensor  #: index of each image in its set, int64 (N,)
 
 
 @dataclass(frozen=True)
@@ -164,7 +157,7 @@ class CaptionedData(ZooDataModule, ABC):
 
     Args:
         caption_sampling: captions in training: ``one_per_image``, a random one of each image per
-            epoch, or ``all``, each caption with its image as an example. The latter makes epochs C
+            epoch, or ``all``, each caption with its image as an example. With ``all``, epochs are C
             times as long, and batches may have false negatives: other captions of an image.
         vocabulary: the known words, or a text file with one per line; default: those of the
             captions.
@@ -208,7 +201,7 @@ class CaptionedData(ZooDataModule, ABC):
 
     @property
     def readable(self) -> bool:
-        """Whether there are files to read."""
+        """Whether the folder has a known layout."""
         return True
 
     @property

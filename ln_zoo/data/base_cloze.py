@@ -72,8 +72,9 @@ def sentences(tokens: Sequence[str]) -> list[list[str]]:
 def closest_sentences(passage: Sequence[str], query: Sequence[str], count: int) -> list[str]:
     """The sentences of a passage with the most words in common with the query, in order.
 
-    As the four sentences of Cooijmans et al. (2017, section 5.4), whose choice is unpublished. Each
-    word counts once, including entities; ties go to the first sentence. The answer is not used.
+    After the four sentences of Cooijmans et al. (2017, section 5.4), whose choice is unpublished.
+    Each word counts once, including entities; ties go to the first sentence. The answer is not
+    used.
     """
     parts = sentences(passage)
     asked = set(query)
@@ -213,7 +214,6 @@ class ClozeSet(BatchSet):
         return inputs, torch.from_numpy(np.concatenate(answers))
 
     def _names(self, row: int, draw: int, passage: np.ndarray, query: np.ndarray) -> np.ndarray:
-        """The new index of each entity, by position."""
         if self.renaming == "file":
             return self.entities
         if self.renaming == "order":
@@ -279,12 +279,12 @@ class ClozeData(ZooDataModule, ABC):
 
     A batch is ``(ClozeInputs, answers)``: word indices, int64, and the word that answers each
     query. A subclass states its name and implements `read`. With ``sentences``, a passage may lack
-    the answer; the fraction that has it is in `metadata`. An entity outside the vocabulary is
-    renamed to one that its question does not use, or becomes an unknown word.
+    the answer; `metadata` has the share that keeps it. An entity outside the vocabulary is renamed
+    to one that its question does not use, or becomes an unknown word.
 
     Args:
-        sentences: keep this many sentences of each passage, those with the most words in common
-            with the query (`closest_sentences`); None: all.
+        sentences: keep this many sentences of each passage, with the most words in common with the
+            query (`closest_sentences`); None: all.
         entities: renaming of entities in training: ``example``, a permutation for each question and
             epoch; ``batch``, for each batch; ``order``, by first occurrence (Chen et al. 2016),
             which is easier; ``file``, none.
@@ -363,7 +363,7 @@ class ClozeData(ZooDataModule, ABC):
         return {"sentences": self.sentences, "entities": self.eval_entities}
 
     def rule_errors(self, name: Literal["train", "val", "test"]) -> dict[str, float]:
-        """Error rates of simple rules on a set; see `rule_errors`."""
+        """Error rates of simple rules on a set, such as the most frequent entity."""
         is_one = np.zeros(self._known().size, bool)
         is_one[self._entity_numbers()] = True
         return rule_errors(self._set(name), is_one)

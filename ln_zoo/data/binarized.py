@@ -152,7 +152,7 @@ class BinarizedImageData(ZooDataModule, ABC):
 
     A batch is ``(images,)``: float32 (N, C, H, W) of 0 and 1, in [0, 1] with
     ``binarization="grey"``. A subclass states its name and the attributes below and implements
-    `read`. Evaluation is in an order spread over the set, prediction in that of the file.
+    `read`. Evaluation is in an order spread over the set, prediction in the order of the file.
 
     The binarization changes a likelihood by several nats, so tables list all but ``fixed`` under
     another name:

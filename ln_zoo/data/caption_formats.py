@@ -216,7 +216,7 @@ def _read_features(path: Path) -> np.ndarray:
 
 
 def _released_array(folder: Path, name: str) -> Path:
-    """File of a set's features; the released extraction script writes another name than is read."""
+    """File of a set's features; the released script writes another name than is read."""
     paths = [folder / f"{name}.npy", folder / f"coco_{name}.npy"]
     for path in paths:
         if path.is_file():

@@ -37,7 +37,7 @@ class CaptionedImages(CaptionedData):
     Args:
         root: folder of the images; default: the folder ``dataset`` in ``$LN_ZOO_DATA``.
         dataset: name in tables, and of the folder in ``$LN_ZOO_DATA``. Default: the name in
-            Karpathy's file, else that of ``root``.
+            Karpathy's file, else the name of ``root``.
         features: name of the features, if there are several.
         use_restval: add Karpathy's split ``restval`` to the training set.
         val_images: use the first validation images only; None: all.

@@ -23,9 +23,7 @@ _MAX_BYTES = 10_000_000
 
 
 class Question(NamedTuple):
-    """A named passage, a query with ``@placeholder`` for one entity, and that entity
-    (``@entityN``).
-    """
+    """A named passage, a query with ``@placeholder`` for one entity, and that ``@entityN``."""
 
     name: str
     passage: list[str]
@@ -39,11 +37,10 @@ def is_entity(token: str) -> bool:
 
 
 def parse_question(text: str, where: str) -> Question:
-    """Parse a ``.question`` file (Hermann et al. 2015).
+    """Parse a ``.question`` file (Hermann et al. 2015); errors name it ``where``.
 
     Five blocks separated by empty lines: URL, passage, question, answer, and entities, a line
-    ``@entityN:name`` each. Names are validated and dropped: a model must not see them. Errors name
-    the file ``where``.
+    ``@entityN:name`` each. Names are validated and dropped: a model must not see them.
     """
     parts = re.split(r"\r?\n[ \t]*\r?\n", text.strip()) if text.strip() else []
     blocks = [part.strip() for part in parts]

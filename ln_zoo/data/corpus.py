@@ -82,8 +82,8 @@ class Corpus:
         """Tokenise texts once, and map the cached result into memory from then on.
 
         The cache is in one of `cache_folders`, named by a hash of the names, sizes and times of the
-        files and of the options. It is written atomically, by one process while others wait.
-        Options as `Books`.
+        files and of the options of `Books`. It is written atomically, by one process while others
+        wait.
         """
         check_choice("lines", lines, get_args(Lines))
         check_at_least(1, num_proc=num_proc)

@@ -23,8 +23,8 @@ class Digits(ImageClassificationData):
 
     They are the test part of the UCI "Optical Recognition of Handwritten Digits" (Alpaydin and
     Kaynak, 1998). The 300 test images are fixed; every split is stratified. With ``image_size=28``
-    they have MNIST's shape: enlarged (bilinear) to 20 x 20 in the centre, grey levels 0 to 240.
-    Tables list this version under another name.
+    they have MNIST's shape: enlarged (bilinear) to 20 x 20 in the centre, grey levels 0 to 240;
+    tables list this version under another name.
 
     Args:
         image_size: side of an image, pixels: 8 for the original, or more; a digit fills 5/7 of it.

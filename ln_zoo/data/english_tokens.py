@@ -21,7 +21,7 @@ def split_sentences(text: str) -> list[str]:
     """Split a paragraph into sentences.
 
     Boundaries are Punkt's (Kiss and Strunk, Computational Linguistics 32, 2006), with a fixed list
-    of abbreviations. A part that begins with a small letter continues the sentence, as after direct
+    of abbreviations. A part that begins in lower case continues the sentence, as after direct
     speech.
     """
     found: list[str] = []

@@ -43,10 +43,10 @@ def listing(folder: Path) -> str:
 
 
 def cache_folders(data: Path) -> Iterator[Path]:
-    """Candidate cache folders for a data folder, the preferred one first.
+    """Candidate cache folders for a data folder, the preferred one first; they need not exist.
 
     A subfolder of ``LN_ZOO_CACHE`` if set; otherwise ``.cache`` in the data folder, if the user
-    owns it and can write to it, and a subfolder of ``~/.cache/ln_zoo``. They need not exist.
+    owns it and can write to it, and a subfolder of ``~/.cache/ln_zoo``.
     """
     if not os.environ.get("LN_ZOO_CACHE") and _is_own(data):
         yield data / ".cache"

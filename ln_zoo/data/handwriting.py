@@ -42,7 +42,7 @@ class HandwritingBatch(NamedTuple):
             t + 1. Row 0 is zero at the start of a line, else the previous point.
         lengths: targets of each example, int64 (N,); 0 after the end of a line.
         text: the transcription of each whole line.
-        first: whether lines start here, or continue those of the previous batch.
+        first: whether lines start here, or continue lines of the previous batch.
     """
 
     offsets: Tensor
@@ -93,7 +93,7 @@ class LineSet(BatchSet):
         return len(self.lines)
 
     def offsets(self, i: int) -> Tensor:
-        """All of line i, float32 (P, 3): offsets with y upwards, the first zeroed."""
+        """Line i, float32 (P, 3): offsets with y upwards, the first zeroed."""
         steps = self.lines.steps(i)
         steps[0, :2] = 0
         if self.per_line:
@@ -102,7 +102,7 @@ class LineSet(BatchSet):
         return torch.from_numpy(steps)
 
     def __getitem__(self, index: Tensor | tuple[Tensor, int]) -> HandwritingBatch:
-        """A batch of lines, or of part n of lines; n starts at 0."""
+        """A batch of lines, or of their parts number n, from 0."""
         indices, part = index if isinstance(index, tuple) else (index, 0)
         lines = rows(indices)
         start = part * (self.max_points or 0)
@@ -152,7 +152,6 @@ class LineBatches(DistributedBatches):
         return super().settings() | mode
 
     def _deal(self) -> list[list[tuple[Tensor, int]]]:
-        """The steps of this epoch for each process: lines and part."""
         batches = self._batches()
         parts = torch.stack([self._parts[lines].max() for lines in batches])
         kept = _keep(self.permutation(len(batches), 1), parts, self.total).tolist()
@@ -176,7 +175,7 @@ class LineBatches(DistributedBatches):
 
 
 def _keep(order: Tensor, parts: Tensor, count: int) -> Tensor:
-    """The first ``count`` of ``order``; those with the most common number of parts are dropped.
+    """The first ``count`` of ``order``; the excess has the most common number of parts.
 
     The remaining numbers of parts do not depend on the order, so that epochs have equal lengths.
     """
@@ -238,7 +237,7 @@ class HandwritingData(ZooDataModule, ABC):
 
     @abstractmethod
     def read(self) -> Mapping[str, PenLines]:
-        """Read the sets ``"train"``, ``"val"`` and ``"test"``, including unusable lines."""
+        """Read the three sets by name, including unusable lines."""
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -347,7 +346,7 @@ class HandwritingData(ZooDataModule, ABC):
 
 
 def median_step(steps: np.ndarray) -> float:
-    """Median length of steps (P, 3); if it is 0, that of the nonzero steps, or 1."""
+    """Median length of steps (P, 3); if it is 0, of the nonzero steps; otherwise 1."""
     lengths = np.hypot(steps[:, 0], steps[:, 1])
     for some in (lengths, lengths[lengths > 0]):
         if len(some) and np.median(some) > 0:

@@ -49,22 +49,14 @@ _NAMED = 20
 
 @dataclass
 class Conversion:
-    """Result of a conversion.
-
-    Attributes:
-        lines, points: number of lines and of pen points of each set.
-        left_out: damaged stroke files, with reasons.
-        without_text: lines whose transcription is missing or does not match the form's lines.
-        unlisted: number of stroke files of forms in no list.
-        missing_forms: listed forms without a stroke file.
-    """
+    """Result of a conversion, with lines and pen points of each set."""
 
     lines: dict[str, int] = field(default_factory=dict)
     points: dict[str, int] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    without_text: list[str] = field(default_factory=list)
-    unlisted: int = 0
-    missing_forms: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # damaged stroke files, with reasons
+    without_text: list[str] = field(default_factory=list)  # transcription missing or not matching
+    unlisted: int = 0  # stroke files of forms in no list
+    missing_forms: list[str] = field(default_factory=list)  # listed forms without a stroke file
 
 
 def convert(
@@ -76,8 +68,8 @@ def convert(
     archives (tar or zip), or is such an archive. Each set becomes a folder of arrays in ``target``;
     ``lines.tsv`` lists the lines. ``progress`` gets the numbers of stroke files read and in total.
 
-    Sets are written to ``.conversion`` in the target and renamed; ``conversion.json`` is written
-    last. If it exists, this is a no-op. An interrupted conversion can be restarted.
+    An interrupted conversion can be restarted: sets are written to ``.conversion`` and renamed, and
+    ``conversion.json`` is written last. If it exists, this is a no-op.
     """
     done = target / _DONE
     if done.exists():
@@ -170,7 +162,6 @@ class _Place(NamedTuple):
 
 
 def _find(source: Path) -> dict[str, dict[str, _Place]]:
-    """The files of each kind, by name; archives are used for kinds without loose files."""
     if not source.exists():
         raise FileNotFoundError(f"no {source}: give the folder with the official distribution")
     found: dict[str, dict[str, _Place]] = {kind: {} for kind in _KINDS}
@@ -285,7 +276,6 @@ def _read_lines(
 
 
 def _match(names: Sequence[str], texts: Mapping[str, list[str]]) -> dict[str, str]:
-    """The text of each line by number; empty if text lines of the form are missing."""
     lines = [name.removesuffix(".xml") for name in names]
     numbers = {line: int(line.rpartition("-")[2]) for line in lines}
     last: dict[str, int] = {}

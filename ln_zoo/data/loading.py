@@ -63,9 +63,8 @@ class DistributedBatches(DistributedSampler[Tensor]):
     occurs once, so scores do not depend on W. Processes may differ by one batch. Batches are
     smaller if a process would get none.
 
-    ``shuffle`` permutes the examples in each epoch, by ``seed``; ``drop_last`` drops a last batch
-    of fewer than ``batch_size``. ``num_replicas`` (W) and ``rank`` (r) default to the process
-    group's.
+    ``shuffle`` permutes the examples in each epoch; ``drop_last`` drops a last batch of fewer than
+    ``batch_size``. ``num_replicas`` (W) and ``rank`` (r) default to the process group's.
 
     Example:
         >>> data = Tensors(torch.zeros(7, 2), torch.zeros(7, dtype=torch.int64))
@@ -154,10 +153,10 @@ class DistributedBatches(DistributedSampler[Tensor]):
 
 
 class BatchLoader(DataLoader):
-    """A ``DataLoader`` over `DistributedBatches`.
+    """A ``DataLoader`` over `DistributedBatches`, with the options of both.
 
     Creating an iterator does not use torch's global random state and loads nothing: Lightning
-    creates it before it sets the epoch. Options as `DistributedBatches` and ``DataLoader``.
+    creates it before it sets the epoch.
 
     Args:
         dataset: N examples, indexed by a (B,) tensor. Its attribute ``batches``, if present, is the

@@ -40,7 +40,7 @@ class Ragged:
 
 
 def pad(rows: Sequence[np.ndarray], ends: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad N sequences by `EOS`, of which ``ends`` belong to each sequence.
+    """Pad N sequences by `EOS`; the first ``ends`` of them count as part of a sequence.
 
     Returns int64 (N, T), and lengths including ``ends``, int64 (N,).
     """

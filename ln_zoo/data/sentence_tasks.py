@@ -44,8 +44,8 @@ _OFFICIAL = {
 class ClassificationTask:
     """N sentences, words separated by blanks, with labels, int64 (N,).
 
-    Positive opinions and objective sentences are the positive class, which comes first. ``eos``:
-    whether the released code appends the end of a sentence in this task.
+    The positive class (positive opinions, objective sentences) comes first. ``eos``: whether the
+    released code appends the end of a sentence in this task.
     """
 
     name: str

@@ -30,8 +30,8 @@ _ADMITTED = {
 def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
     """Read ``strokes.npy``, an object array of L arrays (P, 3), and ``sentences.txt``, L texts.
 
-    The column that ends strokes is detected; the others are dx and dy, y growing as ``y_axis``
-    states. Lines are named ``strokes-00000``, ...
+    The column that ends strokes is detected; the others are dx and dy, where y grows in the
+    direction ``y_axis``. Lines are named ``strokes-00000``, ...
     """
     path = root / STROKES
     strokes = load_objects(path)
@@ -68,7 +68,7 @@ def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
 
 
 def end_of_stroke_column(lines: list[np.ndarray], where: str) -> int:
-    """The column of arrays (P, 3) that has both 0 and 1 and, among finite values, nothing else."""
+    """The column of arrays (P, 3) whose finite values are 0 and 1, both of them present."""
     table = np.concatenate(lines) if lines else np.empty((0, 3))
     found = []
     for column in range(3):
@@ -88,7 +88,7 @@ def end_of_stroke_column(lines: list[np.ndarray], where: str) -> int:
 def load_objects(path: Path) -> np.ndarray:
     """Read an ``.npy`` that may be an array of arrays, without running code.
 
-    Such files are pickles, which ``np.load(..., allow_pickle=True)`` executes. Here only the
+    Such files are pickles, which ``np.load(..., allow_pickle=True)`` executes; here only the
     globals of arrays are allowed.
     """
     with damage_named(path), open_regular(path) as file:

@@ -47,7 +47,7 @@ class SyntheticScenes(CaptionedData):
         val_size: number of validation scenes.
         test_size: number of test scenes.
         image_features: features I of a scene.
-        noise: standard deviation of the noise; that of the projection is about 1.
+        noise: standard deviation of the noise, relative to about 1 for the projection.
         data_seed: seed of scenes, captions and projection.
     """
 

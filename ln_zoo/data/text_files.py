@@ -57,7 +57,7 @@ def find_texts(root: Path) -> list[TextFile]:
 def read_texts(texts: Sequence[TextFile]) -> Iterator[tuple[int, str]]:
     """Iterate over the stripped lines of texts, with the index of the text.
 
-    Each archive is read once, in its order, which is that of `find_texts`.
+    ``texts`` are in the order of `find_texts`: each archive is read once.
     """
     numbers = {text: number for number, text in enumerate(texts)}
     for path in dict.fromkeys(text.path for text in texts):

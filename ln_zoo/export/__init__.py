@@ -63,17 +63,11 @@ FORMATS = tuple(_FORMATS)
 
 
 class Exported(NamedTuple):
-    """An exported file.
-
-    Attributes:
-        file: its path.
-        facts: its metadata; see `read_facts`.
-        comparison: the comparison with the model.
-    """
+    """An exported file."""
 
     file: FilePath
-    facts: dict[str, Any]
-    comparison: Comparison
+    facts: dict[str, Any]  # its metadata; see `read_facts`
+    comparison: Comparison  # the comparison with the model
 
 
 def export(
@@ -141,11 +135,7 @@ def export(
 def check_request(
     file: FilePath, format: str, form: str, opset: int | None, overwrite: bool
 ) -> None:
-    """Check the arguments of `export` that do not need the model.
-
-    Raises:
-        ExportError: see `export`.
-    """
+    """Check the arguments of `export` that do not need the model; raises `ExportError`."""
     for what, given, known in (("format", format, FORMATS), ("form", form, FORMS)):
         if given not in known:
             raise ExportError(f"{what} must be one of {', '.join(known)}, got {given!r}")

@@ -19,42 +19,31 @@ SIZES: tuple[dict[str, int], ...] = (
     {"N": 2, "T": 5, "S": 4, "U": 3},
     {"N": 4, "T": 12, "S": 7, "U": 9},
 )
-#: Largest allowed error of a file, in units of the model's float32 error, and the runs that measure
-#: the latter: one plain, the others with perturbed last bits of inputs and weights. The largest
-#: error over all sizes counts, since a single one may be small by chance. onnxruntime is less exact
-#: than torch: on [-8, 8] the error of its tanh is up to 2.6e-7, 8.5 times torch's, of its sigmoid
-#: 1.6 times (1.32.0, AVX2, 200,000 random numbers); for DRAW's canvas it was 5.5 times ours.
+#: Largest allowed error of a file relative to the model's in float32, and the number of runs that
+#: measure the model's: one plain, the others with perturbed last bits of inputs and weights. The
+#: largest error over all sizes counts, since a single one may be small by chance. onnxruntime is
+#: less exact than torch: on [-8, 8] the error of its tanh is up to 2.6e-7, 8.5 times torch's, of
+#: its sigmoid 1.6 times (1.32.0, AVX2, 200,000 random numbers); for DRAW's canvas it was 5.5 times
+#: ours.
 _FACTOR, _RUNS = 10.0, 4
 _ULP = torch.finfo(torch.float32).eps
 
 
 class Comparison(NamedTuple):
-    """Comparison of a file with its model.
+    """Comparison of a file with its model."""
 
-    Attributes:
-        difference: largest absolute difference of an output from the model's in float32.
-        scale: largest absolute value of the outputs.
-        ratio: largest error of an output against float64, divided by the allowed error: 10 times
-            that of the model in float32. Above 1 the file is wrong.
-        sizes: sizes of the runs.
-    """
-
-    difference: float
-    scale: float
+    difference: float  #: largest absolute difference of an output from the model's in float32
+    scale: float  #: largest absolute value of the outputs
+    #: Largest error of an output against float64, divided by the allowed error: 10 times that of
+    #: the model in float32. Above 1 the file is wrong.
     ratio: float
-    sizes: tuple[Sizes, ...]
+    sizes: tuple[Sizes, ...]  #: sizes of the runs
 
 
 def compare(model: nn.Module, path: Path, run: Run, sizes: tuple[Sizes, ...] = SIZES) -> Comparison:
-    """Compare a file with its model on random inputs.
+    """Compare a file with its model, both on random inputs.
 
     A step form runs T times, with its states fed back, against the model's run over T steps.
-
-    Args:
-        model: the model, in float32.
-        path: the exported function.
-        run: the file.
-        sizes: sizes of the runs.
 
     Raises:
         ExportError: if the file's error against float64 is larger than rounding explains.
@@ -88,7 +77,6 @@ def compare(model: nn.Module, path: Path, run: Run, sizes: tuple[Sizes, ...] = S
 
 
 def _given(path: Path, sizes: Sizes, seed: int) -> dict[str, Tensor]:
-    """Random inputs; for a step form, of T steps, without states."""
     if not path.is_step:
         return examples(path, sizes, seed)
     steps = [examples(path, sizes, seed * 1000 + t) for t in range(sizes["T"])]

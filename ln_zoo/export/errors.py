@@ -10,12 +10,9 @@ class ExportError(ValueError):
 
 
 def check_installed(what: str, *packages: str, extra: str) -> None:
-    """Check that packages of an extra are installed.
+    """Check that packages, given by import names, are installed.
 
-    Args:
-        what: feature that needs them, for the message.
-        *packages: import names.
-        extra: extra of ln-zoo that installs them.
+    ``what`` needs them; ``extra`` of ln-zoo installs them.
 
     Raises:
         ExportError: if one is missing, with the command that installs it.

@@ -130,9 +130,6 @@ def run_pte(path: Path, file: FilePath) -> Run:
 def read_facts(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Metadata of an exported file: model, form, names, shapes, states.
 
-    Args:
-        file: a file of `ln_zoo.export.export`; its suffix gives the format.
-
     Raises:
         ExportError: if the file has no metadata.
     """

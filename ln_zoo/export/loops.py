@@ -1,7 +1,7 @@
 """Exportable forms of recurrent layers and cells.
 
 Time loops become torch's ``scan`` with a dynamic number of steps; layers without normalised
-pre-activations become ONNX operators. The step is that of `ln_zoo.ops.cells`.
+pre-activations become ONNX operators. Steps are those of `ln_zoo.ops.cells`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,11 @@ _OPERATOR_VERSION = 14
 
 
 def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
-    """A copy of a module with exportable recurrent layers and cells.
+    """A copy of a module in evaluation mode with exportable recurrent layers and cells.
 
     Layers become `Loop`, cells `Step`, with effective weights, so weight normalisation is free.
-
-    Args:
-        module: a module in evaluation mode.
-        operators: turn layers without normalised pre-activations into ONNX's LSTM, GRU and RNN.
-            Such a copy can be exported to ONNX, but not run.
+    ``operators`` turns layers without normalised pre-activations into ONNX's LSTM, GRU and RNN;
+    such a copy can be exported to ONNX, but not run.
 
     Raises:
         ExportError: for a module in training mode, or a norm with unknown statistics per time step.
@@ -72,7 +69,6 @@ def step_numbers(steps: Tensor) -> Tensor:
 
 
 def _replaced(module: nn.Module, operators: bool, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The replacement of a module, once for each module, cached in ``done``."""
     if module in done:
         return done[module]
     if isinstance(module, RecurrentLayer):
@@ -89,8 +85,6 @@ def _replaced(module: nn.Module, operators: bool, done: dict[nn.Module, nn.Modul
 
 
 class _ExportedSite(nn.Module):
-    """A site of a cell, with the time step as a tensor."""
-
     mean: Tensor
     scale: Tensor
 
@@ -129,8 +123,6 @@ class _ExportedSite(nn.Module):
 
 
 class _Direction(nn.Module):
-    """One direction of one layer: effective weights and sites."""
-
     def __init__(self, cell: Cell, weights: Weights, sites: dict[str, Site]) -> None:
         super().__init__()
         # Clipping of derivatives does not matter in inference.
@@ -160,7 +152,6 @@ class _Direction(nn.Module):
         return Weights(**found)
 
     def step(self, x: Tensor, states: States, step: Tensor | None) -> States:
-        """The next states, for input x (N, I)."""
         return self._step(F.linear(x, self._weights().ih), states, step)
 
     def _step(self, product: Tensor, states: States, step: Tensor | None) -> States:
@@ -191,12 +182,7 @@ class _Direction(nn.Module):
 
 
 class Loop(nn.Module):
-    """An exportable recurrent layer; see `exportable`.
-
-    Args:
-        layer: the layer.
-        operators: see `exportable`.
-    """
+    """An exportable recurrent layer; see `exportable`."""
 
     def __init__(self, layer: RecurrentLayer, operators: bool) -> None:
         super().__init__()
@@ -236,11 +222,8 @@ class Loop(nn.Module):
     ) -> tuple[Tensor, Tensor | States]:
         """Outputs and final states, in the layer's format.
 
-        Args:
-            input: (T, N, I), or (N, T, I) with ``batch_first``.
-            hx: initial states, in the layer's format; default zeros.
-            lengths: lengths of the sequences, (N,); states do not change after the end, outputs
-                are undefined there. Default: all T.
+        ``lengths`` (N,), default T, are those of the sequences: states do not change after the
+        end, outputs are undefined there.
         """
         x = input.transpose(0, 1) if self.batch_first else input
         if hx is None:
@@ -260,12 +243,9 @@ class Loop(nn.Module):
         return output, after if len(after) > 1 else after[0]
 
     def step(self, x: Tensor, states: States, step: Tensor | None = None) -> tuple[Tensor, States]:
-        """Output (N, H) and next states, for one time step of input (N, I).
+        """Output (N, H) and next states (L, N, H), for one time step of input (N, I).
 
-        Args:
-            x: input.
-            states: (L, N, H) each.
-            step: number of the time step, an int64 scalar; required if ``by_step``.
+        ``step`` is the number of the time step, an int64 scalar; required if ``by_step``.
         """
         if self.operators:
             x = x.unsqueeze(0).transpose(0, 1) if self.batch_first else x.unsqueeze(0)
@@ -293,8 +273,6 @@ class Loop(nn.Module):
 
 
 class _Operator(nn.Module):
-    """One layer as an ONNX operator, with weights in ONNX order."""
-
     weight: Tensor
     recurrent: Tensor
     bias: Tensor | None
@@ -333,7 +311,6 @@ class _Operator(nn.Module):
         self.register_buffer("peephole", None if peephole is None else peephole.squeeze(2))
 
     def forward(self, x: Tensor, states: States, lengths: Tensor | None) -> tuple[Tensor, States]:
-        """Outputs (T, N, D * H) and final states, for x (T, N, I)."""
         sizes = None if lengths is None else lengths.to(torch.int32)
         inputs = [x, self.weight, self.recurrent, self.bias, sizes, *states]
         if self.peephole is not None:

@@ -35,11 +35,8 @@ Part = Callable[[Any, Form], Path]
 def path_of(model: nn.Module, form: Form, part: str | None = None, operators: bool = False) -> Path:
     """The function of a model to export.
 
-    Args:
-        model: a model with ``export_parts``, or a recurrent layer or cell; in evaluation mode.
-        form: ``"step"`` or ``"sequence"``.
-        part: part of the model (`parts_of`); default: the first.
-        operators: see `exportable`.
+    The model has ``export_parts``, or is a recurrent layer or cell, in evaluation mode. The default
+    part is the first of `parts_of`; ``operators`` as for `exportable`.
 
     Raises:
         ExportError: if the model has no such form or part, or cannot be exported.
@@ -63,11 +60,8 @@ def export_parts(model: nn.Module) -> Mapping[str, Part]:
     """The parts of a model that are exported, by name, the most used first; {} if none is declared.
 
     Models of ln_zoo are registered in `ln_zoo.models.exporting`. A class of your own defines a
-    method ``export_parts(self)``, which has priority.
-
-    Returns:
-        For each name a function ``part(copy, form)`` that returns the `Path`; ``copy`` is what
-        `exportable` made of the model.
+    method ``export_parts(self)``, which has priority. Values are functions ``part(copy, form)``
+    that return the `Path`; ``copy`` is the model's `exportable` copy.
 
     Example:
         >>> from ln_zoo.models import OrderEmbedding
@@ -108,7 +102,7 @@ def map_path(
     reference: Callable[..., Tensor],
     run: Callable[..., Tensor] | None = None,
 ) -> Path:
-    """A path without a loop over time, in sequence form only.
+    """A path without a loop over time, in sequence form only; ExportError for the step form.
 
     Args:
         model: the model.
@@ -118,9 +112,6 @@ def map_path(
         output: name of the output.
         reference: ``reference(model, *inputs)``: the output, by the model's code.
         run: ``run(copy, *inputs)``, if exporters cannot trace that code; default: ``reference``.
-
-    Raises:
-        ExportError: for the step form.
 
     Example:
         >>> from ln_zoo.export.paths import normal
@@ -182,7 +173,7 @@ def text_path(
     def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
         tokens = given["token"].t()
         sizes = torch.full(tokens.shape[:1], tokens.shape[1])
-        # Outputs of earlier steps are those of shorter texts.
+        # The output of an earlier step equals that of a shorter text.
         found = [
             reference(model, tokens[:, :t], sizes.clamp(max=t))
             for t in range(1, tokens.shape[1] + 1)

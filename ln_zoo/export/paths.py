@@ -25,20 +25,14 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class Input:
-    """An input of an exported file.
+    """An input of an exported file."""
 
-    Args:
-        shape: sizes, or letters of dynamic axes.
-        draw: draws a random input of these sizes.
-        constant: in a step form, equal at every step.
-    """
-
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  #: sizes, or letters of dynamic axes
+    #: Draws a random input of these sizes.
     draw: Callable[[tuple[int, ...], Sizes, torch.Generator], Tensor]
-    constant: bool = False
+    constant: bool = False  #: in a step form, equal at every step
 
     def example(self, sizes: Sizes, generator: torch.Generator) -> Tensor:
-        """A random input of these sizes."""
         return self.draw(self.size(sizes), sizes, generator)
 
     def size(self, sizes: Sizes) -> tuple[int, ...]:
@@ -91,23 +85,18 @@ def step_number() -> Input:
 class Path:
     """An exported function of tensors.
 
-    Args:
-        module: maps inputs to outputs, in order, with the loops of `ln_zoo.export.loops`.
-        reference: ``reference(model, tensors)``: outputs by name, by the model's code. In step
-            form, it gets inputs of T steps, stacked, starts from the model's initial states, and
-            returns outputs of T steps, stacked, and the last states.
-        inputs: inputs by name.
-        outputs: names of outputs.
-        states: name of the output with the next state, by the name of the input.
-        initial: nonzero initial states, without the axis of examples.
-        is_step: this is a step form.
+    ``reference(model, tensors)`` returns outputs by name, by the model's code. In step form, it
+    gets inputs of T steps, stacked, starts from the model's initial states, and returns outputs of
+    T steps, stacked, and the last states.
     """
 
-    module: nn.Module
+    module: nn.Module  #: maps inputs to outputs, in order, with the loops of `ln_zoo.export.loops`
     reference: Callable[[Any, Tensors], dict[str, Tensor]]
     inputs: dict[str, Input]
     outputs: tuple[str, ...]
+    #: Name of the output with the next state, by the name of the input.
     states: dict[str, str] = field(default_factory=dict)
+    #: Nonzero initial states, without the axis of examples.
     initial: dict[str, Tensor] = field(default_factory=dict)
     is_step: bool = False
 
@@ -156,13 +145,8 @@ def no_step_form(model: nn.Module, why: str) -> ExportError:
 def layer_path(layer: RecurrentLayer, loop: Loop, form: Form) -> Path:
     """Path of a recurrent layer: input and states to output and next states.
 
-    Args:
-        layer: the layer.
-        loop: its `exportable` copy.
-        form: sequence: input (T, N, I); step: (N, I).
-
-    Raises:
-        ExportError: for the step form of a bidirectional layer.
+    ``loop`` is its `exportable` copy. Input is (T, N, I) in sequence form, (N, I) in step form.
+    ExportError for the step form of a bidirectional layer.
     """
     rows = loop.num_layers * loop.width
     output, *others = loop.cell.states
@@ -207,11 +191,7 @@ def time_major(layer: Any, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
 
 
 def cell_path(cell: RecurrentCell, step: Step, form: Form) -> Path:
-    """Path of a recurrent cell: input and states to next states.
-
-    Raises:
-        ExportError: for the sequence form.
-    """
+    """Path of a recurrent cell: input and states to next states; step form only."""
     if form != "step":
         raise ExportError(f"{type(cell).__name__} runs one time step: use the form step")
     names = step.direction.cell.states

@@ -37,15 +37,10 @@ def cell_sites(
     normalize: Sequence[str] | None,
     factory: dict[str, Any],
 ) -> nn.ModuleDict:
-    """The sites of one cell, by role.
+    """The sites of one cell, by role, for initialised weights ``"ih"`` and ``"hh"``.
 
-    Args:
-        cell: the cell.
-        hidden_size: H.
-        weights: initialised ``"ih"`` and ``"hh"``, for norms that act on weights.
-        norm: the norm of the sites in ``normalize``; the others get `Identity`.
-        normalize: roles; ``None``: all.
-        factory: device and dtype of the parameters.
+    Sites whose role is not in ``normalize`` (None: all) get `Identity`. ``factory`` holds device
+    and dtype of the parameters.
 
     Raises:
         ValueError: for an unknown role in ``normalize``.
@@ -88,7 +83,7 @@ def entries(
 ) -> Entries | None:
     """Dict entries that weights and records of a layer depend on, or None; see `Site.entries`.
 
-    ``suffixes`` are the ends of parameter names, one per direction.
+    ``suffixes`` end the parameter names, one per direction.
     """
     parameters: dict[str, Any] = module._parameters
     kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
@@ -148,7 +143,7 @@ def chosen_cell(layer: type, cell: Cell | None) -> Cell:
 class NoQuantiser:
     """Descriptor that refuses ``qconfig``: torch's quantisers would silently leave ours in float.
 
-    TypeError for any value but None, which excludes a layer from quantisation.
+    None is allowed and excludes a layer from quantisation.
     """
 
     def __get__(self, layer: nn.Module | None, kind: type) -> None:
@@ -174,12 +169,9 @@ class RecurrentCell(nn.RNNCellBase):
         class MyCell(RecurrentCell):
             cell = MY_CELL
 
+    Further arguments as in `torch.nn.RNNCell`; biases are added after normalisation.
+
     Args:
-        input_size: size I of each input.
-        hidden_size: size H of each state.
-        bias: use biases, added after normalisation.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
         norm: the normalisation; default `Identity`.
         normalize: roles of the cell's sites to normalise; default all.
         cell: the cell; default: the attribute of the class.
@@ -253,7 +245,7 @@ class RecurrentCell(nn.RNNCellBase):
         sites["recurrent"].reset_weight(self.weight_hh)
 
     def effective_weights(self) -> Weights:
-        """Weights of a step, normalised where the norm acts on weights."""
+        """Weights of a step, normalised by norms that act on weights."""
         sites = sites_by_role(self.sites)
         return Weights(
             sites["input"].weight(self.weight_ih),
@@ -264,7 +256,7 @@ class RecurrentCell(nn.RNNCellBase):
         )
 
     def forward(self, input: Tensor, hx: Any = None, step: int | None = None) -> Any:
-        """The next state, or the next states as a tuple; see `LSTMCell.forward`."""
+        """The next state, or a tuple of them; see `LSTMCell.forward`."""
         states = self._next(input, hx, step)
         return states if len(states) > 1 else states[0]
 
@@ -332,7 +324,7 @@ class LSTMCell(RecurrentCell):
     """One step of an LSTM (paper, eq. 20-22, 29-31 for DRAW): `torch.nn.LSTMCell` with a norm.
 
     Equations as in `LSTM`; further arguments, shapes and parameters (G = 4H) as in
-    `RecurrentCell`. Sites are ``"input"``, ``"recurrent"`` and ``"cell"``; with peepholes there is
+    `RecurrentCell`. Sites are ``"input"``, ``"recurrent"`` and ``"cell"``. With peepholes there is
     ``weight_peephole`` (3, H) to i, f, o.
 
     Args:
@@ -424,15 +416,11 @@ class GRUCell(RecurrentCell):
 class RNNCell(RecurrentCell):
     """One step of a simple RNN (paper, eq. 4): `torch.nn.RNNCell` with a norm.
 
-    Equation as in `RNN`; further arguments, shapes and parameters (G = H) as in
-    `RecurrentCell`. Sites are ``"sum"``, and for norms that act on weights ``"input"`` and
-    ``"recurrent"``.
+    Equation as in `RNN`; further arguments, shapes and parameters (G = H) as in `RecurrentCell`.
+    Sites are ``"sum"``, and for norms that act on weights ``"input"`` and ``"recurrent"``.
 
     Args:
-        nonlinearity: f, ``"tanh"`` or ``"relu"``.
-
-    Raises:
-        ValueError: as `RecurrentCell`, and for another nonlinearity.
+        nonlinearity: f, ``"tanh"`` or ``"relu"``; otherwise ValueError.
     """
 
     cell = CELLS["RNN_TANH"]

@@ -35,37 +35,25 @@ _LARGEST_LOG = 20.0
 
 
 class DRAWTrace(NamedTuple):
-    """Glimpses of a `DRAWNetwork`, without gradients.
+    """Glimpses of a `DRAWNetwork`, without gradients."""
 
-    Attributes:
-        canvases: logits, (T + 1, N, B, A), the initial canvas first.
-        read: attention of the reader, (T, N, 5): x and y of the centre, stride and sigma in pixels
-            from 0, and the intensity; ``None`` without a reader, or if it reads whole images.
-        write: attention of the writer, likewise.
-    """
-
-    canvases: Tensor
+    canvases: Tensor  #: logits, (T + 1, N, B, A), the initial canvas first
+    #: Attention of the reader, (T, N, 5): x and y of the centre, stride and sigma in pixels from 0,
+    #: and the intensity; None if no image is read, or read whole.
     read: Tensor | None
-    write: Tensor | None
+    write: Tensor | None  #: attention of the writer, likewise
 
 
 class DRAWOutput(NamedTuple):
-    """Output of a `DRAWNetwork`.
+    """Output of a `DRAWNetwork`."""
 
-    Attributes:
-        logits: the last canvas, (N, B, A); its sigmoid is the probability of each pixel.
-        means: means of the latents given the image, (T, N, Z); ``None`` for generated images.
-        log_stds: their log standard deviations, likewise.
-        clamped: number of log standard deviations, log variances and log strides beyond
-            ``log_clamp``; a scalar.
-        trace: the glimpses; ``None`` without ``trace``.
-    """
-
-    logits: Tensor
+    logits: Tensor  #: the last canvas, (N, B, A); its sigmoid is the probability of each pixel
+    #: Means of the latents given the image, (T, N, Z); None for generated images.
     means: Tensor | None
-    log_stds: Tensor | None
+    log_stds: Tensor | None  #: their log standard deviations, likewise
+    #: Number of log standard deviations, variances and strides beyond `log_clamp`, a scalar.
     clamped: Tensor
-    trace: DRAWTrace | None
+    trace: DRAWTrace | None  #: the glimpses, if requested
 
 
 class DRAWNetwork(nn.Module):
@@ -81,7 +69,7 @@ class DRAWNetwork(nn.Module):
         C_t = C_{t-1} + write(h_dec_t)
 
     ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h_dec places
-    (`ln_zoo.ops.filterbank`), ``write`` adds one of W x W. The norm acts in both LSTMs, in the
+    (`ln_zoo.ops.filterbank`); ``write`` adds one of W x W. The norm acts in both LSTMs, in the
     paper on the cell state that the output gate sees (eq. 29-31). Attention, canvas, latents and
     cell states stay float32 under autocast.
 
@@ -99,12 +87,11 @@ class DRAWNetwork(nn.Module):
         forget_bias: initial bias of the forget gates; ``None``: see ``init_std``.
         learn_initial_state: learn the initial states of both LSTMs; otherwise zeros.
         learn_initial_canvas: learn C_0; otherwise zeros.
-        filter_norm: normalisation of filters; see `ln_zoo.ops.filterbank`.
-        filter_eps: see `ln_zoo.ops.filterbank`.
+        filter_norm: see `ln_zoo.ops.filterbank`, as for ``filter_eps``.
         log_clamp: bound of log standard deviations of latents, log sigma^2 and log strides.
         init_std: standard deviation of all initial weights, with biases 0 (released code: 0.01).
-            ``None``: torch's own initial values, except for the map to the latents (0.01, biases
-            0): otherwise the KL divergence of the latents would be large.
+            ``None``: torch's initial values, except for the map to the latents (0.01, biases 0),
+            since a large KL divergence would result.
 
     Parameters: as `LSTMCell` under ``encoder.`` and ``decoder.``; ``posterior`` (2Z, H),
     means first; ``read`` and ``write`` (5, H) in the order g~_X, g~_Y, log sigma^2, log delta~, log
@@ -113,8 +100,8 @@ class DRAWNetwork(nn.Module):
 
     Raises:
         ValueError: for sizes below 1, an unknown name in ``normalize``, an unknown ``filter_norm``,
-            a ``filter_eps`` or ``init_std`` that is not positive, or a ``log_clamp`` outside (0,
-            20].
+            a ``filter_eps`` or ``init_std`` that is not positive, or a ``log_clamp`` outside
+            (0, 20].
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -222,13 +209,13 @@ class DRAWNetwork(nn.Module):
             cell.reset_norm()
 
     def compile_glimpse(self, mode: str) -> None:
-        """Compile glimpses with `torch.compile` from now on, where gradients are enabled.
+        """Compile glimpses with `torch.compile` from now on, if gradients are enabled.
 
         ``"reduce-overhead"`` uses CUDA graphs. ValueError for an unknown mode.
         """
         try:
             _compiled(type(self).glimpse, mode)
-        except RuntimeError as error:  # what torch raises for an unknown mode
+        except RuntimeError as error:  # torch's error for an unknown mode
             raise ValueError(f"compile_mode: {error}") from None
         self._compile_mode = mode
 
@@ -252,8 +239,7 @@ class DRAWNetwork(nn.Module):
     def generate(self, latents: Tensor, trace: bool = False) -> DRAWOutput:
         """Generate images with decoder and writer (Gregor et al. 2015, section 2.3).
 
-        ``latents``: z, samples of the standard normal prior, (T, N, Z). ValueError for mismatched
-        sizes.
+        ``latents``: z, standard normal samples, (T, N, Z). ValueError for mismatched sizes.
         """
         self._check_noise("latents", latents, latents.shape[1] if latents.dim() == 3 else 1)
         check_devices(latents, **dict(self.named_parameters()))
@@ -321,7 +307,7 @@ class DRAWNetwork(nn.Module):
         return DRAWOutput(done.logits, done.means, done.log_stds, done.clamped.sum(), None)
 
     def _runs_compiled(self) -> bool:
-        """Whether glimpses are compiled: without gradients CUDA graphs overwrite the last one."""
+        """Whether glimpses are compiled; without gradients, CUDA graphs overwrite the last one."""
         return self._compile_mode is not None and torch.is_grad_enabled()
 
     def _run(self, images: Tensor | None, noise: Tensor, trace: bool) -> DRAWOutput:
@@ -369,7 +355,6 @@ class DRAWNetwork(nn.Module):
         )
 
     def _initial(self, name: str, *shape: int) -> Tensor:
-        """The learned initial value, the same for all examples, or zeros."""
         if name in self.initial:
             return self.initial[name]
         return self.patch.weight.new_zeros(shape)
@@ -379,8 +364,7 @@ class DRAWNetwork(nn.Module):
     ) -> tuple[DRAWState, tuple[Tensor | None, Tensor | None, Tensor | None]]:
         """Glimpse t; without images, the noise (N, Z) is z.
 
-        Returns the next state, and the outputs of the linear maps: reader (N, 5), latents (N, 2Z)
-        and writer (N, 5).
+        Returns the next state, and the outputs of reader (N, 5), latents (N, 2Z) and writer (N, 5).
         """
         dtype = state.canvas.dtype
         reads = posterior = writes = None

@@ -116,10 +116,10 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
     norm has a scale (`WeightNorm`) gets, in the order of the forward pass, ``scale = 1 / sigma[t]``
     and ``bias = -mu[t] / sigma[t]`` with ``t = w x / |w|``: mean and biased variance of each
     feature over the batch, and in convolutions over positions. Each layer sees the updated outputs
-    of the layers before it. Weights are unchanged. A layer without bias gets only a scale; a layer
-    used several times is set at its first use. A feature that is constant on the batch, up to
-    rounding, keeps its scale, and its bias becomes minus its mean. Recurrent layers are skipped, as
-    in the source: statistics of their units change over time.
+    of the layers before it. A layer without bias gets only a scale; a layer used several times is
+    set at its first use. A feature that is constant on the batch, up to rounding, keeps its scale,
+    and its bias becomes minus its mean. Recurrent layers are skipped, as in the source: statistics
+    of their units change over time.
 
     The pass runs without gradients, in evaluation mode; norms that mix examples use batch
     statistics. Modes, running averages, generators and gradients are restored; if the pass fails,

@@ -14,15 +14,11 @@ from ln_zoo.ops import check_devices
 class Linear(nn.Linear):
     r"""``norm(W x) + b``: `torch.nn.Linear` with a norm (paper, eq. 3-4).
 
-    The bias is added after normalisation: it is the paper's b.
+    The bias is added after normalisation: it is the paper's b. Further arguments as in
+    `torch.nn.Linear`.
 
     Args:
-        in_features: size I of each input.
-        out_features: size F of each output.
-        bias: use a bias.
         norm: the normalisation; default `Identity`, with which this is torch's layer.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
 
     Shapes: input (N, \*, I), output (N, \*, F).
 

@@ -53,8 +53,8 @@ class RecurrentLayer(nn.RNNBase):
         class MyLayer(RecurrentLayer):
             cell = MY_CELL
 
-    It runs on the generic loop; the logger ``ln_zoo`` says so. The base is `torch.nn.RNNBase`, not
-    `torch.nn.LSTM`, `GRU` or `RNN`, which torch.compile does not trace.
+    It runs on the generic loop, which the logger ``ln_zoo`` reports. The base is
+    `torch.nn.RNNBase`, not `torch.nn.LSTM`, `GRU` or `RNN`, which torch.compile does not trace.
 
     Args:
         input_size: size I of each input.
@@ -217,7 +217,6 @@ class RecurrentLayer(nn.RNNBase):
             super().flatten_parameters()
 
     def _suffixes(self) -> Iterator[str]:
-        """The suffix of parameter names of each direction of each layer, in torch's order."""
         for layer in range(self.num_layers):
             yield f"l{layer}"
             if self.bidirectional:
@@ -256,8 +255,7 @@ class RecurrentLayer(nn.RNNBase):
         dropout, which acts only in training.
 
         Raises:
-            ValueError: if there is no such layer or direction, or the layer has ``proj_size`` or
-                zoneout, which cells lack.
+            ValueError: for a missing layer or direction, ``proj_size`` or zoneout.
 
         Example:
             >>> rnn = LSTM(3, 5)
@@ -378,7 +376,6 @@ class RecurrentLayer(nn.RNNBase):
         return pad_packed_sequence(output, first, total_length=steps)[0], states
 
     def _packed_reset(self, input: PackedSequence, reset: Tensor | PackedSequence) -> Tensor:
-        """Whether each packed row is reset, (total,)."""
         name = type(self).__name__
         if not isinstance(reset, PackedSequence):
             raise TypeError(
@@ -397,7 +394,6 @@ class RecurrentLayer(nn.RNNBase):
         return self._checked_reset(reset.data, input.data, (len(input.data),))
 
     def _padded_reset(self, input: Tensor, reset: Tensor | PackedSequence) -> Tensor:
-        """Whether each row of time-major input is reset, (T * N,)."""
         if not isinstance(reset, Tensor):
             raise TypeError(
                 f"{type(self).__name__}: reset must be a tensor, as the input is, got "
@@ -643,9 +639,9 @@ class LSTM(RecurrentLayer):
             reset: steps before which states are set to zero: boolean, (T, N), (N, T) with
                 ``batch_first``, (T,) for one example, or packed as the input is. The result equals
                 running the pieces as separate sequences; only the first one starts from ``hx``,
-                unless it is reset too. A second direction reads each piece backwards from its own
-                end, the last one from its ``hx``. Norms with statistics per time step (`BatchNorm`)
-                count steps from the start of a piece: then all pieces run as one packed batch, and
+                unless it is reset too. A second direction reads each piece backwards, and only the
+                last one starts from ``hx``. Norms with statistics per time step (`BatchNorm`) count
+                steps from the start of a piece. Then all pieces run as one packed batch, and
                 recurrent dropout draws a mask for each piece, otherwise for each sequence.
             mask: valid steps of padded sequences: boolean, (T, N), or (N, T) with ``batch_first``,
                 true at the first steps of each sequence. Such a call runs the sequences packed,
@@ -794,9 +790,8 @@ def _runs_in_pieces(call: ops.RecurrentCall) -> bool:
 def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> type[RecurrentLayer]:
     """Resolve a name, class or config to a class of recurrent layers.
 
-    Args:
-        kind: ``"lstm"``, ``"gru"`` or ``"rnn"``, in any case; a class; or a value of
-            `layer_config`, whose class path is imported: use only your own files and checkpoints.
+    ``kind`` is ``"lstm"``, ``"gru"`` or ``"rnn"``, in any case; a class; or a value of
+    `layer_config`, whose class path is imported: use only your own files and checkpoints.
 
     Raises:
         ValueError: for an unknown name, or a path that is not a class of recurrent layers.

@@ -31,35 +31,22 @@ _SOFTPLUS_STEP, _LEAST_WIDTH = 1 / 25, 0.01
 
 
 class WindowState(NamedTuple):
-    """The state of a `WindowLSTM`.
+    """State of a `WindowLSTM`."""
 
-    Attributes:
-        h: hidden state, (N, H).
-        c: cell state, (N, H).
-        kappa: centres of the Gaussians, in characters, (N, K).
-        window: w, the weighted sum of the character vectors, (N, E).
-    """
-
-    h: Tensor
-    c: Tensor
-    kappa: Tensor
-    window: Tensor
+    h: Tensor  #: hidden state, (N, H)
+    c: Tensor  #: cell state, (N, H)
+    kappa: Tensor  #: centres of the Gaussians, in characters, (N, K)
+    window: Tensor  #: w, the weighted sum of the character vectors, (N, E)
 
 
 class WindowOutput(NamedTuple):
-    """Output of a `WindowLSTM`.
+    """Output of a `WindowLSTM`."""
 
-    Attributes:
-        output: states h, (T, N, H).
-        windows: w, (T, N, E).
-        state: state after the last step.
-        phi: weight of each character in each window, (T, N, U), without gradients, also past the
-            ends of texts; ``None`` without ``trace``.
-    """
-
-    output: Tensor
-    windows: Tensor
-    state: WindowState
+    output: Tensor  #: states h, (T, N, H)
+    windows: Tensor  #: w, (T, N, E)
+    state: WindowState  #: state after the last step
+    #: Weight of each character in each window, (T, N, U), without gradients, also past the ends of
+    #: texts; None without `trace`.
     phi: Tensor | None
 
 
@@ -85,9 +72,7 @@ class WindowLSTM(nn.Module):
         character_size: size E of the vector of each character.
         components: number K of Gaussians.
         norm: normalisation of the LSTM; default `Identity`. The window is not normalised.
-        normalize: see `LSTMCell`.
-        peephole: see `LSTM`.
-        derivative_bound: see `LSTM`.
+        normalize: see `LSTMCell`, as for ``peephole`` and ``derivative_bound``.
         window_parameters: ``"exp"`` as above, or ``"softplus"`` as in some released code: softplus
             instead of exp, kappa moves by 1/25 of it, and beta (at least 0.01) divides the square.
         window_input: input of the window's map: ``"state"``, h_t, or ``"all"``: w_{t-1}, x_t, h_t.
@@ -175,9 +160,7 @@ class WindowLSTM(nn.Module):
         kappa.fill_(self.kappa_bias)
 
     def start(self, examples: int) -> WindowState:
-        """Initial state of N examples: zeros, with the window before the text (not stated in the
-        source).
-        """
+        """Initial state of N examples: zeros, with the window before the text."""
         sizes = (self.hidden_size, self.hidden_size, self.components, self.character_size)
         return WindowState(*(self.window.weight.new_zeros(examples, size) for size in sizes))
 

@@ -13,27 +13,19 @@ from torch.nn import functional as F
 class PenMixture(NamedTuple):
     """Density of the next offset (dx, dy), a mixture of M Gaussians, and of the end of a stroke.
 
-    Attributes:
-        end: log odds that the point ends its stroke, (\\*,). The paper's e^ has the opposite sign
-            (eq. 18).
-        log_weights: log pi, (\\*, M), eq. 19.
-        mean: mu, (\\*, M, 2), eq. 20.
-        log_std: log sigma, (\\*, M, 2), eq. 21.
-        correlation: rho^, whose tanh is the correlation rho, (\\*, M), eq. 22.
-
     Example:
         >>> mixture = PenMixture.of(torch.zeros(5, 121))
-        >>> mixture.mean.shape
-        torch.Size([5, 20, 2])
-        >>> mixture.nll(torch.zeros(5, 3)).shape  # log 2 pi + log 2
-        torch.Size([5])
+        >>> mixture.mean.shape, mixture.nll(torch.zeros(5, 3)).shape
+        (torch.Size([5, 20, 2]), torch.Size([5]))
     """
 
+    #: Log odds that the point ends its stroke, (...,); the paper's e^ has the opposite sign (eq.
+    #: 18).
     end: Tensor
-    log_weights: Tensor
-    mean: Tensor
-    log_std: Tensor
-    correlation: Tensor
+    log_weights: Tensor  #: log pi, (..., M), eq. 19
+    mean: Tensor  #: mu, (..., M, 2), eq. 20
+    log_std: Tensor  #: log sigma, (..., M, 2), eq. 21
+    correlation: Tensor  #: rho^, whose tanh is the correlation rho, (..., M), eq. 22
 
     @classmethod
     def of(
@@ -84,10 +76,8 @@ class PenMixture(NamedTuple):
     def sample(self, bias: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
         """Sample points (dx, dy, end), (\\*, 3), one of each mixture.
 
-        Args:
-            bias: b of section 5.4, at least 0: divides sigma by e^b and raises pi to 1 + b. It does
-                not apply to the end of strokes.
-            generator: random generator; default: torch's.
+        ``bias`` is b of section 5.4, at least 0: it divides sigma by e^b and raises pi to 1 + b,
+        but does not apply to the end of strokes.
         """
         mixture = self.biased(bias)
         flat = mixture.log_weights.exp().view(-1, self.log_weights.shape[-1])
@@ -102,11 +92,7 @@ class PenMixture(NamedTuple):
         return torch.cat([mean + std * both, lift.unsqueeze(-1)], -1)
 
     def biased(self, bias: float) -> PenMixture:
-        """The mixture under a bias; see `sample`.
-
-        Raises:
-            ValueError: if ``bias`` is negative.
-        """
+        """The mixture under a bias; see `sample`. ValueError if it is negative."""
         if not bias >= 0:
             raise ValueError(f"bias must be at least 0, got {bias!r}")
         weights = ((1 + bias) * self.log_weights).log_softmax(-1)

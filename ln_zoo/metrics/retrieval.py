@@ -22,17 +22,11 @@ _KEPT = 2**26
 
 
 class Ranks(NamedTuple):
-    """Ranks of the best correct answers to Q queries.
+    """Ranks of the best correct answers to Q queries, int64 (Q,)."""
 
-    Attributes:
-        better: answers with a smaller penalty than the best correct one, int64 (Q,).
-        tied: answers with its penalty, including itself, int64 (Q,).
-        own: correct answers among the tied, int64 (Q,).
-    """
-
-    better: Tensor
-    tied: Tensor
-    own: Tensor
+    better: Tensor  #: answers with a smaller penalty than the best correct one
+    tied: Tensor  #: answers with its penalty, including itself
+    own: Tensor  #: correct answers among the tied
 
     def expected(self) -> Tensor:
         """Expected rank of the best correct answer from 0, float64 (Q,).
@@ -43,13 +37,7 @@ class Ranks(NamedTuple):
         return self.better + (self.tied + 1.0).double() / (self.own + 1) - 1
 
     def recall(self, k: int) -> Tensor:
-        """Probability that the rank is below k, float64 (Q,); 0 or 1 without ties.
-
-        Example:
-            >>> one = torch.ones(1, dtype=torch.int64)
-            >>> Ranks(0 * one, 4 * one, one).recall(1)
-            tensor([0.2500], dtype=torch.float64)
-        """
+        """Probability that the rank is below k, float64 (Q,); 0 or 1 without ties."""
         missed = torch.ones(self.better.shape, dtype=torch.float64, device=self.better.device)
         for place in range(k):
             # Probability that this position has no correct answer either.
@@ -122,10 +110,9 @@ def retrieval_scores(
 
     Each fold of ``fold_size`` consecutive images and their captions is ranked separately, as in
     Vendrov et al. for the 5,000 test images of COCO; a smaller remainder is not scored. Recalls
-    decrease with the size of a fold.
+    decrease with the size of a fold. Further arguments and errors as `retrieval_ranks`.
 
     Args:
-        captions, images, penalty: as `retrieval_ranks`.
         fold_size: images per fold; None or more than N: one fold.
         folds: number of folds to score, the first ones; default: all.
 
@@ -135,9 +122,6 @@ def retrieval_scores(
         ``image_mean_rank`` from 1; ``image_sum``, the sum of the recalls; ``caption_...``, the same
         for the best caption of each image; ``recall_sum``, the sum of all recalls. Ties count as in
         random order, by expectation, so constant embeddings score as guessing.
-
-    Raises:
-        ValueError: as `retrieval_ranks`, or if ``fold_size`` or ``folds`` is below 1.
 
     Example:
         >>> images = torch.eye(4)
@@ -171,14 +155,11 @@ def retrieval_scores(
 
 
 class Retrieval(Metric):
-    """`retrieval_scores` over batches and processes.
+    """`retrieval_scores` over batches and processes, with its arguments.
 
     It stores N (C + 1) D numbers. Images of all processes are gathered and sorted by index;
-    duplicates of padding samplers count once, so scores are those of one process. It warns of
+    duplicates of padding samplers count once, so scores do not depend on processes. It warns of
     constant embeddings.
-
-    Args:
-        penalty, fold_size, folds: as `retrieval_scores`.
 
     Example:
         >>> metric = Retrieval(torch.cdist)
@@ -209,15 +190,10 @@ class Retrieval(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, captions: Tensor, images: Tensor, index: Tensor) -> None:
-        """Add N images and their captions.
+        """Add N images (N, D) and their captions (C N, D), as in `retrieval_ranks`.
 
-        Args:
-            captions: (C N, D), as `retrieval_ranks`.
-            images: (N, D).
-            index: index of each image in its set, int64 (N,).
-
-        Raises:
-            ValueError: if the sizes do not match.
+        ``index`` is the index of each image in its set, int64 (N,). ValueError if sizes do not
+        match.
         """
         each = _captions_per_image(captions, images)
         if index.shape != images.shape[:1]:
@@ -230,11 +206,7 @@ class Retrieval(Metric):
         self.index.append(index)
 
     def compute(self) -> dict[str, Tensor]:
-        """The scores.
-
-        Raises:
-            ValueError: before the first update.
-        """
+        """The scores; ValueError before the first update."""
         if not len(self.images):
             raise ValueError("no images to rank: call update first")
         captions, images, index = (

@@ -29,28 +29,17 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Score:
-    """A score of an encoder, a row of the CSV file.
-
-    Attributes:
-        encoder: label of the encoder.
-        metric: name of the metric, such as ``mr``.
-        value: per cent, a correlation, or a mean squared error.
-        standard_error: binomial for accuracies, by Fisher's transformation for Pearson's r, else
-            None.
-        items: number of sentences or test pairs.
-        unknown: share of unknown words; None without a vocabulary.
-        protocol: ``fast`` or ``original``.
-        seconds: seconds of encoding and scoring.
-    """
+    """A score of an encoder, a row of the CSV file."""
 
     encoder: str
-    metric: str
-    value: float
+    metric: str  # such as "mr"
+    value: float  # per cent, a correlation, or a mean squared error
+    # Binomial for accuracies, by Fisher's transformation for Pearson's r.
     standard_error: float | None
-    items: int
-    unknown: float | None
-    protocol: str
-    seconds: float
+    items: int  # number of sentences or test pairs
+    unknown: float | None  # share of unknown words; None without a vocabulary
+    protocol: str  # "fast" or "original"
+    seconds: float  # of encoding and scoring
 
 
 def score_of(
@@ -84,11 +73,9 @@ def standard_error(metric: str, value: float, items: int) -> float | None:
 
 
 def table(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] = {}) -> Table:
-    """Scores in the layout of the paper's Table 3.
+    """Scores of encoders by one protocol in the layout of the paper's Table 3.
 
-    Args:
-        scores: scores of encoders by one protocol.
-        beside: reported values by label and metric, for further rows.
+    ``beside`` has reported values by label and metric, for further rows.
     """
     from rich import box
     from rich.table import Table as RichTable
@@ -122,7 +109,6 @@ def _title(scores: Sequence[Score]) -> str:
 def _rows(
     scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]]
 ) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """Header, rows of encoders, and rows of reported values."""
     metrics = [metric for metric in COLUMNS if any(s.metric == metric for s in scores)]
     cells = {(score.encoder, score.metric): _cell(score) for score in scores}
     ours = [
@@ -149,12 +135,9 @@ def _cell(score: Score) -> str:
 
 
 def as_text(scores: Sequence[Score], suffix: str, beside: Mapping[str, Any], **facts: Any) -> str:
-    """Content of a file of scores.
+    """Content of a file of scores with this suffix: ``".csv"``, ``".json"`` or ``".md"``.
 
-    Args:
-        scores, beside: as `table`.
-        suffix: ``".csv"``, ``".json"`` or ``".md"``.
-        facts: further keys of a JSON file.
+    ``scores`` and ``beside`` as in `table`; ``facts`` are further keys of a JSON file.
     """
     if suffix == ".md":
         return markdown(scores, beside)
@@ -165,11 +148,7 @@ def as_text(scores: Sequence[Score], suffix: str, beside: Mapping[str, Any], **f
 
 
 def read_tested(path: Path, protocol: str) -> dict[str, float]:
-    """Read the scores of a run's test by metric.
-
-    Raises:
-        ValueError: if the file has none of this protocol.
-    """
+    """Read the scores of a run's test by metric; ValueError if there are none of this protocol."""
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
         # SICK has one protocol.
@@ -188,11 +167,7 @@ def read_tested(path: Path, protocol: str) -> dict[str, float]:
 
 
 def read_csv(path: Path) -> list[Score]:
-    """Read a CSV of scores.
-
-    Raises:
-        ValueError: if the file has another format.
-    """
+    """Read a CSV of scores; ValueError if the file has another format."""
 
     def score(row: dict[str, Any]) -> Score:
         names = ("value", "standard_error", "unknown", "seconds")

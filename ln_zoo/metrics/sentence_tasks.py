@@ -43,9 +43,7 @@ class Pairs(Protocol):
 class KnownVectors:
     """A picklable encoder that returns precomputed vectors.
 
-    Args:
-        encode: the encoder; called once with the different sentences.
-        sentences: sentences to encode.
+    Calls ``encode`` once with the different sentences.
 
     Example:
         >>> known = KnownVectors(lambda given: np.array([[len(s)] for s in given]), ["a", "by"])
@@ -101,7 +99,7 @@ def accuracy(
     seed: int = _SEED,
     n_jobs: int = 1,
 ) -> float:
-    """Mean accuracy of a logistic regression in ten folds.
+    """Mean accuracy, a fraction, of a logistic regression in ten folds.
 
     ``original`` is the protocol of the released skip-thoughts code: shuffle once, split into ten
     folds in order; for each, choose C among 1, 2, 4, ..., 256 by the mean accuracy in ten folds of
@@ -118,9 +116,6 @@ def accuracy(
         protocol: ``original`` or ``fast``.
         seed: seed of the shuffle; 1234 in the released code.
         n_jobs: processes for the folds.
-
-    Returns:
-        The mean accuracy, a fraction.
 
     Raises:
         ValueError: if the protocol is unknown, or there are fewer than 100 examples or two classes.
@@ -209,10 +204,7 @@ def relatedness(
     correlation on the trial set, taken every 100 epochs, does not improve. The prediction is the
     expected score of the best regression.
 
-    Args:
-        features: features of the training, trial and test pairs, each (N, F).
-        scores: scores likewise, each (N,).
-        seed: seed of the shuffle and the initial weights.
+    ``features`` (N, F) and ``scores`` (N,) are given for training, trial and test pairs.
 
     Returns:
         ``pearson``, ``spearman`` (NaN for constant predictions) and ``mse`` on the test pairs.
@@ -244,9 +236,8 @@ def relatedness(
 class _Regression:
     """Softmax regression with Adam in float32; torch is five times slower for small matrices.
 
-    Args:
-        features: number F of features; the last row of the weights (F + 1, 5) are the biases.
-        seed: seed of the initial weights (Glorot and Bengio 2010; biases 0).
+    The last row of the weights (F + 1, 5) are the biases. Initial weights follow Glorot and Bengio
+    2010; biases are 0.
     """
 
     def __init__(self, features: int, seed: int) -> None:

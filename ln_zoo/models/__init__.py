@@ -1,6 +1,6 @@
 """Models of the zoo: LightningModules that take a norm as ``norm``."""
 
-# Imported for what they register.
+# Imported to register exports and dynamics.
 from ln_zoo.models import dynamics as dynamics
 from ln_zoo.models import exporting as exporting
 from ln_zoo.models.attentive_reader import AttentiveReader

@@ -36,14 +36,7 @@ def check_positive(**values: float | None) -> None:
 
 
 def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
-    """Raise ValueError unless each value is among its choices, given as (value, choices).
-
-    Example:
-        >>> check_words(encoder=("tri", ("uni", "bi")))
-        Traceback (most recent call last):
-            ...
-        ValueError: encoder must be one of uni, bi, got 'tri'
-    """
+    """Raise ValueError unless each value is among its choices, given as (value, choices)."""
     for name, (value, words) in choices.items():
         if value not in words:
             raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

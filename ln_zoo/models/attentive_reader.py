@@ -27,28 +27,21 @@ _TIED_SEED = 0
 
 
 class Inputs(NamedTuple):
-    """N passages with a query each.
+    """N passages with a query each."""
 
-    Attributes:
-        passage: word indices, (N, T), padded with any index.
-        passage_lengths: (N,), at least 1.
-        query: word indices, (N, S).
-        query_lengths: (N,), at least 1.
-    """
-
-    passage: Tensor
-    passage_lengths: Tensor
-    query: Tensor
-    query_lengths: Tensor
+    passage: Tensor  #: word indices, (N, T), padded with any index
+    passage_lengths: Tensor  #: (N,), at least 1
+    query: Tensor  #: word indices, (N, S)
+    query_lengths: Tensor  #: (N,), at least 1
 
 
 class AttentiveReader(Classifier):
     """Predict the entity that is missing in a query about a passage.
 
-    The attentive reader of Hermann et al. (2015, arXiv 1506.03340), unidirectional and with the
-    changes of the code of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025,
-    section 5.4), which the paper used. Two LSTMs share word embeddings and read passage and query.
-    With h_t the states of the passage, u the final state of the query, and d the size of all::
+    The attentive reader of Hermann et al. (2015, arXiv 1506.03340), unidirectional, as in the code
+    of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025, section 5.4), which
+    the paper used. Two LSTMs share word embeddings and read passage and query. With h_t the states
+    of the passage, u the final state of the query, and d the size of all::
 
         p_t = tanh(W_a h_t + b_a + W_u u + (M h_t) . (M u))     the similarity is added to each unit
         a = softmax over t of v . p_t                           over the passage's tokens
@@ -56,9 +49,9 @@ class AttentiveReader(Classifier):
         g = tanh(W_r r + W_g u + b_g + W_m mean over t of h_t)
         answer = softmax(W_o g + b_o)                           over the whole vocabulary
 
-    Dropout acts on embeddings and g. The norm acts in both LSTMs (layer norm: the paper's eq.
-    20-22); with ``everywhere`` also on W_a h_t, W_u u, W_r r, W_g u and W_m mean ("BN-everywhere";
-    gains start at the norm's ``gain``, 0.1 in the source).
+    The norm acts in both LSTMs (layer norm: the paper's eq. 20-22); with ``everywhere`` also on
+    W_a h_t, W_u u, W_r r, W_g u and W_m mean ("BN-everywhere"; gains start at the norm's ``gain``,
+    0.1 in the source).
 
     Initial values are the source's: square matrices of LSTM gates, M and W_a 0.05 times an
     orthogonal matrix; others uniform within sqrt(6 / (inputs + outputs + 1)), v within 1 / sqrt(d);
@@ -80,10 +73,10 @@ class AttentiveReader(Classifier):
         statistics: positions for statistics of batch-dependent norms: ``"masked"``, real tokens, or
             ``"all"`` of the padded batch, as in the source. Then outputs depend on the padding.
         initial_state: of the LSTMs: ``"zeros"``, or ``"learned"`` h, initially zero, as in the
-            source. Under layer norm gradients of such an h are initially about 1 / sqrt(eps) times
-            as large as those of other states; clipping then shrinks all others.
-        tied_init: draw every matrix from the same seed, as the source does: equal ones for all four
-            gates, inputs and states, passage and query.
+            source. Under layer norm, initial gradients of this h are about 1 / sqrt(eps) times
+            larger than others; clipping then shrinks all others.
+        tied_init: draw every matrix from the same seed, as the source does: gates, inputs and
+            states, passage and query start with equal matrices.
         lr: learning rate of Adam.
 
     Example:
@@ -220,7 +213,7 @@ class AttentiveReader(Classifier):
 
     @torch.no_grad()
     def answer(self, passage: str, query: str) -> str:
-        """The predicted entity of a passage that is missing in the query, in evaluation mode.
+        """The predicted entity that is missing in the query, in evaluation mode.
 
         Args:
             passage: lower-case words separated by white space; entities are ``@entity0``,
@@ -331,7 +324,6 @@ class AttentiveReader(Classifier):
         }
 
     def _candidates(self, inputs: Inputs) -> Tensor:
-        """Which words are entities of the passage, bool (N, V)."""
         steps = torch.arange(inputs.passage.shape[1], device=inputs.passage.device)
         real = steps < inputs.passage_lengths.unsqueeze(1)
         # Padding counts as EOS, which is not an entity.

@@ -30,15 +30,14 @@ _RUNS = "training_runs"
 class ZooModule(LightningModule, ABC):
     """A LightningModule whose checkpoints and cards can be read back by class and arguments.
 
-    A subclass takes ``norm: Norm | None = None``, chooses its default in ``__init__``, and calls
-    Lightning's ``save_hyperparameters()`` and then `resolve_hyperparameters` there. Checkpoints
-    hold plain values only (weights-only loading works), name their class, list the training runs
-    behind the weights, and store the state of torch's CPU generator of each process, so that a
-    resumed run samples the same noise as an uninterrupted one.
+    A subclass takes ``norm: Norm | None = None`` and chooses its default in ``__init__``, where it
+    calls Lightning's ``save_hyperparameters()`` and then `resolve_hyperparameters`. Checkpoints
+    hold plain values only (weights-only loading works), name their class, and list the training
+    runs behind the weights. They store the state of torch's CPU generator of each process, so that
+    a resumed run samples the same noise as an uninterrupted one.
 
     Constructors raise TypeError for a size or rate that is not a number, and ValueError for values
-    out of range and unknown choices; methods raise ValueError for inputs of another size. Errors
-    name the argument.
+    out of range and unknown choices; methods raise ValueError for inputs of another size.
 
     Optional methods of a subclass: ``export_parts()`` for ``ln-zoo export`` (see
     `ln_zoo.export.parts.export_parts`), and ``dynamics_data(examples)`` and ``dynamics_task(data,
@@ -68,7 +67,7 @@ class ZooModule(LightningModule, ABC):
         """Replace hyperparameters by the values in use, as plain data.
 
         Call it in ``__init__`` after ``save_hyperparameters()``, which stores the arguments as
-        passed. Arguments that the class does not take, such as those of a parent, are dropped.
+        passed. Arguments that the class does not take, such as its parent's, are dropped.
 
         Args:
             norm: the norm in use; stored as ``class_path`` and ``init_args``. None: `Identity`.
@@ -117,7 +116,7 @@ class ZooModule(LightningModule, ABC):
 
     @classmethod
     def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
-        """Lines of Python that use a loaded ``model``, for the card of a model of your own."""
+        """Lines of Python that use a loaded ``model``, for a card."""
         return ""
 
     # Training
@@ -157,7 +156,7 @@ class ZooModule(LightningModule, ABC):
     def training_runs(self) -> tuple[Run, ...]:
         """The training runs behind the weights, oldest first; see `ln_zoo.training_runs`.
 
-        Checkpoints store them. Set this when you replace the weights.
+        Set this when you replace the weights.
         """
         return self._run_counter.runs(self._trainer)
 
@@ -202,15 +201,12 @@ class ZooModule(LightningModule, ABC):
     ) -> Exported:
         """Export to ONNX by `ln_zoo.export.export`, which compares the file with the model.
 
-        Args:
-            file_path: path of the file.
-            input_sample: must be None: shapes are known, and sizes such as N and T stay dynamic.
-            options: ``form`` (default here ``"sequence"``), ``part``, ``opset``, ``overwrite``,
-                ``name`` and ``sizes`` of `ln_zoo.export.export`.
+        ``input_sample`` must be None: shapes are known, and sizes such as N and T stay dynamic.
+        ``options`` are those of `ln_zoo.export.export`, ``form`` being ``"sequence"`` by default.
 
         Raises:
             ln_zoo.export.ExportError: as `ln_zoo.export.export`; for an unsupported form, or an
-            input sample.
+                input sample.
         """
         if input_sample is not None:
             raise ExportError(
@@ -225,13 +221,12 @@ class ZooModule(LightningModule, ABC):
     def from_pretrained(cls, name_or_path: str | os.PathLike[str], **options: Any) -> Self:
         """A published model of this class with its weights, in evaluation mode.
 
-        A class of your own reads its own cards, and those of the ln_zoo class it derives from if it
-        takes their arguments.
+        A class of your own reads its own cards, and its ln_zoo base class's if it takes their
+        arguments.
 
         Args:
             name_or_path: a name, a card folder or a hub id, as for `ln_zoo.load`.
-            options: as for `ln_zoo.load`: ``num_classes``, ``norm``, ``revision``, ``cache_dir``,
-                ``token``, ``local_files_only``, ``force_download``, ``dtype``, ``device``.
+            options: further arguments of `ln_zoo.load`.
 
         Raises:
             ln_zoo.zoo.CardError: as `ln_zoo.load`; for a model of another class.
@@ -251,12 +246,9 @@ class ZooModule(LightningModule, ABC):
                 a mapping of facts with ``dataset``; ``facts`` of the author (see
                 `ln_zoo.zoo.Facts`); ``name``; ``overwrite``.
 
-        Returns:
-            The folder.
-
         Raises:
             ln_zoo.zoo.CardError: if an argument, name or fact cannot be stored, or if the folder
-            must not be replaced.
+                must not be replaced.
 
         Example:
             >>> import tempfile
@@ -295,8 +287,7 @@ def fused_on_cpu(module: LightningModule) -> dict[str, bool]:
     """``{"fused": True}`` if torch's Adam and SGD should use their fused form, else ``{}``.
 
     On a CPU it takes half the time; on a GPU the default is as fast. Under mixed precision
-    Lightning refuses to clip the gradients of a fused optimizer. ``module`` is on its device and
-    attached to its trainer, if it has one.
+    Lightning refuses to clip the gradients of a fused optimizer.
     """
     trainer = module._trainer  # the public property raises without a trainer
     mixed = trainer is not None and str(trainer.precision).endswith("-mixed")

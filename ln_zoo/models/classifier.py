@@ -29,19 +29,18 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Classifier(ZooModule):
-    r"""Softmax cross-entropy, and metrics: ``nll`` (nats per example) and those in `metrics`.
+    r"""Softmax cross-entropy, and the metrics in `metrics`; ``nll`` is in nats per example.
 
-    A subclass defines ``forward``: inputs (N, \*), or a tuple of such, to logits (N, K). Those of
-    the zoo also have ``forward_features``, ``backbone`` and ``head``: the features (N, F) that the
-    last layer reads, the layers below it, and that layer. `ln_zoo.load` with ``num_classes`` draws
-    a new head, and Lightning's ``BackboneFinetuning`` freezes the backbone. The optimizer omits
-    parameters that are frozen when training starts.
+    A subclass defines ``forward``: inputs (N, \*), or a tuple of such, to logits (N, K).
+    Classifiers of the zoo also have ``forward_features``, ``backbone`` and ``head``: the features
+    (N, F) that the last layer reads, the layers below it, and that layer. `ln_zoo.load` with
+    ``num_classes`` draws a new head, and Lightning's ``BackboneFinetuning`` freezes the backbone.
+    The optimizer omits parameters that are frozen when training starts.
 
     Evaluation losses come from float64 logits, since training losses reach the resolution of
-    float32 (1e-7 in Figure 6), and are logged as metric objects, which several processes combine.
-    Under batch norm, validation also measures with batch statistics in place of running averages
-    and logs ``val_batch_nll`` etc., without batches of one example; if all batches have one
-    (``eval_batch_size`` 1), a warning is issued instead.
+    float32 (1e-7 in Figure 6). Under batch norm, validation also logs ``val_batch_nll`` etc.,
+    measured with batch statistics in place of running averages and without batches of one example;
+    if all batches have one (``eval_batch_size`` 1), a warning is issued instead.
 
     Args:
         lr: learning rate.

@@ -17,11 +17,11 @@ from ln_zoo.norms import LayerNorm, Norm, from_config
 class ConvClassifier(Classifier):
     """Blocks of 3 x 3 convolutions, each followed by 2 x 2 max-pooling, a dense layer, a softmax.
 
-    The paper's experiment with convolutional networks (section 6.7) is preliminary: it states
-    neither network nor numbers. The default is conv 32, conv 32, pool, conv 64, conv 64, pool,
-    dense 256, K logits, with ReLU and padding that keeps the size. The norm acts on the
-    convolutions and the dense layer, not on the logits, whose scale carries the confidence of the
-    softmax. The network computes in torch's faster ``channels_last`` memory format.
+    The paper's experiment with convolutional networks (section 6.7) states neither network nor
+    numbers. The default is conv 32, conv 32, pool, conv 64, conv 64, pool, dense 256, K logits,
+    with ReLU and padding that keeps the size. The norm acts on the convolutions and the dense
+    layer, not on the logits, whose scale carries the confidence of the softmax. The network
+    computes in torch's faster ``channels_last`` memory format.
 
     Args:
         image_shape: channels C, height H and width W of the images; (1, 28, 28) for MNIST.
@@ -29,7 +29,7 @@ class ConvClassifier(Classifier):
         channels: the channels of each convolution, a list for each block; at least one block.
         hidden_size: size of the dense layer.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`,
-            whose ``convolution`` selects what shares statistics and gains.
+            whose ``convolution`` selects groups of statistics and gains.
         optimizer: ``"adam"``, or ``"sgd"`` with momentum 0.9.
         lr: learning rate.
 
@@ -74,12 +74,10 @@ class ConvClassifier(Classifier):
 
     @property
     def head(self) -> nn.Module:
-        """The last layer, which computes the logits."""
         return self.network[-1]
 
     @property
     def backbone(self) -> nn.Module:
-        """The layers below the head."""
         return self.network[:-1]
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ class DRAW(ZooModule):
         kl = sum_t sum_d (mu^2 + s^2 - 2 log s - 1) / 2
         bound = nll + kl
 
-    Logged are ``bound``, ``nll`` and ``kl``, with one sample of the latents in training and
-    ``val_samples`` and ``eval_samples`` in validation and test; with ``importance_samples`` also
+    ``bound``, ``nll`` and ``kl`` are logged; with ``importance_samples`` also
     ``test_importance_bound``, the tighter importance-weighted bound of `Burda et al. (2016)
     <https://arxiv.org/abs/1509.00519>`_, eq. 8. Evaluation noise depends only on ``eval_seed`` and
     the images of a batch, so that models are compared with the same noise. ``train_clamped`` is the
@@ -65,13 +64,12 @@ class DRAW(ZooModule):
         filter_eps: see `ln_zoo.ops.filterbank`.
         log_clamp: bound of logarithms; see `ln_zoo.layers.DRAWNetwork`.
         init_std: standard deviation of initial weights, with biases 0; not stated in the sources.
-            Released code has 0.01, with which layer norm at the paper's size does not learn for
-            epochs (``docs/results/draw.md``). ``None``: torch's own, with a small map to the
-            latents.
+            With 0.01, as in released code, layer norm at the paper's size does not learn for epochs
+            (``docs/results/draw.md``). ``None``: torch's own, with a small map to the latents.
         lr: learning rate of Adam. The paper uses Adam's default, 1e-3; released code has 3e-4.
         clip_norm: bound of the gradient norm, not stated in the sources, or ``None``; initial norms
             are 100 to 300. The trainer's ``gradient_clip_val`` overrides it.
-        val_samples: samples of the latents per image in validation.
+        val_samples: samples of the latents per image in validation; training uses one.
         eval_samples: the same in test.
         importance_samples: samples for the importance-weighted bound in test; 0: not measured.
         eval_seed: seed of the noise in evaluation.
@@ -186,8 +184,8 @@ class DRAW(ZooModule):
     def encode(self, images: Tensor, seed: int = 0) -> Tensor:
         """Features of images (N, 1, B, A): the means of the latents at each glimpse, (N, T, Z).
 
-        They depend on the noise of earlier glimpses, and so on ``seed``. See `generate_samples` on
-        modes.
+        They depend on the noise of earlier glimpses, set by ``seed``, and on the mode; see
+        `generate_samples`.
         """
         noise = self._noise(len(images), torch.Generator().manual_seed(seed))
         means = self(images.to(self.device), noise).means
@@ -207,7 +205,7 @@ class DRAW(ZooModule):
     def kl_by_glimpse(output: DRAWOutput) -> Tensor:
         """KL divergence of the latents from their prior at each glimpse, in nats, (T, N).
 
-        ValueError for generated images, which have none.
+        ValueError for generated images.
         """
         if output.means is None or output.log_stds is None:
             raise ValueError("generated images have no divergence: no image was read")
@@ -320,7 +318,6 @@ class DRAW(ZooModule):
 
 
 def _doubled(output: DRAWOutput) -> DRAWOutput:
-    """The output in float64, for sums over hundreds of pixels and thousands of latents."""
     tensors: Sequence[Tensor | None] = (output.logits, output.means, output.log_stds)
     logits, means, log_stds = (None if a is None else a.double() for a in tensors)
     assert logits is not None

@@ -39,9 +39,8 @@ _POINTS_PER_CHARACTER = 40
 class HandwritingState(NamedTuple):
     """Hidden states of the network.
 
-    Attributes:
-        window: of the layer with the window; ``None`` in a network without text.
-        layers: h and c of each other layer, each (N, H), from the bottom.
+    ``window`` is None in a network without text; ``layers`` has h and c of each other layer, each
+    (N, H), from the bottom.
     """
 
     window: WindowState | None
@@ -49,20 +48,15 @@ class HandwritingState(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A generated line.
+    """A generated line."""
 
-    Attributes:
-        offsets: (T, 3): dx, dy (upwards), and 1 where the pen is lifted after the point, in the
-            units of the data.
-        text: the requested text.
-        phi: window weights of each character, (T, U); empty without text.
-        finished: whether the window passed the end of the text; otherwise the line was cut at its
-            maximum number of points.
-    """
-
+    #: (T, 3): dx, dy (upwards), and 1 where the pen is lifted after the point, in the units of the
+    #: data.
     offsets: Tensor
-    text: str
-    phi: Tensor
+    text: str  #: the requested text
+    phi: Tensor  #: window weights of each character, (T, U); empty without text
+    #: Whether the window passed the end of the text; otherwise the line was cut at its maximum
+    #: number of points.
     finished: bool
 
 
@@ -70,15 +64,15 @@ class Handwriting(ZooModule):
     """Prediction of pen offsets and synthesis of a given text (Graves 2013, sections 4 and 5).
 
     A stack of LSTMs reads the last pen offset. The first moves a window along the text
-    (`ln_zoo.layers.WindowLSTM`); those above read the offset, the layer below and the window. The
+    (`ln_zoo.layers.WindowLSTM`); the others read the offset, the layer below and the window. The
     outputs of all layers parametrise a mixture of Gaussians for the next offset
     (`ln_zoo.metrics.PenMixture`). Layer normalisation acts in every layer (paper, eq. 20-22).
 
     The model standardises offsets by `offset_mean` and `offset_std`, set from the first training
     set and stored in checkpoints. Losses, in nats of standardised offsets, are comparable only
-    between models with the same scale. They are logged per point and per line (``sequence_nll``:
-    summed over a line, averaged over lines). ``sse`` is the squared distance from the mean of the
-    mixture, in standardised units, averaged over points.
+    between models with the same scale. They are logged per point and per line (``sequence_nll``).
+    ``sse`` is the squared distance from the mean of the mixture, in standardised units, averaged
+    over points.
 
     A batch is a tuple: offsets (N, T + 1, 3), row t being the input of target t + 1 and row 0 zeros
     or the previous point; lengths (N,), the numbers of targets; N texts; and whether lines start
@@ -87,7 +81,7 @@ class Handwriting(ZooModule):
     Args:
         hidden_size: size H of each state.
         num_layers: number of LSTM layers.
-        text: read a text (section 5); without, the network only predicts (section 4).
+        text: read a text (section 5); otherwise the network only predicts (section 4).
         window_components: Gaussians K of the window.
         mixture_components: Gaussians M of the output.
         alphabet: the characters, or a text file of them; characters outside the alphabet share one
@@ -109,7 +103,7 @@ class Handwriting(ZooModule):
         lr: learning rate; Graves has 1e-4.
         clip_mode: ``"norm"`` clips the global gradient norm, ``"value"`` each element. ``"graves"``
             clips the derivatives of the loss with respect to pre-activations to ``clip_bound``, and
-            those with respect to the outputs to ten times that; it is meant for
+            with respect to the outputs to ten times that; it is meant for
             ``loss_reduction="line"``, and runs on the generic loop. ``"none"`` disables clipping.
             The trainer's ``gradient_clip_val`` overrides ``"norm"`` and ``"value"``.
         clip_bound: default 10 for ``"norm"`` and ``"graves"``, 1 for ``"value"``.
@@ -245,10 +239,8 @@ class Handwriting(ZooModule):
     ) -> tuple[Tensor, HandwritingState]:
         """Outputs y^, (T, N, 1 + 6 M), float32 or wider, for `PenMixture.of`, and the final state.
 
-        Args:
-            points: standardised, (T, N, 3).
-            text: one-hot, (N, U, E), from `encode`; required if the network reads a text.
-            state: initial state; default: the start of a line.
+        ``points`` (T, N, 3) are standardised. ``text`` is one-hot, (N, U, E), from `encode`;
+        required if the network reads a text. The default state is the start of a line.
         """
         y, state, _ = self._run(points, text, state)
         return y, state
@@ -321,9 +313,7 @@ class Handwriting(ZooModule):
         return vectors.to(self.output.weight)
 
     def standardize(self, offsets: Tensor) -> Tensor:
-        r"""Standardise offsets of the data (\*, 3); no-op before a model has met data or a
-        checkpoint.
-        """
+        r"""Standardise offsets (\*, 3); a no-op before the scale is known."""
         dtype = self.output.weight.dtype
         offsets = offsets.to(torch.promote_types(dtype, torch.float32))
         mean, std = self._scale(offsets)
@@ -355,9 +345,9 @@ class Handwriting(ZooModule):
         return {"sequence_nll": nll.sum(0), "points": mask.sum(0).double()}
 
     def _score(self, batch: Any, stage: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Nats and squared errors of each point, 0 for padding, and the mask of points.
+        """Nats and squared errors of each point, 0 for padding, and the mask of points, (T, N).
 
-        All (T, N); in the weights' dtype for training, otherwise float64.
+        In the weights' dtype for training, otherwise float64.
         """
         offsets, lengths, texts, first = batch
         points = self.standardize(offsets).transpose(0, 1)
@@ -492,8 +482,8 @@ class Handwriting(ZooModule):
     ) -> list[Line]:
         """Write texts in one batch (Graves 2013, sections 5.3 to 5.5).
 
-        A line ends when the window passes the end of its text: it weights the place after the last
-        character more than any character, or has moved further.
+        A line ends when the window passes the end of its text: the weight of the place after the
+        last character exceeds every character's, or the window has moved further.
 
         Args:
             texts: N texts.

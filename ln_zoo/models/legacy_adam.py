@@ -31,8 +31,8 @@ class LegacyAdam(torch.optim.Adam):
 
     With (0.9, 0.999) this is almost no correction: update 1 is 3.5 times, update 12 6.6 times,
     update 1,000 1.26 times as long as Adam's. An early draft of Adam wrote 1 - b for b. The code of
-    skip-thoughts (Kiros et al. 2015) and order embeddings (Vendrov et al. 2016) kept that formula,
-    so the runs of both papers, and those of layer normalisation based on that code, used it.
+    skip-thoughts (Kiros et al. 2015), order embeddings (Vendrov et al. 2016) and layer
+    normalisation kept that formula in the published runs.
 
     Arguments, state and errors as `torch.optim.Adam`. Each parameter counts the updates in which it
     had a gradient.
@@ -78,9 +78,9 @@ class LegacyAdam(torch.optim.Adam):
 def adam(
     module: LightningModule, lr: float, bias_correction: AdamBiasCorrection
 ) -> torch.optim.Adam:
-    """Adam over all parameters of a model.
+    """Adam over all parameters of a model; `LegacyAdam` if ``bias_correction`` is ``"legacy"``.
 
-    ``bias_correction`` is ``"standard"``, torch's, or ``"legacy"``, `LegacyAdam`; else ValueError.
+    ValueError unless it is ``"standard"`` or ``"legacy"``.
     """
     if bias_correction not in get_args(AdamBiasCorrection):
         raise ValueError(

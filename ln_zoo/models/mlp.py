@@ -39,8 +39,6 @@ class MLPClassifier(Classifier):
         >>> model = MLPClassifier(64, hidden_sizes=[32], num_classes=10)
         >>> model(torch.rand(5, 1, 8, 8)).shape
         torch.Size([5, 10])
-        >>> model.hparams["norm"]["class_path"]
-        'ln_zoo.norms.LayerNorm'
     """
 
     def __init__(
@@ -81,12 +79,10 @@ class MLPClassifier(Classifier):
 
     @property
     def head(self) -> nn.Module:
-        """The last layer, which computes the logits."""
         return self.network[-1]
 
     @property
     def backbone(self) -> nn.Module:
-        """The layers below the head."""
         return self.network[:-1]
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class OrderEmbedding(ZooModule):
 
         E(s, v) = sum over k of max(0, s_k - v_k)^2
 
-    Training sums hinges with a margin: E of each pair should be below that of the caption with
-    every other image of the batch, and of the image with every other caption (eq. 4). The norm acts
+    Training sums hinges with a margin: E of each pair should be below E of the caption with every
+    other image of the batch, and of the image with every other caption (eq. 4). The norm acts
     in the GRU (paper, eq. 26-28), not on embeddings.
 
     Evaluation ranks all images for each caption and all captions for each image
@@ -52,14 +52,14 @@ class OrderEmbedding(ZooModule):
     ``image_sum``, ``image_median_rank``, ``image_mean_rank``, the same with ``caption_``, and
     ``recall_sum``. The sources select weights by ``val_image_sum``.
 
-    Defaults are those of the code behind the paper's numbers, except for Adam (its Adam is
+    Defaults follow the code behind the paper's numbers, except for Adam (its Adam is
     ``adam_bias_correction="legacy"``) and the GRU's biases, which are torch's: one at the input and
     one at the state, both after normalisation. The code has one more inside the norm
     (``prenorm_bias``), and without normalisation none at the state.
 
-    A batch is a tuple: features (N, I); captions (C N, T), word indices with an end each, those of
-    image i in rows C i to C i + C - 1; lengths (C N,), including the end; the index of each image
-    in its set, (N,). In training C is 1.
+    A batch is a tuple: features (N, I); captions (C N, T), word indices with an end each, image i's
+    in rows C i to C i + C - 1; lengths (C N,), including the end; the index of each image in its
+    set, (N,). In training C is 1.
 
     Args:
         vocabulary: the known words, or a file with one per line; other words share one unknown
@@ -83,9 +83,9 @@ class OrderEmbedding(ZooModule):
         lr: learning rate.
         adam_bias_correction: ``"standard"``, or ``"legacy"`` as in the sources' code; see
             `ln_zoo.models.legacy_adam.LegacyAdam`.
-        clip: ``"per_tensor"`` clips the gradient norm of each tensor (the gates and the candidate
-            of the GRU count as separate tensors), ``"global"`` that of all parameters together,
-            ``"none"`` disables clipping. The trainer's ``gradient_clip_val`` overrides it.
+        clip: ``"per_tensor"`` clips the gradient norm of each tensor (the GRU's gates and candidate
+            are separate tensors), ``"global"`` the norm of all parameters together, ``"none"``
+            disables clipping. The trainer's ``gradient_clip_val`` overrides it.
         clip_norm: the largest gradient norm allowed by ``clip``; default 2.
         fold_size: images that are ranked together; ``None``: all. Recalls depend on it.
         folds: number of folds to score, from the first; ``None``: all.
@@ -248,7 +248,6 @@ class OrderEmbedding(ZooModule):
         return self._unit(h[0])
 
     def _inputs(self, captions: Tensor) -> Tensor:
-        """Inputs of the GRU for word indices, with a 1 appended for ``prenorm_bias``."""
         words: Tensor = self.words(captions)
         return F.pad(words, (0, 1), value=1.0) if self.prenorm_bias else words
 

@@ -14,15 +14,11 @@ _DIFFERENCES = {"cpu": 2**18, "cuda": 2**26}
 
 
 def order_violation(above: Tensor, below: Tensor) -> Tensor:
-    """Order violation of M points above N points, (M, N) (Vendrov et al. 2016, eq. 2).
+    """Order violation of points above (M, D) and below (N, D), (M, N) (Vendrov et al. 2016, eq. 2).
 
     The sum over k of max(0, above_k - below_k)^2: 0 if no coordinate of the upper, more abstract
     point is larger. Forward and backward pass hold only some rows of the (M, N, D) differences,
     which are computed twice.
-
-    Args:
-        above: (M, D), captions.
-        below: (N, D), images.
 
     Raises:
         ValueError: unless these are two matrices of points of one size.

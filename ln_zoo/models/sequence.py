@@ -33,10 +33,10 @@ class SequenceClassifier(Classifier):
 
     Differences: the source's code draws pixels with replacement, so about 37 % never appear; here
     the permutation is a true one. Initial states are parameters as there, but start as noise of
-    0.1: in a zero state that reads blank pixels pre-activations have no variance, and gradients of
+    0.1: in a zero state that reads blank pixels, pre-activations have no variance, and gradients of
     layer normalisation grow by 1 / sqrt(eps) at each such step. Recurrent batch norm has the
-    source's gain and statistics per step, but its ``max_steps`` must be set to the number of steps,
-    or later steps share the last statistics.
+    source's gain and statistics per step; set its ``max_steps`` to the number of steps, or later
+    steps share the last statistics.
 
     Args:
         in_features: numbers I of a flattened input; 784 for MNIST.
@@ -56,11 +56,11 @@ class SequenceClassifier(Classifier):
             brightness and, near 0, eps remain: ``["recurrent", "cell"]`` keeps it, with about the
             same accuracy at tuned rates (docs/results/pixels.md).
         initial_noise: standard deviation of noise on each example's initial h while batch
-            statistics are in use. Default: 0.1 for a batch-dependent norm, else 0. Pixels at the
-            edge are blank in all images; without noise the first states have no variance within the
-            batch, and gradients explode. The source adds it in unpermuted order only, in evaluation
-            too; but a true permutation may start with such pixels as well, and evaluation without
-            batch statistics is better without noise.
+            statistics are in use. Default: 0.1 for a batch-dependent norm, else 0. Edge pixels are
+            blank in all images; without noise the first states have no variance within the batch,
+            and gradients explode. The source adds noise in unpermuted order only, though a
+            permutation may start with edge pixels too, and in evaluation, where it is worse without
+            batch statistics.
         optimizer: ``"rmsprop"`` (squared gradients decay by 0.9), ``"adam"`` or ``"sgd"`` (momentum
             0.9).
         lr: learning rate.
@@ -140,12 +140,10 @@ class SequenceClassifier(Classifier):
 
     @property
     def head(self) -> nn.Module:
-        """The last layer, which computes the logits."""
         return self.readout
 
     @property
     def backbone(self) -> nn.Module:
-        """The recurrent layers."""
         return self.recurrent
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -173,12 +171,7 @@ class SequenceClassifier(Classifier):
 
     @staticmethod
     def random_permutation(in_features: int = 784, seed: int = 0) -> Tensor:
-        """The order (I,) in which a permuted model with ``permutation_seed=seed`` reads its inputs.
-
-        Example:
-            >>> SequenceClassifier.random_permutation(4)
-            tensor([0, 1, 3, 2])
-        """
+        """The order (I,) in which a permuted model with this seed reads its inputs."""
         return torch.randperm(in_features, generator=torch.Generator().manual_seed(seed))
 
     @staticmethod

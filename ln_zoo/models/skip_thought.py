@@ -37,17 +37,11 @@ _METRICS = ("token_nll", "next_nll", "previous_nll")
 
 
 class _DecoderTargets(NamedTuple):
-    """States and targets of a decoder for M tokens of B sentences.
+    """States and targets of a decoder for M tokens, and the sentence of each; int64."""
 
-    Attributes:
-        states: (M, D).
-        targets: int64 (M,).
-        sentences: number of the sentence of each token, int64 (M,).
-    """
-
-    states: Tensor
-    targets: Tensor
-    sentences: Tensor
+    states: Tensor  # (M, D)
+    targets: Tensor  # (M,)
+    sentences: Tensor  # (M,)
 
 
 class SkipThought(ZooModule):
@@ -70,8 +64,8 @@ class SkipThought(ZooModule):
     added. The code clips the gradient norm to 5: ``gradient_clip_val: 5.0``.
 
     Args:
-        vocabulary: the words, without the two special tokens, or a file with one per line. On the
-            command line they are those of the data.
+        vocabulary: the words, without the two special tokens, or a file with one per line. Default
+            on the command line: the vocabulary of the data.
         hidden_size: size D of a sentence's vector, and of each decoder's state.
         embedding_features: size E of a word's vector, shared by encoder and decoders.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
@@ -199,9 +193,8 @@ class SkipThought(ZooModule):
     def reset_parameters(self) -> None:
         """Re-initialise weights, as the released code does, and the norm.
 
-        Embeddings, input and softmax weights are uniform between -0.1 and 0.1; the
-        recurrent weights of each gate, and square input weights, are an orthogonal matrix; biases
-        are 0.
+        Embeddings, input and softmax weights are uniform between -0.1 and 0.1; the recurrent
+        weights of each gate, and square input weights, are an orthogonal matrix; biases are 0.
         """
         init.uniform_(self.embedding.weight, -_SCALE, _SCALE)
         self.softmax.reset_parameters()
@@ -225,9 +218,7 @@ class SkipThought(ZooModule):
     # The network
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Sentence vectors (B, D) before scaling to unit norm, of word indices (B, T) and lengths
-        (B,).
-        """
+        """Sentence vectors (B, D) of word indices (B, T) and lengths (B,), before scaling."""
         return self._read(self.embedding(tokens), lengths)
 
     def _read(self, vectors: Tensor, lengths: Tensor) -> Tensor:
@@ -266,14 +257,10 @@ class SkipThought(ZooModule):
 
     @staticmethod
     def _decodes_padding(decoder: GRU, vectors: Tensor) -> bool:
-        """Whether a decoder also runs over padding, which is faster on a GPU.
-
-        There, steps of equal size are one launch; packed input needs a launch per step.
-        """
+        """Whether a decoder also runs over padding: on a GPU, equal steps are one launch."""
         return vectors.is_cuda and not batch_dependent(decoder)
 
     def _inputs(self, x: Tensor) -> Tensor:
-        """Inputs of a GRU for x (*, I), with a 1 appended for ``prenorm_bias``."""
         return F.pad(x, (0, 1), value=1.0) if self.prenorm_bias else x
 
     def _decode_both(self, batch: Any) -> tuple[_DecoderTargets, _DecoderTargets]:
@@ -392,9 +379,8 @@ class SkipThought(ZooModule):
 
         Example:
             >>> model = SkipThought(["rain"], hidden_size=8, embedding_features=4)
-            >>> vectors = model.encode(["rain rain", "rain"])
-            >>> bool(abs((vectors**2).sum(1) - 1).max() < 1e-5)
-            True
+            >>> model.encode(["rain rain", "rain"]).shape
+            (2, 8)
         """
         if isinstance(sentences, str):
             raise TypeError(f"sentences must be several strings, got the one string {sentences!r}")
@@ -427,15 +413,13 @@ class SkipThought(ZooModule):
         return vectors
 
     def expand_vocabulary(self, path: str | os.PathLike[str]) -> int:
-        """Extend the vocabulary of `encode` by external word vectors; returns the number of new
-        words.
+        """Extend the vocabulary of `encode` by external word vectors; returns how many are new.
 
-        They are mapped into the space of the model's own by least squares with an intercept, fitted
-        on common words (Kiros et al. 2015, section 2.2, and the released code). Words of the
+        Vectors are mapped into the space of the model's own by least squares with an intercept,
+        fitted on common words (Kiros et al. 2015, section 2.2, and the released code). Words of the
         vocabulary keep their own vectors. Training and checkpoints are not affected.
 
-        Args:
-            path: a file for `ln_zoo.vocabulary.read_word_vectors`.
+        ``path`` is a file for `ln_zoo.vocabulary.read_word_vectors`.
 
         Raises:
             OSError: if the file cannot be read.
@@ -445,7 +429,7 @@ class SkipThought(ZooModule):
         return len(self.expansion.rows)
 
     def _numbers(self, words: Sequence[str]) -> list[int]:
-        """As the vocabulary's, with indices from V on for words of the expansion."""
+        """Word indices; from V on for words of the expansion."""
         numbers = self.vocabulary.numbers(words)
         if self.expansion is None:
             return numbers

@@ -22,16 +22,8 @@ _BLOCK = (2**27, 2**22)
 class FullSoftmax(nn.Module):
     """Score every word: p(w | h) proportional to exp(v_w h + b_w) (Kiros et al. 2015, eq. 8).
 
-    Args:
-        features: size D of a state.
-        words: number V of words.
-
-    Parameters: ``weight`` (V, D), drawn from U(-0.1, 0.1); ``bias`` (V,), zeros.
-
-    Example:
-        >>> softmax = FullSoftmax(5, 7)
-        >>> softmax.nll(torch.randn(3, 5), torch.tensor([0, 6, 2])).shape
-        torch.Size([3])
+    ``features`` is the size D of a state, ``words`` the number V of words. Parameters: ``weight``
+    (V, D), drawn from U(-0.1, 0.1); ``bias`` (V,), zeros.
     """
 
     def __init__(self, features: int, words: int) -> None:
@@ -105,15 +97,10 @@ class SampledSoftmax(FullSoftmax):
     """A full softmax that in training compares each target with a sample of words.
 
     Words are sampled by Zipf's law from their indices, which must be in order of frequency: P(w) =
-    log((w + 2) / (w + 1)) / log(V + 1). All targets of a batch share S words, sampled with
-    replacement; each logit is corrected by the log of the expected count of its word (Jean et al.
-    2015, arXiv 1412.2007; the correction of TensorFlow's ``sampled_softmax``). A target is excluded
-    from its own sample. `loss` is then not a likelihood; `nll` scores every word.
-
-    Args:
-        features: size D of a state.
-        words: number V of words.
-        samples: number S of words sampled per batch.
+    log((w + 2) / (w + 1)) / log(V + 1). All targets of a batch share ``samples`` words, sampled
+    with replacement; each logit is corrected by the log of the expected count of its word (Jean et
+    al. 2015, arXiv 1412.2007; the correction of TensorFlow's ``sampled_softmax``). A target is
+    excluded from its own sample. `loss` is then not a likelihood; `nll` scores every word.
     """
 
     def __init__(self, features: int, words: int, samples: int) -> None:
@@ -145,23 +132,16 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
 
     It is `torch.nn.AdaptiveLogSoftmaxWithLoss` (arXiv 1609.04309) with a bias in the head; word
     indices must be in order of frequency. Rare words have smaller vectors, so this is another
-    model, with fewer parameters.
-
-    Args:
-        features: size D of a state.
-        words: number V of words.
-        cutoffs: first index of each cluster of rarer words.
+    model, with fewer parameters. ``cutoffs`` are the first indices of the rarer clusters.
     """
 
     def __init__(self, features: int, words: int, cutoffs: list[int]) -> None:
         super().__init__(features, words, cutoffs, head_bias=True)
 
     def loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        """See `FullSoftmax.loss`."""
         return self.nll(states, targets).sum()
 
     def nll(self, states: Tensor, targets: Tensor) -> Tensor:
-        """See `FullSoftmax.nll`."""
         return -self(states, targets).output
 
 

@@ -14,9 +14,7 @@ from ln_zoo.vocabulary import Vocabulary, read_word_vectors
 
 
 class Expansion(NamedTuple):
-    """Words outside a model's vocabulary: the row of each, and vectors in its space, float32 (n,
-    E).
-    """
+    """Row of each word outside a model's vocabulary, and vectors in its space, float32 (n, E)."""
 
     rows: dict[str, int]
     vectors: Tensor
@@ -26,12 +24,8 @@ def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]
     """Map a file of word vectors into the space of a model's by least squares with an intercept.
 
     The map is fitted on common words and applied to the others. Words with ``_``, phrases in
-    word2vec, are dropped, as in the released code.
-
-    Args:
-        vocabulary: the model's vocabulary.
-        vectors: the model's vectors by index, (V, E).
-        path: a file for `ln_zoo.vocabulary.read_word_vectors`.
+    word2vec, are dropped, as in the released code. ``vectors`` (V, E) are the model's, ``path`` is
+    a file for `ln_zoo.vocabulary.read_word_vectors`.
 
     Raises:
         OSError: if the file cannot be read.

@@ -193,10 +193,7 @@ class Site(nn.Module):
     # Called by layers
 
     def forward(self, a: Tensor, step: int | None = None) -> Tensor:
-        """Normalise summed inputs, in float32 at least (see `Norm.normalize`).
-
-        Returns ``a`` unchanged if the norm does nothing.
-        """
+        """Normalise summed inputs, in float32 at least; a no-op if the norm does nothing."""
         if not self.normalizes:
             return a
         if a.shape[self.axis] != self.features:
@@ -214,7 +211,7 @@ class Site(nn.Module):
         return self.norm.normalize(self, wide, step)
 
     def weight(self, weight: Tensor) -> Tensor:
-        """The effective weight, (F, \\*)."""
+        r"""The effective weight, (F, \*)."""
         return self.norm.weight(self, weight)
 
     def reset_weight(self, weight: Tensor) -> None:
@@ -259,8 +256,7 @@ class Site(nn.Module):
     def add_affine(self, gain: float, by_unit: bool = False) -> None:
         """Add a gain (F,), and a shift (F,) of zeros if the layer has no bias here.
 
-        ``by_unit``: gain and shift are (F, H, W), for all `positions`; then there is always a
-        shift.
+        ``by_unit``: gain and shift are (F, H, W), for all `positions`, with or without a bias.
         """
         shape = (self.features, *(self.positions or ())) if by_unit else (self.features,)
         self.add_parameter("gain", torch.full(shape, float(gain), **self._factory))

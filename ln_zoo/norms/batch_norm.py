@@ -48,13 +48,6 @@ class BatchNorm(Norm):
     Raises:
         ValueError: for values out of range; in training, for a batch of one example, and with
             ``sync`` for sequences of different lengths.
-
-    Example:
-        >>> from ln_zoo.layers import Linear
-        >>> Linear(5, 4, norm=BatchNorm())(torch.randn(1, 5))
-        Traceback (most recent call last):
-            ...
-        ValueError: BatchNorm needs at least 2 examples per feature in training, got 1: ...
     """
 
     gain: float = 1.0

@@ -22,17 +22,13 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
     Processes may have different numbers of examples, or none. Moments are combined by the formula
     of Chan, Golub and LeVeque (1979), without cancellation, and are bitwise equal in all processes.
     One all-reduce in the forward and one in the backward pass. Gradients flow to the values of all
-    processes.
-
-    Args:
-        a: values; sizes of the other axes must agree.
-        dims: the axes to average over; they have size 1 in the results.
+    processes. Averages over ``dims``, which have size 1 in the results.
     """
     examples = math.prod(a.shape[d] for d in dims)
     if examples:
         var, mean = torch.var_mean(a, dims, correction=0, keepdim=True)
     else:
-        # The weight is 0, but the graph must equal that of other processes.
+        # The weight is 0, but all processes need the same graph.
         var = mean = a.sum(dims, keepdim=True)
     features = mean.numel()
     own = torch.cat([mean.flatten(), var.flatten(), mean.new_tensor([examples])])

@@ -21,11 +21,10 @@ def _row_norms(weight: Tensor) -> Tensor:
 class WeightNorm(Norm):
     """Use each row w of a weight as ``scale * w / |w|`` (eq. 2 there); summed inputs are unchanged.
 
-    The scale (F,) starts as the row's own norm, so that a fresh layer computes what it would
-    without normalisation; `ln_zoo.layers.data_dependent_init` starts it from data instead (section
-    3 there). After re-initialising weights, call the layer's ``reset_norm()``. A row of zeros stays
-    zero. A recurrent layer builds the effective weights once per call and then runs like one
-    without normalisation.
+    The scale (F,) starts as the row's own norm, so that a fresh layer equals one without
+    normalisation; `ln_zoo.layers.data_dependent_init` starts it from data instead (section 3
+    there). After re-initialising weights, call the layer's ``reset_norm()``. A row of zeros stays
+    zero. A recurrent layer builds the effective weights once per call.
     """
 
     weight_scale: ClassVar[str | None] = "scale"

@@ -25,18 +25,11 @@ Sites = Mapping[str, Callable[[Tensor, int | None], Tensor]]
 class Weights(NamedTuple):
     """Effective weights of one direction of one layer, in torch's order.
 
-    Attributes:
-        ih: input-to-hidden, (G, I), with G pre-activations of all gates (4H, 3H or H).
-        hh: hidden-to-hidden, (G, H), or (G, P) with a projection to P features.
-        bias_ih: (G,) or ``None``.
-        bias_hh: (G,) or ``None``.
-        hr: the projection, (P, H), or ``None``.
-        own: the weights named in `Cell.weights`, in order, (rows, H) each.
-        noise: zoneout and recurrent dropout.
+    G is the number of pre-activations: 4H, 3H or H.
     """
 
-    ih: Tensor
-    hh: Tensor
+    ih: Tensor  # input to hidden, (G, I)
+    hh: Tensor  # hidden to hidden, (G, H), or (G, P) with a projection to P features
     bias_ih: Tensor | None = None
     bias_hh: Tensor | None = None
     hr: Tensor | None = None
@@ -45,7 +38,6 @@ class Weights(NamedTuple):
 
     @property
     def bias(self) -> Tensor | float:
-        """Sum of both biases, (G,), or 0.0."""
         if self.bias_ih is None or self.bias_hh is None:
             return 0.0
         return self.bias_ih + self.bias_hh
@@ -55,7 +47,6 @@ class Weights(NamedTuple):
         return (*self[:5], *self.own)
 
     def dropped(self, h: Tensor) -> Tensor:
-        """States h (n, H or P) after recurrent dropout."""
         mask = self.noise.dropout
         return h if mask is None else h * mask[: len(h)]
 
@@ -70,9 +61,9 @@ class Place:
     Args:
         role: ``"input"``, ``"recurrent"``, or another name that the step uses.
         groups: runs of features that share statistics, in units of H.
-        weight: the weight that a norm may act on here, ``"ih"`` or ``"hh"``.
-        sums: whether a norm acts on summed inputs here, or on the weight alone.
-        own_shift: whether no bias of the layer is added here.
+        weight: the weight that a norm may act on, ``"ih"`` or ``"hh"``.
+        sums: whether summed inputs are normalised, or the weight alone.
+        own_shift: whether the norm's shift replaces the layer's bias.
         products: weights whose products are summed here. Default: ``weight`` if ``sums``.
     """
 
@@ -90,23 +81,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Form:
-    """The cell's arithmetic and places, as kernels define them.
+    """Arithmetic and places of a cell, as kernels define them."""
 
-    Args:
-        arithmetic: ``"LSTM"``, ``"GRU"``, ``"light GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
-        roles: roles of the places at the input term, at the recurrent term (in joint cells: at the
-            sum) and at the output; ``None`` if there is no such place.
-        joint: whether the terms are added before normalisation. In a joint GRU the reset gate
-            multiplies the whole candidate.
-        carried: whether an LSTM carries on the normalised cell state.
-        update_offset: if given, a GRU computes ``h' = u n + (1 - u) h`` with ``u = sigmoid(a +
-            update_offset)``.
-    """
-
-    arithmetic: str
+    arithmetic: str  # "LSTM", "GRU", "light GRU", "RNN_TANH" or "RNN_RELU"
+    # Roles of the places at the input term, the recurrent term (in joint cells: the sum) and the
+    # output; None if there is no such place.
     roles: tuple[str | None, str | None, str | None]
+    # Whether both terms are added before normalisation. The reset gate of a joint GRU multiplies
+    # the whole candidate.
     joint: bool = False
-    carried: bool = False
+    carried: bool = False  # whether an LSTM carries on the normalised cell state
+    # If given, a GRU computes h' = u n + (1 - u) h with u = sigmoid(a + update_offset).
     update_offset: float | None = None
 
 
@@ -132,7 +117,7 @@ class Cell:
         projects: whether the step applies ``weights.hr`` if present.
         drops: whether the step uses ``weights.dropped(h)``, which supports recurrent dropout.
         unclipped: the same cell without clipped derivatives, if this one clips.
-        form: what kernels compute; used for `CELLS` only.
+        form: the computation of kernels; used for `CELLS` only.
 
     Raises:
         ValueError: for missing places or states, or block indices out of range.
@@ -170,7 +155,6 @@ class Cell:
 
     @functools.cached_property
     def gates(self) -> int:
-        """Pre-activations per hidden unit."""
         return sum(next(place.groups for place in self.places if place.role == "input"))
 
     @property
@@ -179,12 +163,10 @@ class Cell:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether it is one of `CELLS`; other cells run on the generic loop."""
         return CELLS.get(self.name) is self
 
     @property
     def in_torch(self) -> bool:
-        """Whether `torch.nn` has this cell."""
         return self.has_kernels and self.name in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -237,8 +219,8 @@ def lstm_step(
 ) -> States:
     """LSTM (paper, eq. 20-22; DRAW: eq. 29-31), gates i, f, g, o; ``clip`` acts on pre-activations.
 
-    As in the paper, each term has its own norm, and the cell state is normalised only on its way to
-    the output. Other libraries differ (`Form.joint`, `Form.carried`).
+    Each term has its own norm, and the cell state is normalised only on its way to the output.
+    `Form.joint` and `Form.carried` describe other libraries' variants.
     """
     h, c = states
     i, f, g, o = clip(_lstm_sums(wx, h, w, sites, t, joint)).chunk(4, dim=-1)
@@ -309,9 +291,9 @@ def joint_gru_step(
     t: int | None,
     update_offset: float | None = None,
 ) -> States:
-    """GRU that normalises the sum of both terms; a bias in ``weights.own`` is added before.
+    """GRU that normalises the sum of both terms. See `Form` for ``update_offset``.
 
-    See `Form` for ``update_offset``.
+    A bias in ``weights.own`` is added before the norm.
     """
     (h,) = states
     a = wx + linear(w.dropped(h), w.hh)
@@ -462,7 +444,7 @@ PRENORM_GRU = CELLS["GRU with a bias inside the norm"]
 
 @functools.cache
 def kernel_cell(arithmetic: str, joint: bool, carried: bool) -> Cell:
-    """The cell that kernels compute; update offsets and inner biases are folded earlier."""
+    """The cell that kernels compute; update offsets and inner biases are folded before."""
     if arithmetic == "LSTM":
         return _lstm(arithmetic, joint, carried)
     if not joint:
@@ -475,10 +457,7 @@ def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> 
     """An LSTM, optionally with peepholes (Graves 2013, eq. 7-10).
 
     ``derivative_bound`` clips the derivative of the loss with respect to pre-activations (Graves
-    2013, section 2.1).
-
-    Raises:
-        ValueError: if the bound is not positive.
+    2013, section 2.1); ValueError unless it is positive.
     """
     cell = CELLS["LSTM"]
     if peephole:

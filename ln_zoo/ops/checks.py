@@ -1,8 +1,7 @@
 """Validate devices, dtypes and sizes of a call, with torch's error messages.
 
-Errors name the layer's arguments and are the same on every kernel. C++ validates the tensors that
-it reads again (`ln_zoo.ops.ctypes_arguments`). Unless stated otherwise, functions raise
-``RuntimeError``.
+Errors name the layer's arguments and are the same on every kernel. Functions raise
+``RuntimeError`` unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ def check_parameters(
 ) -> None:
     """Validate weights, gains and shifts of one direction of one layer.
 
-    ``sizes`` are features I of the input, H of the states, and of the output; ``suffix`` that of
-    parameter names. Outside autocast, weights need the dtype of the input; gains and shifts may
-    have any.
+    ``sizes`` are the features of input, states and output; ``suffix`` ends parameter names.
+    Outside autocast, weights need the dtype of the input; gains and shifts may have any.
     """
     inputs, hidden, outputs = sizes
     gates = cell.gates * hidden
@@ -111,11 +109,9 @@ def _is_autocast(input: Tensor) -> bool:
 
 
 def check_packed(data: Tensor, batch_sizes: Tensor) -> None:
-    """Validate packed data (total, I) and the active examples n_t of each step, (T,).
+    """Validate packed data (total, I) and the active examples of each step, (T,).
 
-    Raises:
-        ValueError: if ``batch_sizes`` are not on the CPU.
-        RuntimeError: if they are not integers, grow, or do not sum to the rows.
+    ValueError if ``batch_sizes`` are not on the CPU.
     """
     if batch_sizes.device.type != "cpu":
         raise ValueError(_NOT_ON_CPU.format(batch_sizes.device))
@@ -145,11 +141,8 @@ def check_operands(
 ) -> None:
     """Validate the tensors of an operator call.
 
-    ``scales``: whether the input term, the recurrent term and the output are normalised.
-
-    Raises:
-        RuntimeError: for a missing tensor, or a wrong size, dtype or device.
-        ValueError: if ``batch_sizes`` are not on the CPU.
+    ``scales``: whether input term, recurrent term and output are normalised. ValueError if
+    ``batch_sizes`` are not on the CPU.
     """
     x, w_hh, h0 = operands.x, operands.w_hh, operands.h0
     form = "(T, N, I)" if batch_sizes is None else "(total, I)"
@@ -200,9 +193,7 @@ def check_masks(masks: Sequence[Tensor | None], cell: str, operands: Operands) -
 def check_together(batch_sizes: Tensor | None, /, x: Tensor, **others: Tensor | None) -> None:
     """Validate devices only, for calls with a tensor on the meta device.
 
-    Raises:
-        RuntimeError: for a tensor on another device.
-        ValueError: if ``batch_sizes`` are not on the CPU.
+    ValueError if ``batch_sizes`` are not on the CPU.
     """
     check_devices(x, **others)
     if batch_sizes is not None and batch_sizes.device.type != "cpu":
@@ -212,7 +203,7 @@ def check_together(batch_sizes: Tensor | None, /, x: Tensor, **others: Tensor | 
 def check_form(
     name: str, a: Tensor | None, size: tuple[int, ...], dtype: torch.dtype, input: Tensor
 ) -> None:
-    """Validate size, dtype and device (that of ``input``) of a tensor; None is valid."""
+    """Validate size, dtype and device (the device of ``input``) of a tensor or None."""
     if a is None:
         return
     check_devices(input, **{name: a})

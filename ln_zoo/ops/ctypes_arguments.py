@@ -1,7 +1,6 @@
 """Checked tensor addresses for C++ code, which reads and writes memory without bounds checks.
 
-A structure passed to C++ subclasses `Arguments`, which states the form of each tensor;
-`Arguments.fill` is the only way to set an address.
+A structure passed to C++ subclasses `Arguments`, which states the form of each tensor.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ def address(
 ) -> int:
     """Address of a contiguous tensor.
 
-    Raises:
-        RuntimeError: for another dtype, shape or device, or if the tensor is not contiguous or has
-            no memory. The message uses ``name``.
+    RuntimeError, with ``name``, for another dtype, shape or device, or without contiguous memory.
     """
     if (
         a.device != device
@@ -49,8 +46,7 @@ def addresses(
 ) -> list[int]:
     """Addresses of float32 tensors on the CPU, 0 for None; a fast path of `address`.
 
-    Raises:
-        RuntimeError: as `address`, and if only one of tensor and shape is None.
+    RuntimeError as for `address`, and if only one of tensor and shape is None.
     """
     found: list[int] = []
     for a, shape in zip(tensors, shapes, strict=True):
@@ -74,11 +70,7 @@ def addresses(
 
 
 def matrix(name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Address and strides of a matrix on the CPU.
-
-    Raises:
-        RuntimeError: as `address`, except for strides.
-    """
+    """Address and strides of a matrix on the CPU; see `address`."""
     if a.device != _CPU or a.dtype != dtype or a.shape != shape or a.is_neg():
         raise RuntimeError(_wrong(name, a, dtype, shape, _CPU))
     return _start(name, a), *a.stride()
@@ -112,7 +104,7 @@ def _wrong(
 
 
 class Packed(NamedTuple):
-    """A matrix packed for the C++ products; ``shape`` is that of the matrix."""
+    """A matrix of this shape, packed for the C++ products."""
 
     memory: Tensor
     shape: tuple[int, int]
@@ -124,7 +116,7 @@ class Packed(NamedTuple):
 
 
 class Arguments(Structure):
-    """A ctypes structure; fields named in ``tensors`` hold addresses."""
+    """A ctypes structure whose fields named in ``tensors`` hold addresses; see `fill`."""
 
     #: Form of each tensor by its address field.
     tensors: ClassVar[Mapping[str, TensorForm]] = {}
@@ -142,8 +134,8 @@ class Arguments(Structure):
     ) -> None:
         """Set addresses; None leaves a field unchanged. The caller keeps the tensors alive.
 
-        ``sizes`` are those that shapes refer to, ``kind`` is the dtype of products. RuntimeError
-        for a tensor of another form.
+        ``sizes`` are the names in shapes, ``kind`` is the dtype of products. RuntimeError for a
+        tensor of another form.
         """
         for name, a in tensors.items():
             if a is not None:
@@ -167,8 +159,7 @@ class Arguments(Structure):
 def check_steps(sizes: Sequence[int], rows: int, examples: int) -> None:
     """Validate rows n_t of each time step, from which kernels compute offsets.
 
-    Raises:
-        RuntimeError: if they grow, exceed ``examples``, or do not sum to ``rows``.
+    RuntimeError if they grow, exceed ``examples``, or do not sum to ``rows``.
     """
     sizes = list(sizes)
     if (

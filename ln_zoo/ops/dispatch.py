@@ -45,9 +45,8 @@ def select_kernel(call: RecurrentCall) -> LayersKernel | None:
     """Select the kernel for a call; None for the generic loop, which supports everything.
 
     The environment variable ``LN_ZOO_KERNELS``, read at each call, restricts the choice: ``0``
-    disables all kernels, ``1`` (default) allows all, a comma-separated list of names allows only
-    these. The selected kernel and the reasons against others are logged once, to the logger
-    ``ln_zoo``.
+    disables all kernels, ``1`` (default) allows all, a comma-separated list allows the named ones.
+    The choice and its reasons are logged once, to the logger ``ln_zoo``.
 
     Raises:
         ValueError: if ``LN_ZOO_KERNELS`` contains an unknown name.
@@ -70,8 +69,8 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's loop without normalisation.
 
     Padded on a CPU, a GRU or a simple RNN takes 0.14 to 0.8 of torch's time, an LSTM 0.5 to 1.2
-    (docs/results/performance.md). On packed sequences torch runs the steps one by one, up to 20
-    times slower, except for few steps or rows. Other dtypes follow torch's own precision rules.
+    (docs/results/performance.md). On packed sequences torch is up to 20 times slower, except for
+    few steps or rows. Other dtypes follow torch's own precision rules.
     """
     x, sizes = call.x, call.batch_sizes
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):

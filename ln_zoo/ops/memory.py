@@ -61,7 +61,7 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def pooled_empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Uninitialised tensor from a pool; its memory returns to the pool when the tensor is freed.
+    """Uninitialised tensor from a pool, to which its memory returns when the tensor is freed.
 
     For internal tensors only: they cannot be resized. Small tensors, and those beyond the pool's
     512 MiB, come from `empty`.
@@ -117,10 +117,7 @@ class _Blocks:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Acquire the lock; False on re-entry from the same thread.
-
-        Garbage collection or a signal handler may re-enter in the middle of a call.
-        """
+        """Acquire the lock; False on re-entry, by garbage collection or a signal handler."""
         with self._lock:
             if self._busy:
                 yield False

@@ -1,7 +1,4 @@
-"""Norms as data: how a norm transforms summed inputs.
-
-Kernels are selected and called from these records; they never see a norm object.
-"""
+"""Norms as data: kernels are selected and called from these records and never see a norm object."""
 
 from __future__ import annotations
 
@@ -13,24 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowNorm:
-    """Normalisation of rows (N, F): ``gain * (a - mean) / sqrt(mean square + eps) + shift``.
+    """Normalisation of rows (N, F): ``gain * (a - mean) / sqrt(mean square + eps) + shift``."""
 
-    Args:
-        groups: sizes of the runs of features that share statistics; they sum to F.
-        scale: whether a row is divided by its root mean square. ``False``: the identity; all other
-            fields are ignored.
-        center: whether the mean is subtracted first (layer norm) or not (RMS norm).
-        eps: added to the mean square, inside the root.
-        gain: (F,), or ``None`` for 1.
-        shift: (F,), or ``None`` for 0.
-    """
-
-    groups: tuple[int, ...]
-    scale: bool = False
-    center: bool = False
+    groups: tuple[int, ...]  # sizes of the runs of features that share statistics; they sum to F
+    scale: bool = False  # whether a row is divided by its root mean square; False: the identity
+    center: bool = False  # whether the mean is subtracted first (layer norm) or not (RMS norm)
     eps: float = 0.0
-    gain: Tensor | None = None
-    shift: Tensor | None = None
+    gain: Tensor | None = None  # (F,), or None for 1
+    shift: Tensor | None = None  # (F,), or None for 0
 
     @property
     def identity(self) -> bool:
@@ -57,11 +44,10 @@ class StepNorm:
         shift: (F,), or ``None`` for 0.
         check: called first if ``batch``, with the number of examples of the first step; raises if
             they are too few.
-        population: ``population(first, steps)`` returns mean and variance for that many steps from
-            ``first`` on: new tensors (K, F) with ``1 <= K <= steps``. Step i, counted from 0, uses
-            row ``min(i, K - 1)``.
-        track: ``track(first, sizes, mean, var)`` receives the numbers n of examples of consecutive
-            steps from ``first`` on, and their means and biased variances, (steps, F), detached.
+        population: ``population(first, steps)`` returns mean and variance for steps from ``first``
+            on: new tensors (K, F) with ``1 <= K <= steps``. Step i uses row ``min(i, K - 1)``.
+        track: ``track(first, sizes, mean, var)`` receives the numbers n of examples of steps from
+            ``first`` on, and their means and biased variances, (steps, F), detached.
     """
 
     features: int

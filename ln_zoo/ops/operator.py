@@ -1,9 +1,8 @@
 """One direction of one layer as a torch operator; every recurrent engine runs inside it.
 
-Time is split into chunks of steps. Input products and, in the backward pass, gradients of weights
-and inputs run once per chunk. `Saved` tensors exist for all steps, other buffers for one chunk. The
-operators have no side effects; `ln_zoo.ops.recurrent_kernel` passes batch statistics to the norm.
-Double backward reruns the generic loop; batched gradients run one by one.
+Input products and, in the backward pass, gradients of weights and inputs run once per chunk of
+steps. `Saved` tensors exist for all steps, other buffers for one chunk. The operators have no side
+effects. Double backward reruns the generic loop; batched gradients run one by one.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ NO_STATISTICS = FixedStatistics()
 
 
 class Options(NamedTuple):
-    """Arguments that are not tensors of the layer: batch sizes, encoded `Spec` and engine name."""
+    """Arguments that are not tensors of the layer; ``spec`` is encoded."""
 
     batch_sizes: Tensor | None
     spec: str
@@ -83,23 +82,16 @@ class Options(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Results of the operator; ``v`` to ``stats`` (see `Saved`) are empty unless ``save``.
+    """Results of the operator; ``v`` to ``stats`` (see `Saved`) are empty unless ``save``."""
 
-    Attributes:
-        out: states after each step, padded (T, N, H) or packed (total, H).
-        h: final states, (N, H).
-        c: final cell states of an LSTM.
-        statistics: batch means and variances, concatenated; see `split_statistics`.
-    """
-
-    out: Tensor
-    h: Tensor
+    out: Tensor  # states after each step, padded (T, N, H) or packed (total, H)
+    h: Tensor  # (N, H)
     c: Tensor
     v: Tensor
     u: Tensor
     cells: Tensor
     stats: Tensor
-    statistics: Tensor
+    statistics: Tensor  # concatenated, see `split_statistics`
 
 
 class SavedTensors(NamedTuple):
@@ -217,7 +209,6 @@ def _check(
 
 
 def _by_rows(masks: Masks, hidden: int) -> Masks:
-    """Flatten masks to (rows, H), the layout that engines expect."""
     dropout, of_h, of_c, reset = (None if a is None else a.contiguous() for a in masks)
     of_h, of_c = (None if a is None else a.view(-1, hidden) for a in (of_h, of_c))
     return Masks(dropout, of_h, of_c, reset)
@@ -351,7 +342,6 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
 def _check_saved(
     spec: Spec, stats: int, steps: int, operands: Operands, grads: Grads, kept: SavedTensors
 ) -> None:
-    """Validate gradients and saved tensors. RuntimeError: for a wrong size, dtype or device."""
     x, h0, lead = operands.x, operands.h0, operands.x.shape[:-1]
     (width, hidden), rows, lstm = operands.w_hh.shape, lead.numel(), operands.c0 is not None
     narrow, wide = x.dtype, h0.dtype
@@ -372,7 +362,6 @@ def _check_saved(
 def _allocate_gradients(
     operands: Operands, needs: Sequence[bool], empty: Callable[..., Tensor]
 ) -> tuple[Tensor, ...]:
-    """Allocate gradients of the operands; empty tensors if not needed."""
     x = operands.x
     return tuple(
         empty(
@@ -569,8 +558,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def recurrence(*arguments: Any) -> tuple[Tensor, ...]:
-    """Call ``ln_zoo::recurrence`` (its arguments, then ``save``), bypassing the dispatcher if
-    possible.
+    """Call ``ln_zoo::recurrence`` (its arguments, then ``save``), if possible undispatched.
 
     Dispatch takes a sixth of the host time of a training step on a GPU.
     """
@@ -625,10 +613,7 @@ def differentiable(
 
 
 def batched(grads: Sequence[Tensor | None]) -> bool:
-    """Whether a gradient is a batched tensor, which has no memory that C++ could read.
-
-    Set under ``is_grads_batched=True``, ``vectorize=True`` and `torch.func.vmap`.
-    """
+    """Whether a gradient is a batched tensor (`torch.func.vmap`), which C++ could not read."""
     return any(d is not None and (_is_legacy_batched(d) or _is_batched(d)) for d in grads)
 
 
@@ -639,8 +624,7 @@ _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 def check_first_order(kernels: str, grads: Sequence[Tensor | None]) -> None:
     """Reject double backward and batched gradients, for operators without a generic loop.
 
-    Raises:
-        RuntimeError: in grad mode, or for batched gradients; names the operator ``kernels``.
+    RuntimeError in grad mode, or for batched gradients; names the operator ``kernels``.
     """
     if torch.is_grad_enabled():
         what, where = "gradients of gradients", "create_graph=True"

@@ -1,7 +1,4 @@
-"""Cache of how calls of the same form run, since small calls cost less than selecting a kernel.
-
-`Plans` are not part of a layer's state: copies start with an empty one.
-"""
+"""Cache of how calls of the same form run, since small calls cost less than selecting a kernel."""
 
 from __future__ import annotations
 
@@ -86,7 +83,7 @@ def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _AutocastPl
 
 
 class Plans:
-    """How calls of one layer or cell run, by the form of the input.
+    """How calls of one layer or cell run, by the form of the input; not copied with the layer.
 
     For float32 calls on the CPU, also under autocast. Valid until something that the call depends
     on is replaced; `run` detects tensors that have changed their form.
@@ -113,15 +110,9 @@ class Plans:
     ) -> tuple[Any, States] | None:
         """Output and final states, or None without a plan.
 
-        Args:
-            owner: ``__dict__`` of the layer; shallow copies do not share it.
-            x: inputs, (T, N, I), or (N, I) for a single step.
-            states: initial states; ``None`` for zeros.
-            count: number of states.
-            dropout: probability of zeroing an element between layers, in training mode.
-            training: whether the layer is in training mode.
-            draw: samples the noise of a call, given its initial states.
-            reset: rows before which states are reset, (T * N,).
+        ``owner`` is the layer's ``__dict__``, which shallow copies do not share. x is (T, N, I), or
+        (N, I) for a single step; ``reset`` is (T * N,). ``draw`` samples the noise of a call, given
+        its ``count`` initial states.
         """
         whose, watched, plans = self._kept
         key = _key(x, draw is not None, reset is not None)

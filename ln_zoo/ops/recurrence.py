@@ -26,32 +26,21 @@ Direction = Callable[
 
 
 class RecurrentCall(NamedTuple):
-    """One call of a recurrent layer, the argument of every kernel.
-
-    Attributes:
-        cell: the cell.
-        records: norm records by role, for each direction of each layer; ``None``: opaque norm.
-        x: padded (T, N, I) or packed (total, I); (N, I) for a single step.
-        batch_sizes: of packed data, (T,); ``None`` if x is padded.
-        states: initial states, each (layers * directions, N, H) in torch's order; (N, H) for a
-            single step.
-        weights: effective weights, one for each direction of each layer.
-        bidirectional: whether each layer has a reverse direction.
-        dropout: probability of zeroing an element between layers.
-        training: whether dropout is active.
-        reset: steps before which states are replaced by zeros: boolean, (T * N,) or (total,). A
-            reverse direction resets where the following input step is flagged.
-    """
+    """One call of a recurrent layer, the argument of every kernel."""
 
     cell: Cell
+    # Norm records by role, for each direction of each layer; None: opaque norm.
     records: Sequence[Records]
-    x: Tensor
-    batch_sizes: Tensor | None
+    x: Tensor  # padded (T, N, I) or packed (total, I); (N, I) for a single step
+    batch_sizes: Tensor | None  # of packed data, (T,); None if x is padded
+    # Initial states, each (layers * directions, N, H) in torch's order; (N, H) for a single step.
     states: States
-    weights: Sequence[Weights]
+    weights: Sequence[Weights]  # effective weights, one for each direction of each layer
     bidirectional: bool = False
-    dropout: float = 0.0
+    dropout: float = 0.0  # probability of zeroing an element between layers
     training: bool = False
+    # Steps before which states are replaced by zeros: boolean, (T * N,) or (total,). A reverse
+    # direction resets where the following input step is flagged.
     reset: Tensor | None = None
 
 
@@ -67,19 +56,13 @@ def scan(
 ) -> tuple[Tensor, States]:
     """Run one direction of one layer.
 
-    Args:
-        cell: the cell.
-        x: inputs, (T, N, I), or packed (total, I).
-        sizes: of packed inputs: active examples n_t at each step, never growing. ``None``: padded.
-        states: initial states, each (N, H).
-        weights: effective weights, and the noise.
-        sites: normalisation functions by role.
-        per_timestep: whether the ``"input"`` site is called for each step, or once for all.
-        reset: steps before which states are zeros, boolean, (T * N,) or (total,).
+    x is (T, N, I), or packed (total, I) with active examples n_t at each step (``sizes``), never
+    growing; states are (N, H). With ``per_timestep``, the ``"input"`` site is called for each step,
+    otherwise once for all. ``reset`` marks steps before which states are zeros, boolean, (T * N,)
+    or (total,).
 
-    Returns:
-        Outputs, (T, N, H) or (total, H), in the dtype of matrix products, and final states of each
-        example, (N, H), in the dtype of the weights. States are carried in float32 or wider.
+    Returns outputs, (T, N, H) or (total, H), in the dtype of matrix products, and final states of
+    each example, (N, H). States are carried in float32 or wider.
     """
 
     def steps(a: Tensor) -> Sequence[Tensor]:
@@ -142,10 +125,8 @@ def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
     """Run all layers and directions, with dropout between layers.
 
     The reverse direction runs forward over each sequence reversed within its own length. ``run``
-    runs one direction: `scan`, or a kernel of its signature.
-
-    Returns:
-        Outputs of the last layer, (T, N, D * H) or (total, D * H), and final states.
+    runs one direction. Returns outputs of the last layer, (T, N, D * H) or (total, D * H), and
+    final states.
     """
     _, _, x, batch_sizes, states, _, bidirectional, dropout, training, reset = call
     sizes = None if batch_sizes is None else batch_sizes.tolist()

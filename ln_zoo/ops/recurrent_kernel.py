@@ -84,9 +84,7 @@ def update_running_statistics(
     statistics: Tensor,
     hidden: int,
 ) -> None:
-    """Pass batch statistics of steps from ``first`` on to the norms; ``sizes``: examples of each
-    step.
-    """
+    """Pass batch statistics of steps from ``first`` on to the norms; ``sizes``: their examples."""
     found = operator.split_statistics(statistics, spec, len(sizes), hidden)
     for norm, own in zip(norms, found, strict=True):
         if isinstance(norm, StepNorm) and own is not None:
@@ -105,9 +103,7 @@ class LayersKernel(Kernel, Protocol):
 
 
 class Recurrence:
-    """A kernel from an engine, for cells whose sites normalise rows or over examples, or not at
-    all.
-    """
+    """A kernel from an engine, for cells whose sites have a record or no norm."""
 
     tasks: tuple[Task, ...] = ("layers",)
 

@@ -54,11 +54,8 @@ def select(
 ) -> Any:
     """The first kernel that supports the call, or None; ``last`` are tried last, in this order.
 
-    The selected kernel and reasons against others are logged once, to the logger ``ln_zoo``, with
-    ``what``, a description of the call, and ``otherwise``, that of the fallback.
-
-    Raises:
-        ValueError: if ``LN_ZOO_KERNELS`` contains an unknown name.
+    The choice and its reasons are logged once, to the logger ``ln_zoo``; ``what`` describes the
+    call, ``otherwise`` the fallback. ValueError if ``LN_ZOO_KERNELS`` contains an unknown name.
     """
     kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
     if last:
@@ -115,7 +112,7 @@ def engine_named(name: str) -> Engine:
 def untraced(check: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorate a check of the environment that torch.compile must not trace, such as an import.
 
-    It runs during tracing, and its result becomes a constant. Arguments must be constants too:
+    It runs during tracing, and its result becomes a constant, so arguments must be constants too:
     devices, dtypes, numbers, strings. Apply `functools.cache` below it.
     """
 

@@ -1,7 +1,6 @@
 """Zoneout and recurrent dropout: sample masks, and apply them to states.
 
-Masks are sampled before a kernel runs, by torch's generator: masks depend on the seed, not on the
-kernel.
+Masks are sampled by torch's generator before a kernel runs, so they depend on the seed alone.
 """
 
 from __future__ import annotations
@@ -15,17 +14,14 @@ from torch import Tensor
 
 
 class Noise(NamedTuple):
-    """Recurrent dropout and zoneout of one direction of one layer.
+    """Recurrent dropout and zoneout of one direction of one layer."""
 
-    Attributes:
-        dropout: mask of h in recurrent products at all steps, zeros and 1 / (1 - p), (N, H or P),
-            float32 or wider. Default: no dropout.
-        zoneout: for each state, in the cell's order, a boolean mask of elements that keep their
-            previous value, (T, N, F), or (total, F) for packed data; or the expected share that
-            keeps it, 0.0 for none.
-    """
-
+    # Mask of h in recurrent products at all steps, zeros and 1 / (1 - p), (N, H or P), float32 or
+    # wider.
     dropout: Tensor | None = None
+    # For each state, in the cell's order, a boolean mask of elements that keep their previous
+    # value, (T, N, F), or (total, F) for packed data; or the expected share of them, 0.0 for no
+    # zoneout.
     zoneout: tuple[Tensor | float, ...] = ()
 
     @property
@@ -54,13 +50,10 @@ def draw_noise(
 ) -> list[Noise]:
     """Sample the noise of one call, for each direction of each layer.
 
-    Args:
-        zoneout: probability for each state that an element keeps its previous value.
-        dropout: probability of zeroing an element of h in recurrent products.
-        states: initial states, each (layers * directions, N, F).
-        lead: T and N of the inputs, or the rows of packed data.
-        training: whether to sample. In evaluation there is no dropout, and zoneout is its
-            expectation (Krueger et al. 2017, section 3.2).
+    ``zoneout`` is the probability for each state that an element keeps its previous value,
+    ``dropout`` that an element of h is zeroed in recurrent products. ``lead`` is T and N, or the
+    rows of packed data. In evaluation there is no dropout, and zoneout is its expectation (Krueger
+    et al. 2017, section 3.2).
     """
     runs = len(states[0])
     masks = dropout_mask(dropout, states[0]) if dropout and training else [None] * runs
@@ -74,8 +67,7 @@ def draw_noise(
 def bernoulli(p: float, size: Sequence[int], device: torch.device) -> Tensor:
     """True with probability p, rounded to a multiple of 2^-16; boolean.
 
-    On CPUs, five times as fast as `torch.Tensor.bernoulli_`, which would be a tenth of a training
-    step.
+    On CPUs, five times as fast as `torch.Tensor.bernoulli_`, a tenth of a training step.
     """
     whole, below = 2**16, round(p * 2**16)
     if device.type != "cpu":
@@ -96,9 +88,9 @@ def dropout_mask(p: float, like: Tensor) -> Tensor:
 
 
 def zoneout_mix(before: Tensor, after: Tensor, d: Tensor | float) -> Tensor:
-    """Apply zoneout: ``d * before + (1 - d) * after`` (Krueger et al. 2017, section 3).
+    """``d * before + (1 - d) * after`` for states (n, F) (Krueger et al. 2017, section 3).
 
-    States are (n, F); d is a boolean mask, (n, F), or the share that is kept.
+    d is a boolean mask, (n, F), or the share that is kept.
     """
     if isinstance(d, Tensor):
         return torch.where(d, before, after)

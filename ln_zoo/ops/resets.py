@@ -17,26 +17,16 @@ from ln_zoo.ops.recurrence import RecurrentCall
 
 
 class Segments(NamedTuple):
-    """The segments of a batch of sequences as a packed batch, longest first.
+    """The segments of a batch of sequences as a packed batch, longest first; int64."""
 
-    Attributes:
-        rows: source row of each packed row, in padded (T * N) or packed data, (total,), int64.
-        batch_sizes: segments active at each time step, (T',), int64, on the CPU.
-        first: index of each sequence's first segment, (N,), int64.
-        last: index of its last segment, (N,), int64.
-    """
-
-    rows: Tensor
-    batch_sizes: Tensor
-    first: Tensor
-    last: Tensor
+    rows: Tensor  # source row of each packed row, in padded (T * N) or packed data, (total,)
+    batch_sizes: Tensor  # segments active at each time step, (T',), on the CPU
+    first: Tensor  # index of each sequence's first segment, (N,)
+    last: Tensor  # index of its last segment, (N,)
 
 
 def split_at_resets(reset: Tensor, batch_sizes: Tensor) -> Segments:
-    """Split each sequence before every step at which it is reset.
-
-    ``reset`` is boolean, (total,), one for each packed row.
-    """
+    """Split each sequence before every step at which it is reset; ``reset`` (total,) is boolean."""
     device, reset, sizes = reset.device, reset.cpu(), batch_sizes.cpu()
     # Explicitly on the CPU: torch's default device may differ.
     numbers = functools.partial(torch.arange, device="cpu")
@@ -97,7 +87,7 @@ def join_segments(
 
 
 def split_states(states: Tensor, pieces: Segments, bidirectional: bool) -> Tensor:
-    """Initial states (L, segments, F): those given (L, N, F) where sequences start, else zeros.
+    """Initial states (L, segments, F): given ones (L, N, F) where sequences start, otherwise zeros.
 
     If ``bidirectional``, every second of L is a reverse direction and starts in the last segments.
     """

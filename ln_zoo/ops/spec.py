@@ -32,12 +32,7 @@ def specialized(value: float) -> float:
 class Rows:
     """How the rows of one place are normalised, without gain and shift.
 
-    Args:
-        scale: whether a row is divided by its root mean square; ``False``: the identity, and the
-            other fields keep their defaults.
-        center: whether the mean is subtracted first.
-        eps: added to the mean square, inside the root.
-        groups: runs of features that share statistics, in units of H.
+    Fields as in `RowNorm`, but ``groups`` are in units of H. The identity has defaults.
     """
 
     scale: bool = False
@@ -96,37 +91,27 @@ class Examples:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel computes: a cell and the normalisation of each of its places.
+    """Cell and normalisations that a kernel computes.
 
     Normalised places have either all `Rows` or all `Examples`; ``Rows()`` is the identity.
 
-    Args:
-        cell: `Form.arithmetic`.
-        input: at the input term; the identity in an RNN and in joint cells.
-        recurrent: at the recurrent term, in joint cells at the sum; the identity in an RNN.
-        out: at the cell state on its way to the output (LSTM), at the sum of both terms (RNN);
-            otherwise the identity.
-        zoneout: expected zoneout of h and of an LSTM's c, as in evaluation. Sampled masks are
-            arguments of the operator.
-        joint: `Form.joint` of an LSTM or a GRU; `Rows` only.
-        carried: `Form.carried` of an LSTM with normalised output; `Rows` only.
-
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(2, 1))
-        >>> spec = Spec("GRU", rows, rows, Rows())
-        >>> spec.encode()
+        >>> Spec("GRU", rows, rows, Rows()).encode()
         'GRU/1,1,1e-05,2.1/1,1,1e-05,2.1/0,0,0.0,'
-        >>> Spec.decode(spec.encode()) == spec
-        True
     """
 
-    cell: str
-    input: Rows | Examples
+    cell: str  # `Form.arithmetic`
+    input: Rows | Examples  # at the input term; the identity in an RNN and in joint cells
+    # At the recurrent term, in joint cells the sum; the identity in an RNN.
     recurrent: Rows | Examples
+    # At an LSTM's cell state on its way to the output, or an RNN's sum; otherwise the identity.
     out: Rows | Examples
+    # Expected zoneout of h and of an LSTM's c, as in evaluation; sampled masks are arguments of the
+    # operator.
     zoneout: tuple[float, float] = (0.0, 0.0)
-    joint: bool = False
-    carried: bool = False
+    joint: bool = False  # `Form.joint` of an LSTM or a GRU; `Rows` only
+    carried: bool = False  # `Form.carried` of an LSTM with normalised output; `Rows` only
 
     @property
     def gates(self) -> int:
@@ -134,7 +119,6 @@ class Spec:
 
     @property
     def places(self) -> tuple[Rows | Examples, Rows | Examples, Rows | Examples]:
-        """The three places, in the order of the operator's tensors."""
         return self.input, self.recurrent, self.out
 
     @property
@@ -172,7 +156,6 @@ class Spec:
         return kernel_cell(self.cell, self.joint, self.carried)
 
     def widths(self, hidden: int) -> tuple[int, int, int]:
-        """Features of each place, for H hidden units."""
         return self.gates * hidden, self.gates * hidden, hidden
 
     def encode(self) -> str:
@@ -211,39 +194,26 @@ class Spec:
 
 
 class Operands(NamedTuple):
-    """The tensors of one direction of one layer.
+    """The tensors of one direction of one layer, with G = gates * H.
 
     The first three have the dtype of matrix products; the others have the same or float32,
-    whichever is wider.
-
-    Attributes:
-        x: padded (T, N, I) or packed (total, I).
-        w_ih: (G, I), with G = gates * H.
-        w_hh: (G, H).
-        h0: initial state, (N, H).
-        c0: initial cell state of an LSTM, (N, H).
-        bias: sum of all biases outside norms, (G,). A GRU's candidate has only that of the input
-            term here, a joint GRU's none. ``None`` for 0.
-        bias_hn: bias of the recurrent term of a GRU's candidate, (H,). ``None`` for 0.
-        gain_input: (G,); present if and only if ``spec.input.scale``.
-        gain_recurrent: (G,); present if and only if ``spec.recurrent.scale``.
-        gain_out: (H,); present if and only if ``spec.out.scale``.
-        shift_out: (H,), of an LSTM; present if and only if ``spec.out.scale``.
-        bias_inner: added to the products with w_ih before normalisation, (G,).
+    whichever is wider. A gain is present if and only if its place is scaled.
     """
 
-    x: Tensor
-    w_ih: Tensor
-    w_hh: Tensor
-    h0: Tensor
-    c0: Tensor | None = None
+    x: Tensor  # padded (T, N, I) or packed (total, I)
+    w_ih: Tensor  # (G, I)
+    w_hh: Tensor  # (G, H)
+    h0: Tensor  # initial state, (N, H)
+    c0: Tensor | None = None  # initial cell state of an LSTM, (N, H)
+    # Sum of all biases outside norms, (G,). A GRU's candidate has only the input term's here, a
+    # joint GRU's none.
     bias: Tensor | None = None
-    bias_hn: Tensor | None = None
-    gain_input: Tensor | None = None
-    gain_recurrent: Tensor | None = None
-    gain_out: Tensor | None = None
-    shift_out: Tensor | None = None
-    bias_inner: Tensor | None = None
+    bias_hn: Tensor | None = None  # bias of the recurrent term of a GRU's candidate, (H,)
+    gain_input: Tensor | None = None  # (G,)
+    gain_recurrent: Tensor | None = None  # (G,)
+    gain_out: Tensor | None = None  # (H,)
+    shift_out: Tensor | None = None  # (H,), of an LSTM
+    bias_inner: Tensor | None = None  # added to the products with w_ih before normalisation, (G,)
 
     def gains(self, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
         """Gains of the products with w_ih and w_hh; if ``spec.merged``, of their sum."""
@@ -255,9 +225,7 @@ class Operands(NamedTuple):
 def unsupported_reason(
     cell: Cell, records: Sequence[Records], weights: Sequence[Weights], batch: bool = False
 ) -> str | None:
-    """Why kernels do not support these directions, or None; ``batch``: whether batch norm is
-    allowed.
-    """
+    """Why kernels do not support these directions, or None; ``batch``: allow batch norm."""
     if not cell.has_kernels or cell.form is None:
         return f"no kernel knows this cell, {cell.name}"
     rows_alone = cell.form.joint or cell.form.carried or bool(cell.weights)

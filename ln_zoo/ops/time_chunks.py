@@ -15,21 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TimeChunk:
-    """Consecutive time steps.
+    """Consecutive time steps, ``sizes`` rows each."""
 
-    Attributes:
-        first: row of the first step's first example.
-        last: one past the last row.
-        sizes: rows of each step.
-        before: rows of the previous step; for the first step, the number of examples.
-        step: index of the first step.
-    """
-
-    first: int
-    last: int
+    first: int  # row of the first step's first example
+    last: int  # one past the last row
     sizes: tuple[int, ...]
-    before: int
-    step: int
+    before: int  # rows of the previous step; for the first step, the number of examples
+    step: int  # index of the first step
 
     @property
     def rows(self) -> slice:

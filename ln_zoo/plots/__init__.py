@@ -1,6 +1,7 @@
 """Pictures of runs, measurements and outputs of models.
 
-Functions return a `matplotlib.figure.Figure` or write a file. Invalid input raises ValueError.
+Functions return a `matplotlib.figure.Figure`, or write the file ``picture``. Invalid input raises
+ValueError.
 """
 
 from ln_zoo.plots.activity import plot_activities, plot_activity

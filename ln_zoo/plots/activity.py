@@ -29,16 +29,11 @@ RARELY = 0.05
 
 @dataclass(frozen=True)
 class Activity:
-    """Activity at each position of a layer's output; all (H, W) float64.
+    """Activity at each position of a layer's output; all (H, W) float64."""
 
-    Attributes:
-        active: share of examples and channels with an output above zero.
-        variance: variance of the normalised pre-activations over examples, mean over channels.
-        rare: share of channels with an output above zero for less than `RARELY` of the examples.
-    """
-
-    active: Tensor
-    variance: Tensor
+    active: Tensor  #: share of examples and channels with an output above zero
+    variance: Tensor  #: of the normalised pre-activations over examples, mean over channels
+    #: Share of channels with an output above zero for less than `RARELY` of the examples.
     rare: Tensor
 
     def rings(self, quantity: str) -> list[float]:
@@ -54,14 +49,7 @@ class Activity:
 
 
 def rings(height: int, width: int) -> Tensor:
-    """Distance of each position from the border, (H, W); 0 at the border.
-
-    Example:
-        >>> rings(3, 4)
-        tensor([[0, 0, 0, 0],
-                [0, 1, 1, 0],
-                [0, 0, 0, 0]])
-    """
+    """Distance of each position from the border, (H, W); 0 at the border."""
     rows, columns = torch.arange(height)[:, None], torch.arange(width)
     from_rows = torch.minimum(rows, height - 1 - rows)
     return torch.minimum(from_rows, torch.minimum(columns, width - 1 - columns))
@@ -160,10 +148,7 @@ def plot_activities(
 ) -> None:
     """Draw several runs: for each layer, maps of active units and curves from border to centre.
 
-    Args:
-        runs: result of `read_activity`, by label.
-        picture: file to write.
-        title: title of the picture.
+    ``runs`` has results of `read_activity` by label.
     """
     layers = _layers(runs)
     columns = len(runs) + len(QUANTITIES)
@@ -188,7 +173,6 @@ def plot_activities(
 
 
 def _layers(runs: Mapping[str, Mapping[str, Activity]]) -> list[str]:
-    """Names of the layers; all runs must have the same."""
     named = {label: list(activities) for label, activities in runs.items()}
     first = next(iter(named.values()))
     for label, layers in named.items():

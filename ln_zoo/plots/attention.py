@@ -19,31 +19,19 @@ _RIGHT, _WRONG = "#00703c", "#c00000"
 
 
 class Attended(NamedTuple):
-    """A question with the attention and prediction of a reader.
-
-    Attributes:
-        passage: words of the passage.
-        attention: weight of each word, nonnegative.
-        query: words of the query.
-        answer: the correct answer.
-        prediction: the predicted answer.
-    """
+    """A question with the attention and prediction of a reader; passage and query are words."""
 
     passage: Sequence[str]
-    attention: Sequence[float]
+    attention: Sequence[float]  #: weight of each word of the passage, nonnegative
     query: Sequence[str]
-    answer: str
-    prediction: str
+    answer: str  #: the correct answer
+    prediction: str  #: the predicted answer
 
 
 def plot_attention(questions: Sequence[Attended], title: str = "") -> Figure:
     """Draw passages with words shaded by attention, relative to the largest weight of the passage.
 
     The answer is green, a wrong prediction red. Query, answer and prediction precede each passage.
-
-    Args:
-        questions: the questions, at least one.
-        title: title of the picture.
     """
     from matplotlib.figure import Figure
 

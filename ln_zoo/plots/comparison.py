@@ -68,19 +68,12 @@ _IN_PANEL = 4
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """A run."""
 
-    Attributes:
-        label: label of its group.
-        folder: folder of its logs.
-        curves: values by metric, and by epoch or update.
-        seconds: seconds of training by update; empty unless requested.
-    """
-
-    label: str
-    folder: Path
-    curves: dict[str, Curve]
-    seconds: Curve = field(default_factory=dict)
+    label: str  # of its group
+    folder: Path  # of its logs
+    curves: dict[str, Curve]  # values by metric, and by epoch or update
+    seconds: Curve = field(default_factory=dict)  # of training by update; empty unless requested
 
     def seconds_at(self, update: int) -> float:
         """Seconds of training up to an update, interpolated linearly."""
@@ -152,11 +145,7 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def median_and_range(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, float]]:
-    """Median, minimum and maximum at each epoch or update that all runs logged.
-
-    Returns:
-        Rows of epoch or update, median, minimum and maximum.
-    """
+    """Median, minimum and maximum at each epoch or update that all runs logged, in rows."""
     rows = []
     for place in shared(runs, metric):
         values = [run.curves[metric][place] for run in runs]
@@ -192,15 +181,8 @@ def draw(
 ) -> None:
     """Draw a panel per metric: the median of each label, and its runs as thin lines.
 
-    Args:
-        runs: the runs.
-        metrics: the metrics.
-        picture: file to write.
-        title: title of the picture.
-        x: x axis, ``"epoch"``, ``"step"`` or ``"seconds"`` (medians over runs are at their median
-            seconds).
-        log_x: make the x axis logarithmic.
-        band: draw the range of the runs in place of lines.
+    With ``x="seconds"``, medians over runs are at their median seconds. ``log_x`` makes the x axis
+    logarithmic; ``band`` draws the range of the runs in place of lines.
     """
 
     def plot(axis: Axes, curve: Mapping[Any, float], **style: Any) -> Line2D:
@@ -253,7 +235,6 @@ def draw(
 
 
 def _name_below(figure: Figure, names: tuple[list[Any], list[Any]], columns: int) -> None:
-    """Add a legend below all panels, with as many columns as fit."""
     for count in range(min(columns, len(names[1])), 0, -1):
         legend = figure.legend(*names, loc="outside lower center", ncols=count)
         if count == 1 or legend.get_window_extent().width <= figure.bbox.width:

@@ -23,10 +23,8 @@ def plot_curves(metrics: Path, picture: Path) -> bool:
     """Draw a ``metrics.csv``: a panel per kind of metric, a colour per set.
 
     Metrics under batch statistics, such as ``val_batch_nll``, are dashed. Metrics of
-    `WeightGeometry` are drawn by `plot_weight_geometry` instead.
-
-    Returns:
-        Whether there is anything to draw.
+    `WeightGeometry` are drawn by `plot_weight_geometry` instead. Returns False if there is nothing
+    to draw.
     """
     curves = read_curves(metrics)
     panels: dict[str, list[str]] = {}

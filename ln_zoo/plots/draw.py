@@ -1,8 +1,7 @@
 """Pictures of DRAW, glimpse by glimpse (Gregor et al. 2015, figures 1, 6, 7).
 
-Images (N, B, A) are 0 (black) to 1 (white) and never rescaled. Canvases are logits
-(T + 1, N, B, A), the empty one first, as in `ln_zoo.layers.draw.DRAWTrace`; an image is their
-sigmoid.
+Images (N, B, A) are 0 (black) to 1 (white) and never rescaled. Canvases are logits (T + 1, N, B,
+A), the empty one first, as in `ln_zoo.layers.draw.DRAWTrace`; an image is their sigmoid.
 """
 
 from __future__ import annotations
@@ -46,39 +45,23 @@ _FPS, _HOLD = 10, 15
 
 
 class Windows(NamedTuple):
-    """Read or write windows.
+    """Read or write windows."""
 
-    Attributes:
-        places: (T, N, 5): x and y of the centre, stride and sigma in pixels from 0, and the
-            intensity, which is not drawn.
-        size: filters per side, N in the paper.
-    """
-
+    #: (T, N, 5): x and y of the centre, stride and sigma in pixels from 0, and the intensity, which
+    #: is not drawn.
     places: Tensor
-    size: int
+    size: int  #: filters per side, N in the paper
 
 
 class Nearest(NamedTuple):
-    """Result of `nearest_images`.
+    """Result of `nearest_images`."""
 
-    Attributes:
-        images: nearest image of each sample, (N, B, A) float64, 0 to 1.
-        distances: Euclidean distances, (N,) float64.
-    """
-
-    images: np.ndarray
-    distances: np.ndarray
+    images: np.ndarray  # nearest image of each sample, (N, B, A) float64, 0 to 1
+    distances: np.ndarray  # Euclidean distances, (N,) float64
 
 
 def chosen_glimpses(glimpses: int, number: int = 9) -> list[int]:
-    """At most ``number`` evenly spaced glimpses, including the first and the last.
-
-    Example:
-        >>> chosen_glimpses(64)
-        [1, 8, 16, 24, 32, 40, 48, 56, 64]
-        >>> chosen_glimpses(10)
-        [1, 3, 4, 5, 6, 8, 9, 10]
-    """
+    """At most ``number`` evenly spaced glimpses, including the first and the last."""
     if glimpses < 1 or number < 2:
         raise ValueError(
             f"glimpses must be at least 1 and number at least 2, got {glimpses} and {number}"
@@ -157,12 +140,9 @@ def closest(found: Sequence[Nearest]) -> Nearest:
 
 
 def plot_grid(images: Images, columns: int | None = None, title: str = "") -> Figure:
-    """Draw images row by row.
+    """Draw images (N, B, A) row by row, such as `bernoulli` samples.
 
-    Args:
-        images: (N, B, A), such as the sigmoid of logits, or `bernoulli` samples of it.
-        columns: images per row; default: about as many as rows.
-        title: title of the picture.
+    ``columns``: images per row; default: about as many as rows.
     """
     tiles = _images("images", images)
     columns = math.isqrt(len(tiles) - 1) + 1 if columns is None else columns
@@ -184,7 +164,7 @@ def plot_filmstrip(
 
     Args:
         canvases: logits, (T + 1, N, B, A), the empty one first.
-        windows: windows of the glimpses; default: none are drawn.
+        windows: windows of the glimpses, if they are to be drawn.
         images: input images (N, B, A), drawn before each row.
         glimpses: glimpses to draw, from 0 (the empty canvas) to T; default: `chosen_glimpses`.
         title: title of the picture.
@@ -219,13 +199,8 @@ def save_animation(
 ) -> None:
     """Write a GIF of canvases from the empty one to the last, which is held.
 
-    Each frame has its own palette of 256 colours, so shades are approximate.
-
-    Args:
-        canvases, windows: as `plot_filmstrip`.
-        picture: the file, ``.gif``; its folder is created.
-        columns: images per row; default: about as many as rows.
-        title: title of the picture, before the number of the glimpse.
+    Each frame has its own palette of 256 colours, so shades are approximate. Arguments as
+    `plot_filmstrip` and `plot_grid`; the number of the glimpse follows the title.
     """
     from matplotlib.animation import PillowWriter
     from matplotlib.figure import Figure
@@ -262,13 +237,7 @@ def save_animation(
 def plot_pairs(
     images: Images, reconstructions: Images, columns: int | None = None, title: str = ""
 ) -> Figure:
-    """Draw images, each above its reconstruction.
-
-    Args:
-        images: (N, B, A).
-        reconstructions: (N, B, A).
-        columns, title: as `plot_grid`.
-    """
+    """Draw images (N, B, A), each above its reconstruction; other arguments as `plot_grid`."""
     upper, lower = _images("images", images), _images("reconstructions", reconstructions)
     if upper.shape != lower.shape:
         raise ValueError(
@@ -284,13 +253,9 @@ def plot_pairs(
 def plot_nearest(
     samples: Images, nearest: Nearest, columns: int | None = None, title: str = ""
 ) -> Figure:
-    """Draw samples, each beside its nearest training image, with the distance.
+    """Draw samples (N, B, A), each next to its nearest training image, with the distance.
 
-    Args:
-        samples: (N, B, A).
-        nearest: result of `nearest_images`.
-        columns: pairs per row; default: about half as many as rows.
-        title: title of the picture.
+    ``columns``: pairs per row; default: about half as many as rows.
     """
     left, right = _images("samples", samples), _images("nearest images", nearest.images)
     if left.shape != right.shape or len(nearest.distances) != len(left):
@@ -316,10 +281,7 @@ def plot_divergence(
 ) -> Figure:
     """Draw the KL of each glimpse as bars, and its history over epochs as a map.
 
-    Args:
-        divergence: KL of each glimpse, nats, (T,), or after several epochs, (E, T).
-        epochs: numbers of the E epochs; default: 1 to E.
-        title: title of the picture.
+    ``divergence`` is in nats, (T,), or (E, T) after several ``epochs``, by default 1 to E.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -368,12 +330,7 @@ def plot_divergence(
 
 
 def line_width(sigma: float) -> float:
-    """Line width of a window, pixels of an image: grows with sigma, below 2.
-
-    Example:
-        >>> line_width(1.0)
-        1.0
-    """
+    """Line width of a window, pixels of an image: grows with sigma, below 2."""
     return 2 * sigma / (1 + sigma)
 
 
@@ -386,26 +343,16 @@ class _Sheet:
 
     Positions are in pixels of the images from the upper left corner, so that each pixel of an image
     covers whole pixels of the picture.
-
-    Attributes:
-        tiles: (R, C, B, A), 0 to 1; NaN for missing images.
-        windows: x, y, side and sigma, (R, C, 4); NaN for missing windows.
-        groups: rows and columns of a group.
-        headings: headings of the columns.
-        labels: labels of the rows.
-        captions: captions by row, below each group of columns.
-        title: title of the picture.
-        title_letters: minimum letters of the title to reserve room for.
     """
 
-    tiles: np.ndarray
-    windows: np.ndarray | None = None
-    groups: tuple[int, int] = (1, 1)
+    tiles: np.ndarray  # (R, C, B, A), 0 to 1; NaN for missing images
+    windows: np.ndarray | None = None  # x, y, side and sigma, (R, C, 4); NaN for missing windows
+    groups: tuple[int, int] = (1, 1)  # rows and columns of a group
     headings: Sequence[str] = ()
     labels: Sequence[str] = ()
-    captions: Sequence[Sequence[str]] = ()
+    captions: Sequence[Sequence[str]] = ()  # by row, below each group of columns
     title: str = ""
-    title_letters: int = 0
+    title_letters: int = 0  # minimum letters of the title to reserve room for
 
     @property
     def scale(self) -> int:
@@ -543,7 +490,6 @@ def _numbers(values: Images) -> np.ndarray:
 
 
 def _images(name: str, images: Images) -> np.ndarray:
-    """Validate images and convert them to float64."""
     tiles = _numbers(images)
     if tiles.ndim != 3 or not tiles.size:
         raise ValueError(f"{name} must be (N, B, A) with at least one pixel, got {tiles.shape}")
@@ -557,7 +503,6 @@ def _images(name: str, images: Images) -> np.ndarray:
 
 
 def _canvases(canvases: Tensor) -> np.ndarray:
-    """Validate canvases and convert them to images (T + 1, N, B, A)."""
     if canvases.dim() != 4 or len(canvases) < 2 or not canvases.numel():
         raise ValueError(
             f"canvases must be (T + 1, N, B, A) with at least one glimpse, got "

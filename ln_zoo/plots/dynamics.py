@@ -14,13 +14,7 @@ _LINES = ("-", "--", ":", "-.")
 
 
 def plot_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> None:
-    """Draw two panels per group: sizes of perturbations and norms of gradients, by time step.
-
-    Args:
-        found: the measurements.
-        picture: file to write.
-        title: title of the picture.
-    """
+    """Draw two panels per group: sizes of perturbations and norms of gradients, by time step."""
     from matplotlib.ticker import MaxNLocator
 
     if not found:

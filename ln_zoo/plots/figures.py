@@ -31,14 +31,8 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = False) -> None:
     """Write a figure and create its folder. Equal figures make equal files.
 
-    Args:
-        figure: the figure.
-        picture: the file; its suffix names the format.
-        dpi: pixels per inch.
-        quantize: reduce a PNG to 256 colours; see `ln_zoo.files.quantize_png`.
-
-    Raises:
-        ValueError: if matplotlib does not know the format.
+    The suffix of ``picture`` names the format; ValueError if matplotlib does not know it. ``dpi``
+    is pixels per inch; ``quantize`` reduces a PNG to 256 colours (`ln_zoo.files.quantize_png`).
     """
     import matplotlib
 

@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 
 
 def plot_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
-    """Draw four panels: eigenvalues of F, remainder of KL, sampling error, eq. 13 as printed.
-
-    Args:
-        study: the measurements.
-        picture: file to write.
-        title: title of the picture.
-    """
+    """Draw four panels: eigenvalues of F, remainder of KL, sampling error, eq. 13 as printed."""
     figure = new_figure(10, 7, title)
     for panel, axis in zip(study.panels, figure.subplots(2, 2).flat, strict=True):
         for number, (name, values) in enumerate(panel.lines.items()):

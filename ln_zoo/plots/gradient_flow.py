@@ -14,15 +14,9 @@ from ln_zoo.plots.figures import new_figure, save_figure
 def plot_gradient_flow(
     flows: Sequence[GradientFlow], picture: Path, title: str = "", floor: float = 1e-30
 ) -> None:
-    """Draw gradient norms by time step: a panel per norm, a line per gain.
+    """Draw gradient norms by time step, of one length T: a panel per norm, a line per gain.
 
-    Norms without a gain are dashed in all panels.
-
-    Args:
-        flows: the measurements, of one length T.
-        picture: file to write.
-        title: title of the picture.
-        floor: lower limit of the axis.
+    Norms without a gain are dashed in all panels. ``floor`` is the lower limit of the axis.
     """
     from matplotlib import colormaps
 

@@ -16,11 +16,6 @@ def plot_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = ""
     """Draw measured deviations (marks) and their formula (line), a panel per factor.
 
     The dotted line is the first term of the formula, for a variance much greater than eps.
-
-    Args:
-        effects: the measurements.
-        picture: file to write.
-        title: title of the picture.
     """
     factors = sorted({effect.factor for effect in effects})
     figure = new_figure(5.0 * len(factors), 4.2, title)

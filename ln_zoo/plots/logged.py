@@ -9,15 +9,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 
 def log_picture(trainer: Trainer, name: str, picture: Path) -> None:
-    """Log a picture at the current update.
+    """Log a PNG file at the current update, in the series ``name``.
 
     Supports the `TensorBoardLogger` and loggers with ``log_image(name, [file], step=...)``, such as
     `WandbLogger`.
-
-    Args:
-        trainer: the trainer.
-        name: name of the series of pictures.
-        picture: a PNG file.
     """
     from matplotlib.image import imread
 

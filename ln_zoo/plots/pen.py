@@ -43,11 +43,9 @@ _SVG_UNITS = 1000
 
 
 def strokes(offsets: Offsets, pen_down: bool = True) -> list[np.ndarray]:
-    """Split a line into strokes: cumulative sums of offsets from (0, 0).
+    """Split a line (T, 3) into strokes: cumulative sums of offsets from (0, 0).
 
-    Args:
-        offsets: (T, 3).
-        pen_down: whether the pen is down at the start; False after a completed stroke.
+    ``pen_down``: whether the pen is down at the start; False after a completed stroke.
 
     Returns:
         Points (P, 2) of each stroke, in the units of the offsets; a single point is a dot. Empty
@@ -93,11 +91,9 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """A layout of handwritten lines.
+    """A layout of handwritten lines, in inches.
 
     Attributes:
-        width: inches.
-        height: inches.
         strokes: strokes in the order of writing.
         words: labels.
         units_per_inch: units of the data per inch.
@@ -114,9 +110,7 @@ class Page:
     def save(self, picture: Path, thickness: float = THICKNESS) -> None:
         """Write an SVG with a path per stroke, or another format of matplotlib.
 
-        Args:
-            picture: the file; its folder is created.
-            thickness: width of the pen, points.
+        ``thickness`` is the width of the pen, points.
         """
         if picture.suffix.lower() != ".svg":
             save_figure(self.figure(thickness), picture)
@@ -125,7 +119,6 @@ class Page:
         picture.write_text(self.svg(thickness), encoding="utf-8")
 
     def figure(self, thickness: float = THICKNESS) -> Figure:
-        """The page as a figure of its size."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(self.width, self.height))
@@ -212,11 +205,8 @@ def sheet(
 ) -> Page:
     """A sheet of labelled lines in one or more columns.
 
-    Args:
-        columns: offsets (T, 3) of the lines, or a mapping from headings to columns, such as
-            ``{"real": ..., "sample": ...}``.
-        labels: labels of the rows, such as their texts.
-        title: title above the columns.
+    ``columns`` are offsets (T, 3) of the lines, or a mapping from headings to columns, such as
+    ``{"real": ..., "sample": ...}``; ``labels`` belong to the rows, such as their texts.
     """
     named = columns if isinstance(columns, Mapping) else {"": columns}
     if not named:
@@ -237,11 +227,7 @@ def primed_sheet(
 ) -> Page:
     """A sheet of lines after the strokes that primed them, in grey (Graves 2013, section 5.5).
 
-    Args:
-        given: offsets (T, 3) of the priming strokes.
-        lines: offsets (T, 3) of each line.
-        labels: labels of the lines, such as their texts.
-        title: title above the lines.
+    Offsets of ``given`` and of each line are (T, 3); labels are such as the texts.
     """
     _check_labels(lines, labels)
     return _lay_out([[inks(line, given, True) for line in lines]], labels=labels, title=title)
@@ -307,8 +293,6 @@ def printable(text: str) -> str:
 
 
 class _Box(NamedTuple):
-    """Extent of a line, inches; its origin is at the left, at the height of short letters."""
-
     origin: np.ndarray
     width: float
     above: float
@@ -384,7 +368,6 @@ def _check_labels(lines: Sequence[object], labels: Sequence[str], where: str = "
 
 
 def _path(x: np.ndarray, y: np.ndarray) -> str:
-    """An SVG path through integer coordinates."""
     # A line of length zero is drawn by its round caps.
     steps = np.diff(np.stack([x, y], -1), axis=0).tolist() or [[0, 0]]
     numbers = "".join(f"{n}" if n < 0 else f" {n}" for n in itertools.chain.from_iterable(steps))

@@ -34,7 +34,7 @@ def plot_window(
 ) -> Figure:
     """Draw the window weights above the line written (Graves 2013, figure 13).
 
-    The x axis of the map is the point index, that of the line its position; they align only as far
+    The x axis is the point index in the map, and the position in the line; they align only as far
     as the pen moves evenly.
 
     Args:
@@ -91,16 +91,9 @@ def position_density(
     See Graves 2013, figure 10. The density is blurred by 0.7 grid steps, since narrow Gaussians
     would fall between grid points; its integral over a wide grid is the number of steps.
 
-    Args:
-        mixture: predictions of the T standardised offsets, (T,).
-        offsets: (T, 3), units of the data.
-        x: (X,) evenly spaced, units of the data, relative to the start of the line.
-        y: (Y,), likewise.
-        mean: mean that standardised the offsets, (2,); see `ln_zoo.models.Handwriting`.
-        std: standard deviation, (2,).
-
-    Returns:
-        (Y, X), per square unit.
+    ``mixture`` predicts the T standardised offsets; ``offsets`` (T, 3), the evenly spaced x (X,)
+    and y (Y,), relative to the start of the line, and the result (Y, X) are in units of the data.
+    ``mean`` and ``std`` (2,) standardised the offsets; see `ln_zoo.models.Handwriting`.
     """
     strokes(offsets)  # validates
     if tuple(mixture.end.shape) != (len(offsets),):
@@ -145,9 +138,7 @@ def plot_density(
 ) -> Figure:
     """Draw `position_density` along a line, and the weights of the components by time step.
 
-    Args:
-        mixture, offsets, mean, std: as `position_density`, T at least 1.
-        title: title of the map.
+    Arguments as `position_density`, T at least 1.
 
     Example:
         For a model, and ``offsets`` (T, 3) and ``text`` of a line::
@@ -197,6 +188,5 @@ def plot_density(
 
 
 def _panels(above: float, below: float) -> tuple[Figure, Any]:
-    """A figure with two axes of these heights, inches."""
     figure = new_figure(_WIDTH, above + below + 0.9)
     return figure, figure.subplots(2, 1, height_ratios=[above, below])

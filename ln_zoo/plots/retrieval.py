@@ -23,19 +23,12 @@ _SIDE, _LETTERS = 1.15, 58
 
 @dataclass(frozen=True)
 class Found:
-    """Answers to one query, nearest first.
+    """Answers to one query, nearest first."""
 
-    Attributes:
-        query: caption, or name of an image.
-        answers: names of images, or captions.
-        right: whether each answer belongs to the query.
-        rank: rank of the best correct answer, from 1; ties do not count as better.
-    """
-
-    query: str
-    answers: Sequence[str]
-    right: Sequence[bool]
-    rank: int
+    query: str  #: caption, or name of an image
+    answers: Sequence[str]  #: names of images, or captions
+    right: Sequence[bool]  #: whether each answer belongs to the query
+    rank: int  #: rank of the best correct answer, from 1; ties do not count as better
 
 
 def plot_retrieval(
@@ -46,12 +39,8 @@ def plot_retrieval(
 ) -> Figure:
     """Draw a row per query: a caption with its images, or an image with its captions.
 
-    Args:
-        images: answers to captions.
-        captions: answers to images.
-        picture: function from an image's name to its pixels, uint8 (B, A, 3), or None to print the
-            name.
-        title: title of the picture.
+    ``images`` are answers to captions, ``captions`` to images. ``picture`` returns an image's
+    pixels, uint8 (B, A, 3), by name, or None to print the name.
     """
     rows = len(images) + len(captions)
     if not rows:
@@ -74,7 +63,6 @@ def plot_retrieval(
 
 
 def _show(axis: Axes, name: str, picture: np.ndarray | None, right: bool | None) -> None:
-    """Draw an image with a frame that shows whether it is correct."""
     axis.set_xticks([])
     axis.set_yticks([])
     if picture is None:

@@ -25,13 +25,7 @@ Geometry = dict[str, dict[str, dict[str, tuple[list[int], list[float]]]]]
 
 
 def parse_name(name: str) -> tuple[str, str, str] | None:
-    """Weight, quantity and statistic of a logged name; None for names of other callbacks.
-
-    Example:
-        >>> parse_name("weights/network.1.weight/effective_lr_q50")
-        ('network.1.weight', 'effective_lr', 'q50')
-        >>> parse_name("weights/decay")
-    """
+    """Weight, quantity and statistic of a logged name; None for names of other callbacks."""
     weight, _, kind = name.removeprefix(PREFIX).rpartition("/")
     quantity, _, statistic = kind.rpartition("_")
     known = quantity in QUANTITIES and statistic in STATISTICS
@@ -55,11 +49,7 @@ def read_geometry(metrics: Path) -> Geometry:
 
 
 def geometry_table(runs: Mapping[str, Geometry]) -> str:
-    """Markdown table of medians over units at the first and last measurement.
-
-    Args:
-        runs: results of `read_geometry` by label.
-    """
+    """Markdown table of medians over units at the first and last measurement, by label."""
     head = ["weight", "", "updates"]
     for what in QUANTITIES.values():
         head += [f"{what}: first", "last", "last / first"]
@@ -95,11 +85,6 @@ def plot_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str
     """Draw the quantities of each weight by update, a row per weight.
 
     Lines are medians over units, bands the middle 80 %.
-
-    Args:
-        runs: results of `read_geometry` by label.
-        picture: file to write.
-        title: title of the picture.
     """
     weights = _weights(runs)
     figure = new_figure(4 * len(QUANTITIES), 2.6 * len(weights), title)
@@ -131,7 +116,6 @@ def _weights(runs: Mapping[str, Geometry]) -> Sequence[str]:
 
 
 def _positive(runs: Mapping[str, Geometry], weight: str, quantity: str) -> bool:
-    """Whether all values drawn are positive, as a logarithmic axis needs."""
     return all(
         value > 0
         for geometry in runs.values()

@@ -10,12 +10,14 @@ number of a run within its label) identifies pairs. The keys of ``data``:
 - ``metric``: column, or a sum such as ``100*a+b``; default: the metric of the rule. The last row
   of a run has its score;
 - ``start``: for curves that were logged late, the value of an untrained network;
-- ``scale``: factor of the column, such as 100 for fractions in points;
-- ``groups``: ``measured`` alone: a column; the rule holds if it holds in each group;
-- ``test``: ``measured`` alone: ``below``, ``above``, ``within`` (``margin`` of 0) or ``at_most``
-  (``margin``), for the paired difference of the metric; or ``each_below`` (``margin``), for each
-  score of the norm;
-- ``log``: ``measured`` alone: whether to take the log of the metric first.
+- ``scale``: factor of the column, such as 100 for fractions in points.
+
+Keys of ``measured`` alone:
+
+- ``groups``: a column; the rule holds if it holds in each group;
+- ``test``: ``below``, ``above``, ``within`` (``margin`` of 0) or ``at_most`` (``margin``), for the
+  paired difference of the metric; or ``each_below`` (``margin``), for each score of the norm;
+- ``log``: whether to take the log of the metric first.
 """
 
 from __future__ import annotations

@@ -38,19 +38,12 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a grid.
+    """One run of a grid."""
 
-    Attributes:
-        norm: item of ``--norms``.
-        settings: values by option of ``--set``.
-        seed: of weights, noise and the order of the data.
-        name: folder of the run, relative to the sweep's.
-    """
-
-    norm: str
-    settings: Mapping[str, str]
-    seed: int
-    name: str
+    norm: str  # item of `--norms`
+    settings: Mapping[str, str]  # values by option of `--set`
+    seed: int  # of weights, noise and the order of the data
+    name: str  # folder of the run, relative to the sweep's
 
     @property
     def label(self) -> str:
@@ -60,28 +53,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """A sweep, as stored in ``sweep.json``.
+    """A sweep, as stored in ``sweep.json``."""
 
-    Attributes:
-        configs: configuration files that all runs share.
-        norms: the norms: files, or classes.
-        seeds: of weights, noise and the order of the data.
-        settings: values by option.
-        options: other arguments of ``ln-zoo fit``, for all runs.
-        test: weights to test: ``"last"``, or ``"best"`` by validation.
-        threads: of each run; 0 for torch's default.
-        data_seed: whether the data module has a seed.
-        digests: SHA-256 of each file.
-    """
-
-    configs: list[str]
-    norms: list[str]
-    seeds: list[int]
-    settings: dict[str, list[str]] = field(default_factory=dict)
+    configs: list[str]  # configuration files that all runs share
+    norms: list[str]  # files or classes
+    seeds: list[int]  # of weights, noise and the order of the data
+    settings: dict[str, list[str]] = field(default_factory=dict)  # values by option
     options: list[str] = field(default_factory=list)
     test: str = "last"
     threads: int = 0
-    data_seed: bool = True
+    data_seed: bool = True  # whether the data module has a seed
     digests: dict[str, str] = field(default_factory=dict)
 
     def runs(self) -> list[Run]:
@@ -204,12 +185,7 @@ def check_option(argument: str) -> None:
 
 
 def folder_name(norm: str, settings: Mapping[str, str]) -> str:
-    """The folder of a label: readable and unique.
-
-    Example:
-        >>> folder_name("configs/norms/layer.yaml", {"model.lr": "2e-4"})
-        'layer-model.lr-2e-4'
-    """
+    """The folder of a label: readable and unique."""
     whole = "-".join([norm_name(norm), *_assignments(settings)])
     # Without "=", which separates label and folder in `ln-zoo compare`.
     name = re.sub(r"[^\w.+-]+", "_", whole.replace("=", "-")).strip("._")

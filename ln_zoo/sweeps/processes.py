@@ -43,19 +43,12 @@ _STOPPING = (*STOPPING, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 @dataclass
 class Progress:
-    """Progress of a sweep.
+    """Progress of a sweep."""
 
-    Attributes:
-        runs: all runs of the grid.
-        states: state by name, of runs that are not running.
-        shares: finished share by name, of running runs.
-        left: remaining seconds; None if unknown.
-    """
-
-    runs: Sequence[Run]
-    states: dict[str, State]
-    shares: dict[str, float]
-    left: float | None = None
+    runs: Sequence[Run]  # all runs of the grid
+    states: dict[str, State]  # by name, of runs that are not running
+    shares: dict[str, float]  # finished share by name, of running runs
+    left: float | None = None  # remaining seconds; None if unknown
 
 
 class Watcher:
@@ -72,7 +65,6 @@ class Watcher:
         print(f"[{done}/{len(progress.runs)} finished] {run.name}: {how}", flush=True)
 
     def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
-        """Called when a run ends."""
         done = sum(s.kind in (FINISHED, FAILED) for s in progress.states.values())
         count = f"[{done}/{len(progress.runs)}]"
         left = f", {duration(progress.left)} left" if progress.left else ""
@@ -88,7 +80,6 @@ class Watcher:
         print(f"running: {running}{left}", flush=True)
 
     def stopping(self, runs: int) -> None:
-        """Called when the sweep is stopped."""
         print(
             f"stopping: {runs} runs write their checkpoints (interrupt again to stop at once)",
             flush=True,
@@ -96,15 +87,10 @@ class Watcher:
 
 
 class Processes:
-    """The processes of a sweep.
+    """The processes of a sweep, ``jobs`` at a time.
 
-    Args:
-        runs: of the grid.
-        out: folder of the sweep.
-        lengths: of the runs, by label.
-        jobs: number of processes.
-        watcher: callbacks.
-        max_time: seconds after which the runs are stopped, as on SIGTERM; default: never.
+    ``lengths`` of the runs are by label. After ``max_time`` seconds the runs are stopped, as on
+    SIGTERM.
     """
 
     def __init__(
@@ -178,7 +164,6 @@ class Processes:
         self.watcher.began(run, self.progress)
 
     def _check(self) -> None:
-        """Collect the runs that have ended."""
         for name, (run, process, began) in list(self._running.items()):
             self.progress.shares[name] = self._share_of(run)
             if process.poll() is None:

@@ -46,29 +46,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Reached:
-    """Updates and seconds of a run to the best value of the baseline with its seed and settings.
-
-    Attributes:
-        run: the run.
-        metric: of the curve.
-        best: best value of the baseline.
-        steps: updates of the run to that value; infinite if it is missed.
-        baseline_steps: updates of the baseline.
-        seconds: wall time of the run's training; NaN if unknown.
-        baseline_seconds: wall time of the baseline's training.
-        own_best: best value of the run.
-        own_steps: updates to its own best value.
-    """
+    """Updates and seconds of a run to the best value of the baseline with its seed and settings."""
 
     run: Run
-    metric: str
-    best: float
-    steps: float
+    metric: str  # of the curve
+    best: float  # best value of the baseline
+    steps: float  # updates of the run to that value; infinite if it is missed
     baseline_steps: float
-    seconds: float
+    seconds: float  # wall time of the run's training; NaN if unknown
     baseline_seconds: float
-    own_best: float
-    own_steps: float
+    own_best: float  # best value of the run
+    own_steps: float  # updates to its own best value
 
     @property
     def share(self) -> float:
@@ -83,34 +71,21 @@ class Reached:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The best settings of a norm by validation.
-
-    Attributes:
-        norm: of the grid.
-        label: of its best runs.
-        score: mean over the seeds.
-        edges: options whose best value is the smallest or largest of the grid.
-        tied: labels of other settings with the same score.
-    """
+    """The best settings of a norm by validation."""
 
     norm: str
-    label: str
-    score: float
-    edges: list[str]
-    tied: list[str]
+    label: str  # of its best runs
+    score: float  # mean over the seeds
+    edges: list[str]  # options whose best value is the smallest or largest of the grid
+    tied: list[str]  # labels of other settings with the same score
 
 
 class Report:
-    """Report on the finished runs of a sweep.
+    """Report on the finished runs of a sweep in the folder ``out``.
 
-    Args:
-        grid: of the sweep.
-        out: folder of the sweep.
-        baseline: norm to compare with; default: ``none`` if the grid has it, else the first.
-        metrics: curves to draw; default: known metrics that all runs logged.
-        x: x axis of the curves, ``"epoch"`` or ``"step"``.
-        select: metric of ``metrics.csv`` to choose settings by; default: the first test metric, in
-            validation.
+    ``baseline`` defaults to ``none`` if it is in the grid, otherwise to the first norm; ``metrics``
+    of the curves to known ones that all runs logged; ``select``, the metric of ``metrics.csv`` that
+    chooses settings, to the first test metric, in validation. x is ``"epoch"`` or ``"step"``.
 
     Raises:
         SweepError: if nothing has finished, or for an unknown baseline or metric.
@@ -149,7 +124,6 @@ class Report:
 
     @property
     def test_metrics(self) -> list[str]:
-        """Names of the test metrics, in the order of the first run."""
         return list(self.members[0].metrics)
 
     @property
@@ -158,11 +132,9 @@ class Report:
         return list(dict.fromkeys([*self.metrics, *([self.select] if self.select else [])]))
 
     def of_label(self, label: str) -> list[Member]:
-        """The finished runs of a label."""
         return [member for member in self.members if member.run.label == label]
 
     def by_seed(self, label: str, metric: str) -> dict[int, float]:
-        """A test metric of a label's runs."""
         return {
             member.run.seed: member.metrics[metric]
             for member in self.of_label(label)
@@ -195,7 +167,6 @@ class Report:
     # Statistics
 
     def spreads(self) -> dict[tuple[str, str], SeedSummary]:
-        """The spread of each test metric, by label and metric."""
         return {
             (label, metric): SeedSummary.of(list(values.values()))
             for label in self.labels()
@@ -435,7 +406,6 @@ class Report:
                 yield Member(run, metrics, curves)
 
     def _score(self, member: Member) -> float:
-        """The selecting metric in the tested epoch, the best or the last."""
         assert self.select is not None
         curve = comparison.read_curves(member.curves, [self.select])[self.select]
         if self.grid.test != "best":
@@ -444,7 +414,6 @@ class Report:
         return min(curve.values(), key=lambda value: sign * value)
 
     def _baseline_of(self, label: str) -> str | None:
-        """The label of the baseline with the same settings, if a run has finished."""
         settings = self.of_label(label)[0].run.settings
         for member in self.members:
             if norm_name(member.run.norm) == self.baseline and member.run.settings == settings:
@@ -497,7 +466,6 @@ def _pace(curves: Path) -> float:
 
 
 def _seconds(curves: Path) -> comparison.Curve:
-    """Seconds of training by update; empty if none were logged."""
     return comparison.read_seconds(curves) if "step_seconds" in _columns(curves) else {}
 
 
@@ -507,7 +475,6 @@ def _with_unit(metric: str) -> str:
 
 
 def _section(title: str, text: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A heading, a paragraph and a Markdown table; empty without rows."""
     if not rows:
         return ""
     return "\n".join([f"## {title}", "", text, "", tables.markdown_table(head, rows)])

@@ -20,9 +20,9 @@ def higher_is_better(metric: str) -> bool:
 
 
 def steps_to(curve: Curve, metric: str, value: float) -> float:
-    """The first update at whose evaluation the metric is at or below the value; infinity: none.
+    """The first update at which a metric reaches a value; infinite if it never does.
 
-    At or above it, where higher is better.
+    Reached is at or below the value, or at or above it if higher is better.
     """
     sign = -1 if higher_is_better(metric) else 1
     return min(
@@ -33,9 +33,8 @@ def steps_to(curve: Curve, metric: str, value: float) -> float:
 def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> str:
     """Markdown table by label: median (least to greatest) of the updates to each value.
 
-    Runs that never reach the value count as later than all others.
-    The last column is the area under the curve: the mean of log10 of the metric over the updates
-    that all runs of all labels share.
+    Runs that miss the value count as later than all others. The last column is the area under the
+    curve: the mean of log10 of the metric over the updates that all runs of all labels share.
     """
     sign = "≥" if higher_is_better(metric) else "≤"
     name, places, rows = plain_name(metric), shared(runs, metric), []
@@ -57,7 +56,7 @@ def write_steps_csv(
 ) -> None:
     """Write the numbers of `steps_table`: a row for each run, metric and value.
 
-    ``steps`` is empty where a run never gets there by its ``last_step``.
+    ``steps`` is empty if a run misses the value until its ``last_step``.
     """
     rows = []
     for (metric, values), runs in zip(asked, by_step, strict=True):
@@ -76,7 +75,7 @@ def write_steps_csv(
 
 
 def _mean_log(curve: Curve, places: Sequence[int]) -> float | None:
-    """Mean of log10 over these places; ``None`` if it is undefined."""
+    """Mean of log10 at these updates; ``None`` if it is undefined."""
     values = [curve[place] for place in places]
     if not values or not all(value > 0 for value in values):
         return None

@@ -24,17 +24,11 @@ FINISHED, FAILED, BEGUN, WAITING = "finished", "failed", "begun", "waiting"
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run.
+    """The state of a run."""
 
-    Attributes:
-        kind: ``"finished"`` (tested), ``"failed"``, ``"begun"`` (can be resumed) or ``"waiting"``.
-        results: test results of a finished run.
-        error: of a failed run.
-    """
-
-    kind: str
-    results: dict[str, Any] | None = None
-    error: str = ""
+    kind: str  # finished (tested), failed, begun (can be resumed) or waiting
+    results: dict[str, Any] | None = None  # of a finished run's test
+    error: str = ""  # of a failed run
 
     @property
     def metrics(self) -> dict[str, float]:

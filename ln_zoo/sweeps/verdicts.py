@@ -28,41 +28,27 @@ Setting = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict of a rule and its evidence.
+    """The verdict of a rule and its evidence."""
 
-    Attributes:
-        verdict: ``"holds"``, ``"holds in part"``, ``"does not hold"`` or ``"undecided"``.
-        number: text with the effect and its 95 % interval.
-        seeds: number of pairs of runs.
-        interval: 95 % interval of the effect, for the last target of a speed; None for a single
-            seed or after a rank test.
-        seeds_needed: seeds to detect the rule's effect with the spread so far; None if unknown.
-    """
-
-    verdict: str
-    number: str
-    seeds: int
+    verdict: str  # "holds", "holds in part", "does not hold" or "undecided"
+    number: str  # text with the effect and its 95 % interval
+    seeds: int  # number of pairs of runs
+    # 95 % interval of the effect, for the last target of a speed; None for a single seed or after a
+    # rank test.
     interval: tuple[float, float] | None = None
+    # Seeds to detect the rule's effect with the spread so far; None if unknown.
     seeds_needed: int | None = None
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Updates to reach one target, for a norm and the baseline.
+    """Updates to reach one target, for a norm and the baseline."""
 
-    Attributes:
-        share: of the baseline's improvement.
-        target: value of the metric.
-        steps: updates by seed; infinite if the run misses the target.
-        baseline_steps: updates of the baseline by seed.
-        rounding: standard deviation of a log ratio due to scoring at intervals.
-    """
-
-    share: float
-    target: float
-    steps: dict[int, float]
+    share: float  # of the baseline's improvement
+    target: float  # value of the metric
+    steps: dict[int, float]  # updates by seed; infinite if the run misses the target
     baseline_steps: dict[int, float]
-    rounding: float
+    rounding: float  # standard deviation of a log ratio due to scoring at intervals
 
     @property
     def logs(self) -> list[float]:
@@ -171,13 +157,9 @@ def judge_rule(
 ) -> Finding:
     """The verdict of any rule but ``measured``.
 
-    Args:
-        rule: of the claim.
-        names: the norm and the baseline.
-        curves: reads the curves of a norm.
-        scores: reads the test scores of a norm.
-        leads: computes `mean_leads` at a value of the rule's setting, on a scale.
-        start: as in `speeds`.
+    ``names`` are the norm and the baseline. ``curves`` and ``scores`` read a norm's curves and test
+    scores; ``leads`` computes `mean_leads` at a value of the rule's setting, on a scale. ``start``
+    as in `speeds`.
     """
     if rule.kind in claims.OF_CURVES:
         own, base = (curves(name) for name in names)
@@ -299,12 +281,8 @@ def judge_growth(
 ) -> Finding:
     """The verdict of the rule ``grows``: whether a lead is larger at one setting than at another.
 
-    Args:
-        less: leads by seed at the setting of the smaller lead.
-        more: leads by seed at the setting of the larger lead.
-        metric: name of the metric.
-        matters: relevant change.
-        odds: the same leads in log-odds; then both scales must agree.
+    ``less`` and ``more`` are the leads by seed at both settings. Given ``odds``, the same leads in
+    log-odds, both scales must agree.
     """
     found = paired(more, less)
     if found is None:
@@ -339,10 +317,5 @@ def _interval(low: float, high: float, sign: str = "", digits: int = 3) -> str:
 
 
 def log_odds(percent: float) -> float:
-    """Log-odds of an accuracy in percent.
-
-    Example:
-        >>> log_odds(50.0)
-        0.0
-    """
+    """Log-odds of an accuracy in percent."""
     return math.log(percent / (100 - percent))

@@ -144,7 +144,7 @@ def grid_of(
     jobs: int = 1,
     old: Grid | None = None,
 ) -> Grid:
-    """The grid of the arguments; threads and tested weights default to those in the folder."""
+    """The grid of the arguments; threads and tested weights default to the folder's."""
     if not config:
         raise SweepError("give --config FILE, or the --out of an existing sweep")
     if not norms:
@@ -174,11 +174,7 @@ def grid_of(
 
 
 def _unchanged(old: Grid, out: str, threads: int | None, test: str | None) -> Grid:
-    """The grid in the folder.
-
-    Raises:
-        SweepError: if the arguments contradict it, or a configuration file has changed.
-    """
+    """The grid in the folder; SweepError if arguments contradict it, or a configuration changed."""
     if threads not in (None, old.threads) or test not in (None, old.test):
         raise SweepError(
             f"{out} has --threads {old.threads} --test {old.test}: choose another --out"
@@ -190,7 +186,7 @@ def _unchanged(old: Grid, out: str, threads: int | None, test: str | None) -> Gr
 
 
 def _checked(grid: Grid, out: Path) -> tuple[Grid, list[str], dict[str, Length]]:
-    """Check a grid and write it; return it with the unfinished runs and the lengths by label."""
+    """Check a grid and write it; returns it, its unfinished runs, and the lengths by label."""
     # Again, now under the lock.
     old = read_grid(out)
     if old is not None:
@@ -235,7 +231,6 @@ def _report(
 
 
 def _summarize(states: dict[str, State], signal: int, again: list[str]) -> int:
-    """Print failed runs and how to resume; return the exit code."""
     command = shlex.join(again)
     if signal:
         done = sum(state.kind == FINISHED for state in states.values())

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
     """Builds the model of every label once.
 
-    Returns:
-        The length of the runs by label, and whether the data module has a seed.
-
-    Raises:
-        SweepError: for the first label whose arguments are wrong, in one line.
+    Returns the length of the runs by label, and whether the data module has a seed. SweepError for
+    the first label whose arguments are wrong, in one line.
     """
     runs = {run.label: run for run in reversed(grid.runs())}
     arguments: dict[str, list[str]] = {}
@@ -72,7 +69,6 @@ def _named(label: str) -> Iterator[None]:
 
 
 def _check_callbacks(settings: Namespace, label: str, test: str) -> None:
-    """Checks the loggers, and the callbacks if the best weights are tested."""
     if not any(_classes(settings.trainer.get("logger"), "CSVLogger")):
         raise SweepError(f"{label}: a sweep reads metrics.csv: keep CSVLogger among the loggers")
     checkpoints = _classes(settings.trainer.get("callbacks"), "ModelCheckpoint")

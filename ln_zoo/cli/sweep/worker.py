@@ -34,10 +34,8 @@ _SIGNALLED = 128
 def work(out: Path, name: str, attached: bool = False) -> int:
     """Trains and tests one run of a sweep; returns the exit code of ``fit``, or of ``test``.
 
-    Args:
-        out: folder of the sweep.
-        name: of the run, such as ``"layer/seed_0"``.
-        attached: whether to stop, as on SIGTERM, when standard input ends: the parent is gone.
+    ``name`` is such as ``"layer/seed_0"``. ``attached``: stop, as on SIGTERM, when standard input
+    ends, because the parent is gone.
 
     Raises:
         SweepError: if there is no such sweep or run, or another process is running it.
@@ -109,7 +107,6 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
 
 
 def _from_checkpoint(path: Path) -> list[str]:
-    """Options to start from a checkpoint, without the weights of the grid."""
     return ["--weights=null", f"--ckpt_path={path}"]
 
 
@@ -127,8 +124,6 @@ def _best(folder: Path) -> Path:
 
 
 class _LastErrorLine:
-    """A stream that keeps the last error written to it."""
-
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.error = ""

@@ -1,7 +1,6 @@
 """Dynamics of the handwriting network: the loss of the last point of test lines.
 
-With the loss of all points, each state would have a gradient of its own, which would hide how far
-gradients reach back.
+The loss of all points would give each state its own gradient, hiding how far gradients reach back.
 """
 
 from __future__ import annotations

@@ -10,29 +10,21 @@ from torch import Tensor, nn
 
 
 class DynamicsTask(NamedTuple):
-    """Input of ``ln-zoo analyze dynamics``.
+    """Input of ``ln-zoo analyze dynamics``."""
 
-    Attributes:
-        batch: examples in float64, as ``loss`` takes them.
-        loss: (model, batch) to a scalar; its gradients with respect to hidden states are measured.
-        description: short description of the examples.
-        first_layer: index of the first measured recurrent layer, from 1.
-    """
-
-    batch: Any
+    batch: Any  # examples in float64, as `loss` takes them
+    # (model, batch) to a scalar; its gradients with respect to hidden states are measured.
     loss: Callable[[Any, Any], Tensor]
-    description: str
-    first_layer: int = 1
+    description: str  # short description of the examples
+    first_layer: int = 1  # index of the first measured recurrent layer, from 1
 
 
 class DynamicsSource(NamedTuple):
     """Factory of the task of a model.
 
-    Attributes:
-        data: ``data(examples)`` returns the name of a class in `ln_zoo.data`, or another import
-            path, and its arguments.
-        task: ``task(data, examples, steps)`` returns the `DynamicsTask`, limited to these examples
-            and time steps; ``data`` is set up, the model in float64.
+    ``data(examples)`` returns the name of a class in `ln_zoo.data`, or another import path, and its
+    arguments. ``task(data, examples, steps)`` returns the `DynamicsTask` for at most these examples
+    and time steps; ``data`` is set up, the model in float64.
     """
 
     data: Callable[[int], tuple[str, dict[str, Any]]]
@@ -50,11 +42,6 @@ def dynamics_source(model: nn.Module) -> DynamicsSource | None:
 
     Methods ``dynamics_data(self, examples)`` and ``dynamics_task(self, data, examples, steps)`` of
     your own class have priority.
-
-    Example:
-        >>> from ln_zoo.models import SequenceClassifier
-        >>> dynamics_source(SequenceClassifier(64, hidden_size=4)).data(16)
-        ('Digits', {'eval_batch_size': 16})
     """
     own: Any = model
     if hasattr(model, "dynamics_data") and hasattr(model, "dynamics_task"):

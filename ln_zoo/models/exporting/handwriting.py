@@ -23,7 +23,6 @@ def _parts(model: Handwriting) -> Mapping[str, Part]:
 
 
 def _outputs(model: Handwriting, copy: Any, form: Form) -> Path:
-    """Outputs y^ of points (T, N, 3) or of one (N, 3), and next states."""
     reads = model.window is not None
     hidden = model.output.in_features
     if model.output_from == "all":
@@ -83,7 +82,6 @@ def _outputs(model: Handwriting, copy: Any, form: Form) -> Path:
 def _window_step(
     layer: Any, point: Tensor, text: Tensor | None, state: WindowState, step: Tensor | None = None
 ) -> tuple[Tensor, Tensor, WindowState]:
-    """Output, window and next state of the layer with a window, in an exported file."""
     found, _ = layer._step(point, text, state, step)
     return found.h, found.window, found
 

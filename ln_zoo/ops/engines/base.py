@@ -1,8 +1,7 @@
 """Interface of recurrent engines: preparation, and chunks of time steps, forward and backward.
 
-`ln_zoo.ops.operator` handles chunks, products over many steps and double backward. Data of one
-direction are rows in packed order (`ln_zoo.ops.time_chunks`); step t updates the first ``sizes[t]``
-rows of the state buffers (N, H), which finally hold each example's last state.
+Data of one direction are rows in packed order (`ln_zoo.ops.time_chunks`); step t updates the first
+``sizes[t]`` rows of the state buffers (N, H), which finally hold each example's last state.
 
 With v = W x and u = R h', centred places use centred weights (`centred`): every group of v and u
 has mean 0, and the variance is the mean square, without cancellation. Gradients of the weights are
@@ -24,8 +23,7 @@ from ln_zoo.ops.time_chunks import TimeChunk, without_means
 class Products:
     """Products over all rows of a chunk in torch; base of `Steps`.
 
-    Args:
-        w_ih: input weights, (G, I), `centred` if the place is.
+    ``w_ih`` are the input weights, (G, I), `centred` if the place is.
     """
 
     #: Minimum rows for full speed of products; more rows only cost memory.
@@ -62,9 +60,7 @@ class Products:
         return without_means(a, sizes, wide, out)
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
-        """Add d (rows, G), transposed, times a (rows, F) to total (G, F); overwrite it if
-        ``first``.
-        """
+        """Add d (rows, G), transposed, times a (rows, F) to total (G, F), or overwrite it."""
         if total.dtype != a.dtype:
             product = torch.mm(d.t(), a)
             _ = total.copy_(product) if first else total.add_(product)
@@ -75,12 +71,10 @@ class Products:
 
 
 class Statistics(NamedTuple):
-    """Statistics over examples of consecutive steps at one place.
+    """Statistics over examples of consecutive steps at one place, (steps, F).
 
-    Attributes:
-        mean: (steps, F). In the backward pass of batch statistics ``None``, except for an LSTM's
-            cell states: u and v are saved centred.
-        var: biased variances, (steps, F).
+    Variances are biased. In the backward pass of batch statistics, ``mean`` is None except for an
+    LSTM's cell states, because u and v are saved centred.
     """
 
     mean: Tensor | None
@@ -102,23 +96,15 @@ class Places(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Sampled masks of one direction of one layer, or of a slice of its rows; ``None`` if unused.
+    """Sampled masks of one direction of one layer, or of a slice of its rows."""
 
-    Attributes:
-        dropout: factor of h in recurrent products, (N, H), float32 or wider.
-        zoneout_h: elements of h that keep their previous value, (rows, H), boolean.
-        zoneout_c: the same for an LSTM's cell state.
-        reset: rows whose previous states are replaced by zeros, (rows,), boolean.
-    """
-
-    dropout: Tensor | None = None
-    zoneout_h: Tensor | None = None
+    dropout: Tensor | None = None  # factor of h in recurrent products, (N, H), float32 or wider
+    zoneout_h: Tensor | None = None  # elements of h that keep their value, (rows, H), boolean
     zoneout_c: Tensor | None = None
-    reset: Tensor | None = None
+    reset: Tensor | None = None  # rows whose previous states become zeros, (rows,), boolean
 
     @property
     def noise(self) -> bool:
-        """Whether there is a mask of zoneout or recurrent dropout."""
         return any(a is not None for a in self[:3])
 
     def part(self, rows: slice) -> Masks:
@@ -132,19 +118,15 @@ NO_MASKS = Masks()
 class Saved(NamedTuple):
     """Tensors that the forward pass saves for the backward pass.
 
-    Attributes:
-        v: products W x, (rows, G), in the dtype of products, centred under batch statistics. If
-            ``spec.merged``, None in the backward pass and the memory of u in the forward pass.
-        u: the same of R h'; if ``spec.merged``, the sum v + u.
-        c: cell states of an LSTM after each step and zoneout, (rows, H), float32 or wider.
-        stats: (rows, S), float32 or wider, with S = ``Engine.stats(spec)``; the layout is the
-            engine's.
+    Products have their own dtype and are centred under batch statistics; the rest is float32 or
+    wider. If ``spec.merged``, u is the sum v + u, and v is None in the backward pass and the memory
+    of u in the forward pass.
     """
 
-    v: Tensor | None
-    u: Tensor
-    c: Tensor | None
-    stats: Tensor
+    v: Tensor | None  # products W x, (rows, G)
+    u: Tensor  # products R h', (rows, G)
+    c: Tensor | None  # cell states of an LSTM after each step and zoneout, (rows, H)
+    stats: Tensor  # (rows, S), S = Engine.stats(spec); the engine chooses the layout
 
     def part(self, rows: slice) -> Saved:
         v, u, c, stats = self
@@ -171,66 +153,42 @@ class Sums(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Consecutive time steps in the forward pass; all tensors but statistics are contiguous.
+    """Consecutive time steps in the forward pass; tensors except statistics are contiguous."""
 
-    Attributes:
-        sizes: rows of each step; at least 2 where a place uses batch statistics.
-        v: products of the inputs with ``w_ih``, (rows, G), without bias, centred under batch
-            statistics. May be overwritten if nothing is saved.
-        h: state, (N, H), float32 or wider; updated in place.
-        c: cell state of an LSTM, (N, H), float32 or wider; updated in place.
-        out: output: h after each step, (rows, H), in the dtype of products.
-        saved: output, except v; ``None`` if no gradient is needed.
-        places: statistics over examples. Given ones are read. For batch statistics, the variance is
-            written and the mean is added to the value present (0, or what v lacks).
-        masks: noise and resets; read only. Before the step of a flagged row, h and c are zeros, so
-            that its row of u is 0.
-    """
-
-    sizes: Sequence[int]
+    sizes: Sequence[int]  # rows of each step; at least 2 where a place uses batch statistics
+    # Products of the inputs with w_ih, (rows, G), without bias, centred under batch statistics. May
+    # be overwritten if nothing is saved.
     v: Tensor
-    h: Tensor
-    c: Tensor | None
-    out: Tensor
-    saved: Saved | None
+    h: Tensor  # state, (N, H), float32 or wider; updated in place
+    c: Tensor | None  # the same of an LSTM's cell state
+    out: Tensor  # output: h after each step, (rows, H), in the dtype of products
+    saved: Saved | None  # output, except v; None if no gradient is needed
+    # Statistics over examples. Given ones are read. For batch statistics, the variance is written,
+    # and the mean is added to the initial value (0, or the mean removed from v).
     places: Places = Places()
+    # Read only. Before the step of a flagged row, h and c are zeros, so its row of u is 0.
     masks: Masks = NO_MASKS
 
 
 class ChunkGrads(NamedTuple):
-    """The same steps in the backward pass.
-
-    Attributes:
-        sizes: rows of each step.
-        dout: gradient of ``out``, (rows, H), read only; ``None`` for 0.
-        dh: gradient of the state after the last step, (N, H), float32 or wider; replaced by that of
-            the state before the first step.
-        dc: the same of an LSTM's cell state.
-        saved: tensors of the forward pass; read only.
-        h_prev: states before each step, (rows, H), in the dtype of products, zeros in reset rows;
-            read only.
-        c_prev: the same of cell states, (rows, H), float32 or wider; read only.
-        du: output: gradient of u, (rows, G), in the dtype of products, from which the caller
-            computes the gradient of w_hh. Under batch statistics, any constant may be added to a
-            feature of a step.
-        dv: output: gradient of v; the same tensor as du if ``spec.merged`` or
-            `Products.one_gradient`.
-        sums: gradients of vectors to accumulate into.
-        places: statistics over examples; read only.
-        masks: noise and resets; read only. The engine sets dh and dc before the step of a flagged
-            row to 0.
-    """
+    """The same steps in the backward pass; inputs are read only."""
 
     sizes: Sequence[int]
-    dout: Tensor | None
+    dout: Tensor | None  # gradient of `out`, (rows, H); None for 0
+    # Gradient of the state after the last step, (N, H), float32 or wider; replaced by that of the
+    # state before the first step. Set to 0 before the step of a flagged row, as is dc.
     dh: Tensor
-    dc: Tensor | None
+    dc: Tensor | None  # the same of an LSTM's cell state
     saved: Saved
+    # States before each step, (rows, H), in the dtype of products, zeros in reset rows.
     h_prev: Tensor
-    c_prev: Tensor | None
+    c_prev: Tensor | None  # the same of cell states, float32 or wider
+    # Output: gradient of u, (rows, G), in the dtype of products. Under batch statistics, any
+    # constant may be added to a feature of a step.
     du: Tensor
+    # Output: gradient of v; the same tensor as du if `spec.merged` or `Products.one_gradient`.
     dv: Tensor
-    sums: Sums
+    sums: Sums  # gradients of vectors to accumulate into
     places: Places = Places()
     masks: Masks = NO_MASKS
 
@@ -291,8 +249,7 @@ class Engine(Protocol):
     ) -> str | None:
         """Why it does not support this call, or None.
 
-        x (T, N, I) or (total, I) and w_hh (G, H) are given before the cast to ``dtype``, that of
-        matrix products.
+        x (T, N, I) or (total, I) and w_hh (G, H) are not yet cast to ``dtype``, that of products.
         """
 
     def stats(self, spec: Spec) -> int:
@@ -301,8 +258,7 @@ class Engine(Protocol):
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
         """Allocate uninitialised memory on the device of ``like``.
 
-        ``scratch`` names memory that is needed during one call only; names are unique within a
-        call.
+        ``scratch`` names memory used during one call only; names are unique within a call.
         """
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
@@ -313,7 +269,7 @@ def centred(weight: Tensor, rows: Rows | Examples, out: Tensor | None = None) ->
     """Subtract the mean of the weight's rows over each group of statistics, if rows are centred.
 
     The function is its own adjoint, so gradients of the weight (G, I or H) pass through it as well.
-    The result is in ``out``, by default new memory, or the weight itself if unchanged.
+    Without ``out``, an unchanged weight is returned itself.
 
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(1, 1))

@@ -26,7 +26,7 @@ DEVICE T next_cell(T i, T f, T g, T before) {
   return f * before + i * g;
 }
 
-// From the gradient d of h = o tau to the gradients of o's pre-activation and tanh's argument.
+// Gradients of o's pre-activation and tanh's argument, from the gradient d of h = o tau.
 template <class T>
 struct OutputGrads {
   T gate, cell;
@@ -37,7 +37,7 @@ DEVICE OutputGrads<T> lstm_output_back(T d, T o, T tau) {
   return {d * tau * o * (1.0f - o), d * o * (1.0f - tau * tau)};
 }
 
-// From the gradient d of the new cell state to gradients of the pre-activations of i, f and g.
+// Gradients of the pre-activations of i, f and g, from the gradient d of the new cell state.
 template <class T>
 struct CellGrads {
   T i, f, g;
@@ -67,7 +67,7 @@ DEVICE T gru_state(const GRUGates<T>& p, T before) {
   return p.n + p.z * (before - p.n);
 }
 
-// From the gradient d of the new state to gradients of the pre-activations of r, z, n, and of w.
+// Gradients of the pre-activations of r, z, n, and of w, from the gradient d of the new state.
 template <class T>
 struct GRUGrads {
   T r, z, n, w;
@@ -92,7 +92,7 @@ DEVICE T light_gru_state(T a, T z, T before) {
   return n + sigmoid(z) * (before - n);
 }
 
-// From the gradient d of the new state and z to gradients of the pre-activations of a and z.
+// Gradients of the pre-activations of a and z, from z and the gradient d of the new state.
 template <class T>
 struct LightGRUGrads {
   T a, z;

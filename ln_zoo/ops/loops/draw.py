@@ -12,8 +12,7 @@ With an image x (B, A), a canvas C of logits and noise e_t, at each of T glimpse
 
 The filters follow from (g_X, g_Y, log sigma^2, log delta, log gamma); see
 `ln_zoo.ops.loops.glimpse`. A cell state may be normalised on its way to h; pre-activations are not.
-Under autocast the products of the LSTMs and of the posterior run in bfloat16, everything else in
-float32.
+Under autocast, products of the LSTMs and of the posterior run in bfloat16, the rest in float32.
 """
 
 from __future__ import annotations
@@ -71,58 +70,36 @@ class Affine(NamedTuple):
 
 
 class DrawLSTM(NamedTuple):
-    """One of the two LSTMs.
+    """Encoder or decoder.
 
-    Attributes:
-        weights: effective weights; ``ih`` is (4H, 2R^2 + H) in the encoder, with r before h_dec,
-            and (4H, Z) in the decoder.
-        records: norm records by role.
-        h: initial state of all examples, (H,).
-        c: initial cell state, (H,).
+    ``weights.ih`` is (4H, 2R^2 + H) in the encoder, with r before h_dec; (4H, Z) in the decoder.
     """
 
     weights: Weights
-    records: Records
-    h: Tensor
-    c: Tensor
+    records: Records  # by role
+    h: Tensor  # initial state of all examples, (H,)
+    c: Tensor  # initial cell state, (H,)
 
 
 class DrawWeights(NamedTuple):
-    """Parameters of DRAW.
-
-    Attributes:
-        encoder: the LSTM that reads.
-        decoder: the LSTM that writes.
-        posterior: maps h_enc to Z means, then Z log standard deviations.
-        read: maps h_dec to the five numbers that place the read filters.
-        write: the same for the write filters.
-        patch: maps h_dec to W * W pixels, row by row.
-        canvas: initial logits of all examples, (B, A).
-    """
+    """Parameters of DRAW."""
 
     encoder: DrawLSTM
     decoder: DrawLSTM
-    posterior: Affine
-    read: Affine
-    write: Affine
-    patch: Affine
-    canvas: Tensor
+    posterior: Affine  # h_enc to Z means, then Z log standard deviations
+    read: Affine  # h_dec to the five numbers that place the read filters
+    write: Affine  # the same for the write filters
+    patch: Affine  # h_dec to W * W pixels, row by row
+    canvas: Tensor  # initial logits of all examples, (B, A)
 
 
 class Drawn(NamedTuple):
-    """Results of `draw_forward`, in the dtype of the weights.
+    """Results of `draw_forward`, in the dtype of the weights."""
 
-    Attributes:
-        logits: the last canvas, (N, B, A).
-        means: mu, (T, N, Z).
-        log_stds: log s, clamped, (T, N, Z).
-        clamped: how many log s, log sigma^2 and log delta were clamped, (3,), integers.
-    """
-
-    logits: Tensor
-    means: Tensor
-    log_stds: Tensor
-    clamped: Tensor
+    logits: Tensor  # the last canvas, (N, B, A)
+    means: Tensor  # mu, (T, N, Z)
+    log_stds: Tensor  # log s, clamped, (T, N, Z)
+    clamped: Tensor  # how many log s, log sigma^2 and log delta were clamped, (3,), integers
 
 
 # Selection
@@ -202,11 +179,8 @@ def draw_forward(
 ) -> Drawn:
     """Run all glimpses of images (N, B, A) from 0 to 1, with noise (T, N, Z), T at least 1.
 
-    ``kernel`` is from `select_draw_kernel`. No double backward, no batched gradients.
-
-    Raises:
-        ValueError: for mismatched sizes.
-        RuntimeError: for mismatched devices or dtypes.
+    ``kernel`` is from `select_draw_kernel`. No double backward, no batched gradients. ValueError
+    for mismatched sizes, RuntimeError for mismatched devices or dtypes.
     """
     _check(settings, images, noise, weights)
     plan = DrawPlan(
@@ -337,99 +311,64 @@ class DrawPlan:
 
 
 class Kept(NamedTuple):
-    """Buffers of a run, saved for all glimpses if gradients are needed.
+    """Buffers of a run, saved for all glimpses if gradients are needed; pairs: encoder, decoder.
 
     Tensors with slots have one per glimpse, (T + 1, ...), slot 0 for the initial state, or two that
-    alternate. Pairs are (encoder, decoder).
-
-    Attributes:
-        inputs: [r; h_dec; h_enc] and [z; h_dec], (slots, N, I + H), in the dtype of products.
-        states: h_dec, (slots, N, H); a view of the inputs unless products are narrow.
-        heads: W_r, W_w and the patch applied to h_dec, (slots, N, 10 + W^2).
-        gates: i, f, g, o, (slots, N, 4H).
-        cells: cell states, (slots, N, H).
-        stats: mean and reciprocal deviation of normalised cell states, (slots, N, 2).
-        canvases: C, (slots, N, B, A); the last one is the logits.
+    alternate.
     """
 
-    inputs: tuple[Tensor, Tensor]
-    states: Tensor
-    heads: Tensor
-    gates: tuple[Tensor, Tensor]
-    cells: tuple[Tensor, Tensor]
-    stats: tuple[Tensor, Tensor]
-    canvases: Tensor
+    inputs: tuple[Tensor, Tensor]  # [r; h_dec; h_enc], [z; h_dec], (slots, N, I + H), narrow
+    states: Tensor  # h_dec, (slots, N, H); a view of the inputs unless products are narrow
+    heads: Tensor  # W_r, W_w and the patch applied to h_dec, (slots, N, 10 + W^2)
+    gates: tuple[Tensor, Tensor]  # i, f, g, o, (slots, N, 4H)
+    cells: tuple[Tensor, Tensor]  # (slots, N, H)
+    stats: tuple[Tensor, Tensor]  # mean and reciprocal deviation of cell states, (slots, N, 2)
+    canvases: Tensor  # C, (slots, N, B, A); the last one is the logits
 
     def flat(self) -> list[Tensor]:
         return [a for field in self for a in (field if isinstance(field, tuple) else (field,))]
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> Kept:
-        """The inverse of `flat`."""
         a = tensors
         return Kept((a[0], a[1]), a[2], a[3], (a[4], a[5]), (a[6], a[7]), (a[8], a[9]), a[10])
 
 
 class Made(NamedTuple):
-    """Results of a run, and its scratch memory.
+    """Results of a run, and its scratch memory."""
 
-    Attributes:
-        logits: (N, B, A).
-        means: (T, N, Z).
-        log_stds: (T, N, Z).
-        sums: narrow products of an LSTM, (N, 4H); ``None`` if they are in the gates.
-        posterior: products of h_enc, (N, 2Z), in the dtype of products.
-    """
-
-    logits: Tensor
-    means: Tensor
-    log_stds: Tensor
-    sums: Tensor | None = None
-    posterior: Tensor | None = None
+    logits: Tensor  # (N, B, A)
+    means: Tensor  # (T, N, Z)
+    log_stds: Tensor  # (T, N, Z)
+    sums: Tensor | None = None  # narrow products of an LSTM, (N, 4H), if not in the gates
+    posterior: Tensor | None = None  # products of h_enc, (N, 2Z), in the dtype of products
 
 
 class Back(NamedTuple):
-    """Buffers of the backward pass. Pairs are (encoder, decoder).
+    """Buffers of gradients in the backward pass; pairs: encoder, decoder.
 
-    Attributes:
-        means: gradient of the means, (T, N, Z), or ``None`` for 0.
-        log_stds: the same for the log standard deviations.
-        canvas: gradient of the canvas after a glimpse, replaced by that before it, (N, B, A).
-        heads: gradients of the heads, (T + 1, N, 10 + W^2), initially 0.
-        states: gradient of h_dec through ``heads``, (N, H).
-        cells: gradients of cell states, (N, H).
-        inputs: gradients of inputs, (N, I + H), in the dtype of products, initially 0.
-        encoded: gradient of h_enc through ``posterior``, (N, H), in the dtype of products.
-        gates: gradients of pre-activations, (chunk, N, 4H), in the dtype of products; glimpse t has
-            row t % chunk.
-        posterior: the same of the posterior, (chunk, N, 2Z).
+    ``inputs``, ``encoded``, ``gates`` and ``posterior`` have the dtype of products. Row t % chunk
+    of the last two is glimpse t.
     """
 
-    means: Tensor | None
-    log_stds: Tensor | None
-    canvas: Tensor
-    heads: Tensor
-    states: Tensor
-    cells: tuple[Tensor, Tensor]
-    inputs: tuple[Tensor, Tensor]
-    encoded: Tensor
-    gates: tuple[Tensor, Tensor]
-    posterior: Tensor
+    means: Tensor | None  # (T, N, Z); None: 0
+    log_stds: Tensor | None  # (T, N, Z); None: 0
+    canvas: Tensor  # of the canvas after a glimpse, replaced by that before it, (N, B, A)
+    heads: Tensor  # (T + 1, N, 10 + W^2), initially 0
+    states: Tensor  # of h_dec through `heads`, (N, H)
+    cells: tuple[Tensor, Tensor]  # (N, H)
+    inputs: tuple[Tensor, Tensor]  # (N, I + H), initially 0
+    encoded: Tensor  # of h_enc through `posterior`, (N, H)
+    gates: tuple[Tensor, Tensor]  # of pre-activations, (chunk, N, 4H)
+    posterior: Tensor  # (chunk, N, 2Z)
 
 
 class DrawSteps:
     """The computation between the products of a glimpse t.
 
-    The backward pass calls the methods in reverse order, each followed by the products of what it
-    wrote to `Back`.
-
-    Args:
-        plan: what is computed.
-        operands: the tensors of the call.
-        weights: of encoder, decoder and posterior, in the dtype of products.
-        kept: saved buffers.
-        made: results.
-        back: buffers of the backward pass.
+    The backward pass calls the methods in reverse order, each followed by the products of the
+    tensors written to `Back`. ``weights`` belong to encoder, decoder and posterior, in the dtype of
+    products.
     """
 
     def __init__(
@@ -450,7 +389,6 @@ class DrawSteps:
 
     @staticmethod
     def product_dtype(images: Tensor) -> torch.dtype:
-        """Dtype of products."""
         return product_dtype(images)
 
     @staticmethod
@@ -500,10 +438,9 @@ class DrawSteps:
         raise NotImplementedError
 
     def totals(self) -> Sequence[Tensor]:
-        """Gradients of vectors after the backward pass, summed over glimpses and examples.
+        """Gradients of vectors, summed over glimpses and examples.
 
-        Returns:
-            Encoder: bias (4H,), gain and shift (H,); the same of the decoder; posterior bias (2Z,).
+        Encoder: bias (4H,), gain and shift (H,); the same of the decoder; posterior bias (2Z,).
         """
         raise NotImplementedError
 
@@ -770,7 +707,7 @@ def divergence(means: Tensor, log_stds: Tensor) -> Tensor:
     """KL(N(mu, s^2) || N(0, 1)) = sum_z (mu^2 + s^2 - 2 log s - 1) / 2, in nats.
 
     Gregor et al. 2015, eq. 11, with the -1 for each latent. Means mu and log s are (..., Z), the
-    result is (...). Written for few passes: the tensors are as large as a layer's states.
+    result is (...). A custom function saves passes over large tensors.
     """
     found: Tensor = _Divergence.apply(means, log_stds)
     return found

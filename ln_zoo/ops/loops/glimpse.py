@@ -16,16 +16,12 @@ FilterNorm = Literal["softmax", "eps"]
 def attention(parameters: Tensor, grid: int, height: int, width: int, log_clamp: float) -> Tensor:
     r"""Position of a grid of N filters per axis (Gregor et al. 2015, eq. 21-24).
 
-    Args:
-        parameters: g~_X, g~_Y, log sigma^2, log delta~ and log gamma, (\*, 5).
-        grid: N.
-        height: B, in pixels.
-        width: A, in pixels.
-        log_clamp: log sigma^2 and log delta~ are clamped to +-log_clamp.
+    ``parameters``, (\*, 5), are g~_X, g~_Y, log sigma^2, log delta~ and log gamma; log sigma^2 and
+    log delta~ are clamped to +-``log_clamp``. Images have B x A pixels (``height``, ``width``).
 
     Returns:
-        (\*, 5): x and y of the centre, stride and sigma, in pixels, and the intensity gamma. The
-        stride of a single filter has no effect.
+        (\*, 5): x and y of the centre, stride (unused if N = 1) and sigma, in pixels, and the
+        intensity gamma.
     """
     x, y, log_variance, log_stride, log_intensity = parameters.unbind(-1)
     whole = (max(height, width) - 1) / max(grid - 1, 1)
@@ -51,10 +47,10 @@ def filterbank(
 ) -> tuple[Tensor, Tensor]:
     r"""Filters F_Y, (\*, N, B), and F_X, (\*, N, A), of a grid (eq. 19, 20, 25, 26).
 
-    Arguments and ``places`` as for and from `attention`. ``norm="softmax"`` (the paper's): weights
-    of a filter sum to 1; far outside the image, all weight is on the nearest edge. ``"eps"``, as in
-    released code: weights are divided by their sum plus ``eps``, so a filter outside the image
-    vanishes.
+    ``places`` are from `attention`, with the same arguments. ``norm="softmax"`` (the paper's):
+    weights of a filter sum to 1; far outside the image, all weight is on the nearest edge.
+    ``"eps"``, as in released code: weights are divided by their sum plus ``eps``, so a filter
+    outside the image vanishes.
     """
     x, y, stride, sigma, _ = places.unbind(-1)
     steps = torch.arange(grid, dtype=places.dtype, device=places.device) - (grid - 1) / 2

@@ -1,11 +1,10 @@
 """The generic loop as CUDA graphs, for cells and norms without a kernel.
 
-When a call of the same form repeats, it is captured in chunks of steps, forward and backward, with
-inputs, states and weights copied to fixed addresses. Not captured, with the reason logged once:
-packed sequences; running or batch statistics; cells and norms that use the time step, sample random
-numbers, modify tensors in place or synchronise; hooks and transforms. A graph repeats the Python
-decisions made at capture, so user-defined cells and norms, which may read global state, are
-captured only with ``LN_ZOO_CUDA_GRAPHS=all``; ``0`` disables capture.
+When a call of the same form repeats, it is captured in chunks of steps. Not captured, with the
+reason logged once: packed sequences; running or batch statistics; cells and norms that use the time
+step, sample random numbers, modify tensors in place or synchronise; hooks and transforms. Graphs
+repeat the Python decisions made at capture, so user-defined cells and norms, which may read global
+state, are captured only with ``LN_ZOO_CUDA_GRAPHS=all``; ``0`` disables capture.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def recorded_scan(
     per_timestep: bool = False,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, States]:
-    """`ln_zoo.ops.recurrence.scan` as CUDA graphs if possible, else eagerly.
+    """`ln_zoo.ops.recurrence.scan` as CUDA graphs if possible, otherwise eagerly.
 
     Under autocast, gradients of weights are accumulated in the dtype of the weights.
     """
@@ -209,10 +208,7 @@ class _StepNumber:
 
 
 class _Loop:
-    """A call as a function of sequences, states and constants, all of them tensors.
-
-    ``states`` is the number of states, ``resets`` whether there are resets.
-    """
+    """A call as a function of tensors only: sequences, states and constants."""
 
     def __init__(
         self, cell: Cell, sites: Sites, weights: Weights, states: int, resets: bool
@@ -224,7 +220,6 @@ class _Loop:
         self.zoneout = [d if isinstance(d, float) else None for d in weights.noise.zoneout]
 
     def sequences(self, terms: Tensor, weights: Weights, reset: Tensor | None) -> list[Tensor]:
-        """Per-step inputs, (T, N, \\*)."""
         drawn = [d for d in weights.noise.zoneout if isinstance(d, Tensor)]
         flags = [] if reset is None else [reset.view(terms.shape[:2]).unsqueeze(-1)]
         return [terms, *drawn, *flags]
@@ -361,8 +356,6 @@ class _Fixed:
 
 
 class _Chunk:
-    """Consecutive steps at fixed addresses, forward and backward."""
-
     def __init__(self, fixed: _Fixed, steps: int) -> None:
         self.fixed, self.steps = fixed, steps
         form = fixed.form
@@ -461,7 +454,6 @@ def _cache(device: torch.device) -> graphs.Cache:
 def _entry(
     loop: _Loop, sequences: Sequence[Tensor], states: States, constants: Sequence[Tensor]
 ) -> tuple[graphs.Cache, graphs.Entry] | None:
-    """The captured chunks for a call, or None to run eagerly."""
     form = _form(sequences, states, constants)
     key = (loop.key(), form)
     try:
@@ -490,7 +482,6 @@ def _entry(
 def _record(
     cache: graphs.Cache, entry: graphs.Entry, steps: int, tensors: tuple[Sequence[Tensor], ...]
 ) -> None:
-    """Capture the chunks for a number of steps, unless cached."""
     fixed: _Fixed = entry.tensors
     save = fixed.form.save
     if not fixed.lengths:
@@ -515,7 +506,6 @@ def _record(
 
 
 def _pieces(steps: int, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split steps into captured lengths: (first step, length)."""
     first = 0
     for length in lengths:
         while steps - first >= length:
@@ -530,8 +520,6 @@ def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 
 class _Recorded(torch.autograd.Function):
-    """The captured loop as a function of sequences, states and constants."""
-
     @staticmethod
     def forward(
         ctx: Any, loop: _Loop, cache: graphs.Cache, entry: graphs.Entry, *tensors: Tensor
@@ -598,7 +586,7 @@ class _Recorded(torch.autograd.Function):
                 _copy(befores[i * len(states) : (i + 1) * len(states)], fixed.states)
                 _copy([kept[i]], [chunk.saved])
                 # The output of a chunk's last step has its own gradient added by the next chunk,
-                # before all others, as autograd does it in one loop.
+                # before all others, as in one loop.
                 chunk.d_out.zero_()
                 fixed.d_before.zero_()
                 if d_out is not None:

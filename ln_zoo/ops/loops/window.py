@@ -7,9 +7,6 @@ window. With K Gaussians and a text of vectors c_1 ... c_U::
     alpha_t = exp alpha^,  beta_t = exp beta^,  kappa_t = kappa_{t-1} + exp kappa^   (49-51)
     phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)                       (eq. 46)
     w_t = sum_u phi(t, u) c_u                                                    (eq. 47)
-
-The sequential part runs in C++ or as Triton kernels with explicit gradients; other products run
-over all steps of a chunk.
 """
 
 from __future__ import annotations
@@ -41,49 +38,30 @@ _LEAST_STEPS = 16
 
 
 class WindowOperands(NamedTuple):
-    """Tensors of the window, in the dtype of the layer.
+    """Tensors of the window, in the dtype of the layer."""
 
-    Attributes:
-        weight: W, (3K, H), in the order alpha, beta, kappa.
-        bias: b, (3K,).
-        text: the vectors c, (N, U, E), zero-padded.
-        window: w_0, (N, E).
-        kappa: kappa_0, (N, K).
-    """
-
-    weight: Tensor
-    bias: Tensor
-    text: Tensor
-    window: Tensor
-    kappa: Tensor
+    weight: Tensor  # W, (3K, H), in the order alpha, beta, kappa
+    bias: Tensor  # b, (3K,)
+    text: Tensor  # the vectors c, (N, U, E), zero-padded
+    window: Tensor  # w_0, (N, E)
+    kappa: Tensor  # kappa_0, (N, K)
 
 
 class Windowed(NamedTuple):
-    """Results of `windowed_lstm`.
+    """Results of `windowed_lstm`."""
 
-    Attributes:
-        output: states h, (T, N, H).
-        windows: w, (T, N, E).
-        h: final state, (N, H).
-        c: final cell state, (N, H).
-        kappa: final positions, (N, K).
-        terms: alpha, beta, exp kappa^ and kappa of each step, (T, N, 4, K); without gradients.
-    """
-
-    output: Tensor
-    windows: Tensor
-    h: Tensor
-    c: Tensor
-    kappa: Tensor
-    terms: Tensor
+    output: Tensor  # states h, (T, N, H)
+    windows: Tensor  # w, (T, N, E)
+    h: Tensor  # (N, H)
+    c: Tensor  # (N, H)
+    kappa: Tensor  # final positions, (N, K)
+    terms: Tensor  # alpha, beta, exp kappa^ and kappa, (T, N, 4, K); without gradients
 
 
 def window_weights(terms: Tensor, characters: int) -> Tensor:
-    r"""phi, the weight of each character in each window (eq. 46), (\*, U).
+    r"""phi, the weight of each character in each window (eq. 46) at u = 1 ... U, (\*, U).
 
-    Args:
-        terms: alpha, beta, an unused row and kappa, (\*, 4, K).
-        characters: U; phi is computed at u = 1 ... U.
+    ``terms``, (\*, 4, K), are those of `Windowed`; U is ``characters``.
     """
     alpha, beta, _, kappa = (part.unsqueeze(-1) for part in terms.unbind(-2))
     places = torch.arange(1, characters + 1, dtype=terms.dtype, device=terms.device)
@@ -111,37 +89,22 @@ class WindowSteps(Protocol):
 
 
 class WindowChunk(NamedTuple):
-    """Tensors of the window besides the layer's `Chunk`; all contiguous.
+    """Tensors of the window besides the layer's `Chunk`; all contiguous."""
 
-    Attributes:
-        window: w before the steps, (N, E); updated in place.
-        kappa: positions, (N, K); updated in place.
-        shown: output: windows, (rows, E).
-        terms: output: see `Windowed`, (rows, 4K).
-    """
-
-    window: Tensor
-    kappa: Tensor
-    shown: Tensor
-    terms: Tensor
+    window: Tensor  # w before the steps, (N, E); updated in place
+    kappa: Tensor  # positions, (N, K); updated in place
+    shown: Tensor  # output: windows, (rows, E)
+    terms: Tensor  # output: see `Windowed`, (rows, 4K)
 
 
 class WindowGrads(NamedTuple):
-    """The same in the backward pass.
+    """The same in the backward pass."""
 
-    Attributes:
-        dshown: gradient of ``shown``; ``None`` for 0.
-        dwindow: gradient of the last window, replaced by that before the steps, (N, E).
-        dkappa: the same of the positions, (N, K).
-        terms: saved by the forward pass.
-        parameters: output: gradients of alpha^, beta^ and kappa^, (rows, 3K).
-    """
-
-    dshown: Tensor | None
-    dwindow: Tensor
-    dkappa: Tensor
-    terms: Tensor
-    parameters: Tensor
+    dshown: Tensor | None  # gradient of `shown`; None for 0
+    dwindow: Tensor  # of the last window, replaced by that before the steps, (N, E)
+    dkappa: Tensor  # the same of the positions, (N, K)
+    terms: Tensor  # saved by the forward pass
+    parameters: Tensor  # output: gradients of alpha^, beta^ and kappa^, (rows, 3K)
 
 
 class WindowKernel:
@@ -187,12 +150,8 @@ def select_window_kernel(
 ) -> WindowKernel | None:
     """Select the kernel for `windowed_lstm`, as `select_kernel` does; None if none supports it.
 
-    Args:
-        records: norm records by role.
-        x: inputs, (T, N, I).
-        weights: effective weights; ``ih`` is (4H, I + E).
-        windows: the window's tensors.
-        unsupported: why `windowed_lstm` cannot compute the layer.
+    x is (T, N, I), ``weights.ih`` is (4H, I + E). ``unsupported`` is why `windowed_lstm` cannot
+    compute the layer.
     """
     what, otherwise = "an LSTM with a window", "functions of torch"
     if unsupported is not None:
@@ -212,11 +171,8 @@ def windowed_lstm(
 ) -> Windowed:
     """Run the layer over a sequence; no double backward, no batched gradients.
 
-    Arguments as for `select_window_kernel`, which returned ``kernel``; ``states`` are h_0 and c_0,
-    each (N, H).
-
-    Raises:
-        RuntimeError: for mismatched sizes, dtypes or devices.
+    ``kernel`` is from `select_window_kernel`; ``states`` are h_0 and c_0, each (N, H). RuntimeError
+    for mismatched sizes, dtypes or devices.
     """
     cell, hidden = CELLS["LSTM"], weights.hh.shape[1]
     sizes = x.shape[2] + windows.window.shape[1], hidden, hidden

@@ -1,9 +1,8 @@
 """Normalisation at the places of a cell in torch functions, forward and backward.
 
-With x a normalised row (or, over examples, a normalised column of one step) of m elements and r its
-reciprocal deviation, the gradient d of x becomes ``r (d - mean(d) - x sum(d x) / (m -
-correction))``. Means are not subtracted from products: weights, or the states they multiply, are
-centred.
+With x a normalised row (over examples: column) of m elements and r its reciprocal deviation, the
+gradient d of x becomes ``r (d - mean(d) - x sum(d x) / (m - correction))``. Means are not
+subtracted from products: weights, or the states they multiply, are centred.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ def affine(
 
 
 class Groups:
-    """Normalise rows (n, F) group by group.
+    """Normalise rows (n, F) group by group; ``centred``: their means are already 0.
 
-    ``centred``: means that are to be subtracted are already 0; ``like``: a tensor of the rows'
-    device and dtype.
+    ``like`` is a tensor of the rows' device and dtype.
     """
 
     def __init__(self, rows: Rows, centred: bool, hidden: int, like: Tensor) -> None:
@@ -51,7 +49,7 @@ class Groups:
     def normalize(self, a: Tensor, r: Tensor, out: Tensor) -> None:
         """Write normalised rows to out and reciprocal deviations to r, (n, groups).
 
-        If a is not centred, it is overwritten; out may be a.
+        Overwrites a unless it is centred; out may be a.
         """
         if self.center:
             for columns in self.columns:
@@ -70,9 +68,7 @@ class Groups:
             torch.mul(a[:, columns], r[:, k : k + 1], out=out[:, columns])
 
     def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
-        """Replace the gradient d (n, F) of normalised rows by that of the input; ``products`` is
-        scratch.
-        """
+        """Replace the gradient d (n, F) of normalised rows by their input's."""
         torch.mul(d, rows, out=products)
         if len(self.columns) == 1:
             d.addcmul_(rows, products.sum(1, keepdim=True), value=-1 / self.features[0]).mul_(r)
@@ -84,10 +80,10 @@ class Groups:
 
 
 class RowPlace:
-    """A place whose rows are normalised, or the identity; normalised rows are saved.
+    """A place that normalises rows, or the identity; normalised rows are saved.
 
-    ``gain`` (G,) has the signs of the cell; ``back`` (G,) is the factor of the gradients of
-    normalised rows. ``centred``: means that are to be subtracted are already 0.
+    ``gain`` (G,) includes the signs of the cell; ``back`` (G,) is the factor of the gradients of
+    normalised rows. ``centred``: means to subtract are already 0.
     """
 
     batch = False
@@ -104,16 +100,15 @@ class RowPlace:
     def begin(
         self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
     ) -> None:
-        """Set the steps to come."""
+        """Prepare for consecutive steps."""
 
     # Forward
 
     def operand(self, t: int, state: Tensor, operand: Tensor) -> Tensor:
-        """Left operand of the recurrent product at step t."""
         return operand
 
     def normalize(self, t: int, rows: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        """Write the rows of step t to out; returns the remaining factor, (G,)."""
+        """Write the normalised rows of step t to out; returns the remaining factor, (G,)."""
         if self.factors:
             self._groups.normalize(rows, r, out)
         elif out is not rows:
@@ -127,17 +122,17 @@ class RowPlace:
         return self.gain
 
     def finish(self, weight: Tensor) -> None:
-        """Called after the last step; weight is (H, G)."""
+        """After the last step, with the weight (H, G)."""
 
     # Backward
 
     def restored(self, kept: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """Normalised rows from saved ones, or scratch memory of that name."""
+        """Normalised rows from saved ones, or in scratch memory of that name."""
         wide = kept.dtype == self.gain.dtype
         return kept if wide else scratch(name, *kept.shape).copy_(kept)
 
     def backs(self, steps: int) -> Sequence[Tensor]:
-        """Factor of the gradients of normalised rows for each step, before `adjoint`."""
+        """Factors of the gradients of normalised rows, per step."""
         return [self._back] * steps
 
     def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
@@ -152,8 +147,7 @@ class RowPlace:
 
 
 class ExamplePlace:
-    """A place that normalises over examples, with the methods of `RowPlace`; rows are saved
-    centred.
+    """A place that normalises over examples; see `RowPlace`. Rows are saved centred.
 
     Squares are summed explicitly: torch's variance functions are slow over rows. ``narrow`` is the
     dtype of products.
@@ -172,7 +166,7 @@ class ExamplePlace:
     def begin(
         self, statistics: Statistics | None, pieces: Sequence[EqualSteps], forward: bool
     ) -> None:
-        """Set the steps to come, and where their statistics are read or written."""
+        """Prepare for consecutive steps, whose statistics are read or written."""
         assert statistics is not None
         self._statistics, self._pieces = statistics, pieces
         self.offset = None
@@ -194,7 +188,6 @@ class ExamplePlace:
     # Forward
 
     def operand(self, t: int, state: Tensor, operand: Tensor) -> Tensor:
-        """Left operand of the recurrent product at step t, centred under batch statistics."""
         if not self.batch:
             return operand
         n = len(state)
@@ -222,7 +215,7 @@ class ExamplePlace:
         return self._scale
 
     def finish(self, weight: Tensor) -> None:
-        """Turn sums into statistics after the last step; weight is (H, G)."""
+        """Turn sums into statistics, with the weight (H, G)."""
         found = self._statistics
         if self.batch and found.mean is not None:
             over_examples(found.var, self._pieces)
@@ -263,7 +256,7 @@ class ExamplePlace:
 class CellPlace:
     """The normalised cell state of an LSTM on its way to the output.
 
-    ``gain`` and ``shift`` (H,) have the sign of the cell; ``back`` (H,) is the factor of the
+    ``gain`` and ``shift`` (H,) include the sign of the cell; ``back`` (H,) is the factor of the
     gradients of normalised rows.
     """
 
@@ -297,9 +290,7 @@ class CellPlace:
     # Forward
 
     def sums(self, t: int, c: Tensor) -> Tensor:
-        """Argument of the sigmoid that computes the output's tanh, for c (n, H) of step t; new
-        memory.
-        """
+        """Argument of the output's sigmoid for c (n, H) of step t, in new memory."""
         if not self.scale:
             return c * self._gain
         if self._groups is None:
@@ -366,8 +357,8 @@ class CellPlace:
     def add_back(self, d_c: Tensor, passed: Tensor, rows: Tensor) -> None:
         """Add to d_c (n, H) the gradient through the normalisation.
 
-        ``passed`` (n, 2, H) is `through` times the gradient of h, and the same times rows (n, H),
-        the normalised cell states.
+        ``passed`` (n, 2, H) is `through` times the gradient of h, and the same times the normalised
+        cell states ``rows``.
         """
         axis, count = (0, len(d_c)) if self.batch else (2, d_c.shape[1])
         totals = passed.sum(axis, keepdim=True)

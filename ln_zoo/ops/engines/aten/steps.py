@@ -1,10 +1,8 @@
 """Steps of LSTM, GRUs and RNN in torch functions, for every norm.
 
-Call overhead dominates the chain of small operations of a step, so other work is done for many
-steps at once: normalised input terms in the forward pass; in the backward pass the gates,
-recomputed from saved products, and their products K. With D the gradient of a state, that of a
-pre-activation is ``D K``. Products have the dtype of the weights, everything else is float32 or
-wider.
+Call overhead dominates, so work is batched over steps where possible: normalised input terms
+forward; gates and their factors K backward. With D the gradient of a state, that of a
+pre-activation is ``D K``. Only products have the weights' dtype; the rest is float32 or wider.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ _norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
 class AtenSteps(Steps):
-    """State of one call, and what all cells share.
+    """State of one call, for all cells.
 
     ``tanh(a)`` is computed as ``1 - 2 sigmoid(-2 a)``, which is several times faster on CPUs. Gains
     and biases absorb the -2. The derivative is ``4 s (1 - s)``, with s that sigmoid; gains of the
     backward pass (the slopes) absorb the 4.
     """
 
-    #: Factors of each gate's pre-activations and of their gradients: see above on tanh.
+    #: Factors of each gate's pre-activations and their gradients: see above on tanh.
     signs: tuple[float, ...]
     slopes: tuple[float, ...]
 
@@ -89,7 +87,6 @@ class AtenSteps(Steps):
     # Memory
 
     def scratch(self, name: str, *size: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Uninitialised memory of that name for one call, by default in the dtype of states."""
         dtype = self.wide if dtype is None else dtype
         if self.one.device.type != "cpu":
             return self.one.new_empty(size, dtype=dtype)
@@ -106,7 +103,7 @@ class AtenSteps(Steps):
     def kept(
         self, sizes: Sequence[int], width: int, saved: Saved | None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Memory for the recurrent rows of each step, and for their reciprocal deviations."""
+        """Memory for the recurrent rows of each step and their reciprocal deviations."""
         if saved is not None:
             return cut(saved.u, sizes), cut(self.factors(saved)[1], sizes)
         u = self.one.new_empty(sizes[0], width, dtype=self.narrow)
@@ -114,7 +111,6 @@ class AtenSteps(Steps):
         return [u[:n] for n in sizes], [r[:n] for n in sizes]
 
     def widened(self, name: str, a: Tensor) -> Tensor:
-        """Rows in the dtype of states; a itself if possible."""
         return a if a.dtype == self.wide else self.scratch(name, *a.shape).copy_(a)
 
     # Zoneout and dropout
@@ -122,7 +118,7 @@ class AtenSteps(Steps):
     def held(self, masks: Masks, sizes: Sequence[int]) -> list[Sequence[Tensor] | None]:
         """Shares of h and c that zoneout keeps at each step, or None.
 
-        Masks become zeros and ones; expected zoneout is one number for all.
+        Masks become zeros and ones; expected zoneout is a single number.
         """
         found: list[Sequence[Tensor] | None] = []
         pairs = zip((masks.zoneout_h, masks.zoneout_c), self.spec.zoneout, strict=True)
@@ -153,7 +149,7 @@ class AtenSteps(Steps):
     def input_terms(
         self, v: Tensor, bias: Tensor, pieces: Sequence[EqualSteps], saved: Saved | None
     ) -> Tensor:
-        """``gain * normalised v + bias``, bias (G,) or (steps, G); v becomes what is saved."""
+        """``gain * normalised v + bias``, bias (G,) or (steps, G); v becomes the saved tensor."""
         terms = v if self.exact and saved is None else self.scratch("terms", *v.shape)
         rows = v if self.exact else terms.copy_(v)
         if saved is None:
@@ -172,9 +168,7 @@ class AtenSteps(Steps):
         return torch.ops.mkldnn._linear_pointwise(a, self.packed, None, "none", [], "")
 
     def summed(self, a: Tensor, terms: Tensor) -> Tensor:
-        """Input terms of a step plus its product, in place. In half precision only the sum is
-        rounded.
-        """
+        """Input terms of a step plus its product, in place; rounded once."""
         if self.packed is None:
             return terms.addmm_(a, self.w_hh)
         return terms.add_(self.product(a, terms))
@@ -184,8 +178,8 @@ class AtenSteps(Steps):
     ) -> tuple[Tensor, Tensor]:
         """Normalised products (n, G) of step t, and the remaining factor.
 
-        Outputs: u (n, G), saved; r (n, groups), reciprocal deviations. ``wide`` is scratch memory,
-        (n, G), in the dtype of states.
+        Writes the saved u (n, G) and reciprocal deviations r (n, groups); ``wide`` is scratch
+        memory, (n, G), in the dtype of states.
         """
         if self.exact:
             return u, self.second.normalize(t, product, r, u)
@@ -198,7 +192,6 @@ class AtenSteps(Steps):
     # Backward
 
     def backward(self, grads: ChunkGrads) -> None:
-        """Backpropagate, in parts that fit the cache."""
         count, width = grads.du.shape
         limit = PIECE // max(width, 1) if grads.du.device.type == "cpu" else count
         for span in reversed(time_chunks(grads.sizes, limit)):
@@ -208,8 +201,7 @@ class AtenSteps(Steps):
         raise NotImplementedError
 
     def states_gradient(self, d_u: Tensor, du: Tensor, dh: Tensor, dropout: Tensor | None) -> None:
-        """Write to dh (n, H) the gradient of the states before a step, from that of its products,
-        d_u (n, G).
+        """Write to dh (n, H) the gradient of previous states, from d_u (n, G) of the products.
 
         ``du`` is the same memory, or another in the dtype of products.
         """
@@ -229,9 +221,7 @@ class AtenSteps(Steps):
         of_products: Tensor | None,
         factor: Tensor,
     ) -> None:
-        """Add the sums of the rows of d and of ``d * rows``, times a factor, to outputs that are
-        not None.
-        """
+        """Add row sums of d and of ``d * rows``, times a factor, to outputs that are not None."""
         if of_d is None and of_products is None:
             return
         # A single pass, as for shift and gain of a layer norm.
@@ -247,10 +237,9 @@ class AtenSteps(Steps):
             of_products.addcmul_(products, factor)
 
     def input_gradients(self, d: Tensor, rows: Tensor, r: Tensor, dv: Tensor, sums: Sums) -> None:
-        """Backpropagate from all pre-activations, d (rows, G), to bias, gain and inputs (dv).
+        """Backpropagate from pre-activations, d (rows, G), to bias, gain and inputs (dv).
 
-        d is overwritten. ``rows`` are the normalised products of the inputs, r their reciprocal
-        deviations.
+        Overwrites d. ``rows`` are normalised products of the inputs, r reciprocal deviations.
         """
         self.add_row_sums(d, rows, sums.bias, sums.gain_input, self.slope)
         target = dv if self.exact else self.scratch("du", *d.shape)
@@ -260,7 +249,6 @@ class AtenSteps(Steps):
 
 
 def _packs(w: Tensor) -> bool:
-    """Whether oneDNN products with packed weights are available and faster."""
     return (
         w.device.type == "cpu"
         and w.dtype == torch.float32
@@ -493,16 +481,11 @@ class _OneState(AtenSteps):
         rows: Tensor,
         carry: Tensor | None,
     ) -> Tensor:
-        """The sequential part of the backward pass.
+        """The sequential part of the backward pass; returns D, (rows, H), without zoneout's bypass.
 
-        Args:
-            grads: the gradients.
-            slopes: K, (rows, G); becomes the gradients of pre-activations.
-            rows: normalised products R h'.
-            carry: factor of D that bypasses the products, (rows, H); ``None``: 0.
-
-        Returns:
-            D, (rows, H), without the part that bypasses steps by zoneout.
+        ``slopes`` is K, (rows, G), replaced by the gradients of pre-activations; ``rows`` are
+        normalised products R h'; ``carry``, (rows, H) or None for 0, is the factor of D that
+        bypasses the products.
         """
         sizes, dh, du, dropout = grads.sizes, grads.dh, grads.du, grads.masks.dropout
         hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch

@@ -11,10 +11,7 @@ _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.c_floa
 
 
 class Arguments(ctypes.Structure):
-    """A structure of pointers and numbers; tensors become pointers, None a null pointer.
-
-    Keeps its tensors alive.
-    """
+    """A structure of pointers and numbers; keeps its tensors alive. None is a null pointer."""
 
     def __init__(self, **values: Any) -> None:
         self.values = values

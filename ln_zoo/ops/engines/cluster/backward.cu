@@ -30,15 +30,15 @@ struct Arguments {
   float *dh, *dc;           // gradients of states, (N, H), updated
   float* work;              // gradients of the gates' sums, (rows, WORK, H); or, unnormalised:
   Stored *du, *dv;          // (rows, GATES * H); dv only of a GRU that is not joint
-  float *gain_out, *shift_out;  // their gradients by example, (N, H)
+  float *gain_out, *shift_out;  // gradients by example, (N, H)
 };
 
 constexpr bool NORMALIZED = INPUT || RECURRENT;
 constexpr int WORK = CELL == GRU ? 4 : GATES;
 
 // A recomputed cell state differs by rounding from the one whose statistics were saved, and
-// division by its deviation may amplify that. The state saved under zoneout, or after a norm, is
-// another one.
+// division by its deviation may amplify that. Under zoneout, or after a norm, another state is
+// saved.
 constexpr bool KEEPS_CELL = OUT && !ZONEOUT && !CARRIED;
 constexpr int CELL_PLANES = CELL == LSTM ? 1 + KEEPS_CELL : 0;
 
@@ -183,7 +183,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
   const float* vectors = (const float*)(memory + AT_VECTORS);
   float* scales = (float*)(memory + AT_SCALES);
   const u32 base = shared_address(memory);
-  // Units of this block that others send parts of.
+  // Units of this block for which others send parts.
   const int received = smaller(SENT - p.rank * UNITS, UNITS);
   const u32 parts_bytes = BLOCKS * ROWS * 4 * (WARPS_K * received + RECURRENT_GROUPS);
   const Inbox moments_in = {base + AT_BARRIERS, BLOCKS * Moments::COUNT * 4};

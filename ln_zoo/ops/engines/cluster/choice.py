@@ -1,4 +1,4 @@
-"""Choose the layout of a persistent kernel: what fits, ranked by a model of a step's time.
+"""Choose the layout of a persistent kernel: layouts that fit, ranked by a model of a step's time.
 
 Costs are cycles on an H200 (1.98 GHz), 2026-11-26. Only their ranking matters.
 """
@@ -35,8 +35,8 @@ def layouts(
 ) -> list[Layout]:
     """All layouts that fit, fastest first.
 
-    ``resident`` is the maximum of resident clusters by number of blocks. A second wave of clusters
-    takes as long as the first.
+    ``resident`` is the maximum of resident clusters by number of blocks; further clusters wait for
+    the first ones to finish.
     """
     found = []
     for blocks, rows in itertools.product(range(1, MAX_BLOCKS + 1), (4, 8)):
@@ -57,7 +57,6 @@ def layouts(
 def _warps(
     problem: Problem, backward: bool, blocks: int, units: int, rows: int
 ) -> Iterator[Layout]:
-    """Ways to split a product among warps such that the weights fit."""
     for warps_m, warps_k in itertools.product(range(1, WARPS + 1), repeat=2):
         if warps_m * warps_k > WARPS:
             continue

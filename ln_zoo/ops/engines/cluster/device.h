@@ -8,7 +8,7 @@ typedef unsigned long long u64;
 typedef unsigned short u16;
 
 #define DEVICE __device__ __forceinline__
-// The same for functions of a class.
+// The same for member functions.
 #define MEMBER __device__ __forceinline__
 
 // Starts a kernel's definition: KERNEL(256, 4) void name(const Arguments a) { ... }
@@ -74,8 +74,7 @@ DEVICE void part_barrier(u32 id, u32 threads) {
 
 DEVICE void warp_barrier() { __syncwarp(); }
 
-// Barriers of messages (mbarrier): a phase ends when one thread has announced the bytes of the
-// phase and as many have arrived.
+// Message barriers (mbarrier): a phase ends when the announced number of bytes has arrived.
 
 DEVICE void barrier_init(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");

@@ -42,11 +42,7 @@ class CudaError(RuntimeError):
 
 
 class Resources(NamedTuple):
-    """Resource usage of a kernel as reported by ptxas; registers, stack and spills per thread, in
-    bytes.
-
-    ``shared`` is the static shared memory of a block.
-    """
+    """Resources of a kernel per ptxas, per thread and in bytes; ``shared`` is a block's."""
 
     registers: int
     stack: int
@@ -66,7 +62,7 @@ class _Nvrtc:
         self.version = major.value, minor.value
 
     def compile(self, source: Path, macros: Macros, arch: str, *options: str) -> tuple[bytes, str]:
-        """Compile a file to a cubin, with the log. CudaError: with the compiler's messages."""
+        """Compile a file to a cubin, with the log; `CudaError` with the compiler's messages."""
         headers = [file for file in parts(source) if file != source]
         program = ctypes.c_void_p()
         self._call(
@@ -176,11 +172,8 @@ def missing() -> str | None:
 def compile_kernel(source: str, macros: Macros, arch: str = "sm_90a") -> bytes:
     """Compile a file of this package to a cubin, cached on disk.
 
-    The cache is in `ln_zoo.ops.engines.native.build.cache_folder`, with the same ownership rules.
-    Files that do not match their SHA-256 are replaced. Macros are formatted with ``str``.
-
-    Raises:
-        CudaError: without NVRTC, or with the compiler's messages.
+    The cache is in `ln_zoo.ops.engines.native.build.cache_folder`; files that do not match their
+    SHA-256 are replaced. CudaError without NVRTC, or with the compiler's messages.
     """
     compiler = _need_nvrtc()
     path = _FOLDER / source
@@ -238,11 +231,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 
 def resource_usage(source: str, macros: Macros, arch: str = "sm_90a") -> dict[str, Resources]:
-    """Compile a file of this package and return resource usage by kernel; needs no GPU.
-
-    Raises:
-        CudaError: without NVRTC, or with the compiler's messages.
-    """
+    """Compile a file of this package and return resource usage by kernel; needs no GPU."""
     _, log = _need_nvrtc().compile(_FOLDER / source, macros, arch, "--ptxas-options=-v")
     _, *reports = _FUNCTION.split(log)
     found = {}
@@ -338,15 +327,9 @@ def _need_driver() -> _Driver:
 class Kernel:
     """A kernel of this package, compiled and loaded once per device on first use.
 
-    Methods use torch's current device and are thread-safe. Launches are asynchronous.
-
-    Args:
-        source: name of the file.
-        name: the kernel; it takes one structure by value.
-        macros: definitions; values are formatted with ``str``.
-        threads: threads of a block, as in its ``KERNEL``.
-        cluster: blocks of a cluster, as in its ``KERNEL``.
-        shared_bytes: dynamic shared memory of a block.
+    Methods use torch's current device and are thread-safe. Launches are asynchronous. The kernel
+    takes one structure by value; ``threads`` per block and blocks per ``cluster`` must match its
+    ``KERNEL``; ``shared_bytes`` is a block's dynamic shared memory.
     """
 
     def __init__(
@@ -365,7 +348,6 @@ class Kernel:
         self._argument_bytes: int | None = None
 
     def load(self) -> ctypes.c_void_p:
-        """Compile and load for the current device unless done; returns the function handle."""
         device = torch.cuda.current_device()
         driver = _need_driver()
         driver.use_context(device)
@@ -408,9 +390,7 @@ class Kernel:
         return _attribute(self.load(), _LOCAL_BYTES)
 
     def max_clusters(self, cluster: int | None = None) -> int:
-        """Maximum resident clusters of this size, by default the kernel's own, on the current
-        device.
-        """
+        """Maximum resident clusters of this size, by default the kernel's own."""
         function = self.load()
         cluster = cluster or self._cluster
         attribute = _LaunchAttribute(id=_CLUSTER_DIMENSION)
@@ -429,10 +409,7 @@ class Kernel:
         return count.value
 
     def __call__(self, grid: int, arguments: ctypes.Structure, stream: int = 0) -> None:
-        """Launch ``grid`` blocks, a multiple of the cluster size, on the current device.
-
-        ``stream`` is a handle, as ``torch.cuda.current_stream().cuda_stream``.
-        """
+        """Launch ``grid`` blocks, a multiple of the cluster size, on a stream handle."""
         function = self.load()
         if self._argument_bytes not in (None, ctypes.sizeof(arguments)):
             raise CudaError(
@@ -453,7 +430,7 @@ class Kernel:
 
 
 def architecture(device: int) -> str:
-    """Architecture to compile for, such as ``"sm_90a"``; clusters need 9.0 or newer."""
+    """Architecture to compile for, such as ``"sm_90a"``."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
 

@@ -1,9 +1,8 @@
-"""The engine for Hopper GPUs: all time steps of a layer in one launch.
+"""The engine for Hopper GPUs: all time steps of a layer in one launch (`layout.h`).
 
-A cluster of thread blocks keeps the recurrent weights in registers and shared memory and runs a few
-rows through all steps (`layout.h`). Operands of products have 16 bits: float32 is split into two
-halves (22 bits), or one (11 bits) if ``torch.backends.cuda.matmul.allow_tf32`` is set; an initial
-state above 65504 gives NaN. Results are bitwise reproducible.
+Operands of products have 16 bits: float32 is split into two halves (22 bits), or one (11 bits) if
+``torch.backends.cuda.matmul.allow_tf32`` is set; an initial state above 65504 gives NaN. Results
+are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class ClusterEngine:
         )
 
     def stats(self, spec: Spec) -> int:
-        """Reciprocal deviations of each product, then that of the output and its mean."""
+        """Reciprocal deviations of each product, then of the output, and its mean."""
         return problem_of(spec, 1, torch.float32).stats
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
@@ -95,7 +94,7 @@ class ClusterEngine:
 
 
 def problem_of(spec: Spec, hidden: int, dtype: torch.dtype) -> Problem:
-    """What kernels are compiled for, apart from noise, resets and lengths."""
+    """Compile-time properties of kernels, without noise, resets and lengths."""
     return _problem(spec, hidden, dtype, dtype != torch.float32 or _single_tf32())
 
 
@@ -204,8 +203,7 @@ def resident_clusters(device: torch.device) -> dict[int, int]:
 def compiled(problem: Problem, backward: bool, examples: int, device: torch.device) -> Compiled:
     """The fastest layout with its kernel; deterministic.
 
-    Raises:
-        CudaError: if a kernel does not compile, or no layout can run.
+    CudaError if a kernel does not compile, or no layout can run.
     """
     for layout in layouts(problem, backward, examples, resident_clusters(device)):
         found = without_spills(layout, device)
@@ -503,7 +501,7 @@ def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def after_loop_bytes(gates: int, hidden: int, groups: int) -> int:
-    """Shared memory of ``after_loop``: partial means and gains, later the sums of all its teams."""
+    """Shared memory of ``after_loop``: partial means and gains, later the sums of all teams."""
     team = next(n for n in (32, 64, 128, _AFTER_THREADS) if 4 * n >= hidden)
     width = gates * hidden
     return max(192 * groups + 8 * (width + 4), 4 * width * (_AFTER_THREADS // team))

@@ -5,13 +5,13 @@
 
 #include "layout.h"
 
-// Over the lanes of four units.
+// Sum over the lanes of four units.
 DEVICE float quad_sum(float a) {
   a += shuffle_xor(a, 1);
   return a + shuffle_xor(a, 2);
 }
 
-// Over all units of a row in this warp.
+// Sum over all units of a row in this warp.
 DEVICE float row_sum(float a) {
   a = quad_sum(a);
   return ROWS == 4 ? a + shuffle_xor(a, 16) : a;
@@ -112,7 +112,7 @@ struct RowSums {
   }
 };
 
-// Copies from memory ahead of time.
+// Prefetching
 
 template <int BYTES>
 DEVICE void copy_ahead(u32 to, unsigned char* shared, const void* from) {

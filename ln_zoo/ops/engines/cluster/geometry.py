@@ -26,39 +26,22 @@ STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 @dataclass(frozen=True)
 class Problem:
-    """Compile-time properties of a kernel other than its layout.
+    """Compile-time properties of a kernel other than its layout."""
 
-    Args:
-        cell: one of `CELLS`.
-        hidden: H.
-        storage: one of `STORAGE`: dtype of v, u, outputs and their gradients.
-        pieces: halves of a product's operand: 2 for float32.
-        input: whether the input term is normalised.
-        recurrent: whether the recurrent term (of an RNN, the sum) is normalised.
-        out: cell state on its way to an LSTM's output: 0 unchanged, 1 scaled, 2 scaled and centred.
-        joint: whether both terms are added before normalisation, as ``recurrent`` says.
-        carried: whether an LSTM carries on the normalised cell state.
-        groups: runs of gates that share statistics. Default: `GROUPS`.
-        dropout: whether there is recurrent dropout.
-        zoneout: whether there is zoneout.
-        resets: whether there are resets.
-        lengths: whether the number of rows varies between steps.
-    """
-
-    cell: int
+    cell: int  # one of `CELLS`
     hidden: int
-    storage: int
-    pieces: int
-    input: bool = False
-    recurrent: bool = False
-    out: int = 0
-    joint: bool = False
-    carried: bool = False
-    groups: tuple[int, ...] = ()
+    storage: int  # one of `STORAGE`: dtype of v, u, outputs and their gradients
+    pieces: int  # halves of a product's operand: 2 for float32
+    input: bool = False  # whether the input term is normalised
+    recurrent: bool = False  # whether the recurrent term (of an RNN, the sum) is normalised
+    out: int = 0  # an LSTM's cell state to the output: 0 unchanged, 1 scaled, 2 scaled and centred
+    joint: bool = False  # whether both terms are added before normalisation; requires `recurrent`
+    carried: bool = False  # whether an LSTM carries on the normalised cell state
+    groups: tuple[int, ...] = ()  # runs of gates that share statistics; default: `GROUPS`
     dropout: bool = False
     zoneout: bool = False
     resets: bool = False
-    lengths: bool = False
+    lengths: bool = False  # whether the number of rows varies between steps
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", self.groups or GROUPS[self.cell])
@@ -99,29 +82,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of one direction of time.
-
-    Args:
-        problem: what is computed.
-        backward: whether for the backward pass.
-        blocks: blocks of a cluster.
-        units: hidden units of a block, a multiple of 4.
-        rows: rows of the batch per cluster, 4 or 8.
-        warps_m: warps that split the outputs of a product.
-        warps_k: warps that split the contracted dimension.
-        high: weight tiles that a warp keeps in registers; the others are in shared memory.
-        low: the same for their second pieces.
-    """
+    """Layout of one direction of time."""
 
     problem: Problem
     backward: bool
-    blocks: int
-    units: int
-    rows: int
-    warps_m: int
-    warps_k: int
-    high: int
-    low: int
+    blocks: int  # of a cluster
+    units: int  # hidden units of a block, a multiple of 4
+    rows: int  # of the batch per cluster, 4 or 8
+    warps_m: int  # warps that split the outputs of a product
+    warps_k: int  # warps that split the contracted dimension
+    high: int  # weight tiles in a warp's registers; the others are in shared memory
+    low: int  # the same for their second pieces
 
     @cached_property
     def tiles(self) -> tuple[int, int]:

@@ -108,5 +108,5 @@ DEVICE float mixed(float before, float now, float share) {
   if (!ZONEOUT) return now;
   return share == 1.0f ? before : now + share * (before - now);
 }
-// From the gradient of a state after zoneout to that before zoneout.
+// Gradient of a state before zoneout, from that after it.
 DEVICE float passing(float d, float share) { return ZONEOUT ? d * (1.0f - share) : d; }

@@ -22,7 +22,7 @@ _LEAST_UNITS = 16
 
 
 def shares_under_batch_norm(hidden: int) -> int:
-    """Number of shares of units, one per thread, under batch norm."""
+    """Number of shares of units, one per thread."""
     return max(1, min(torch.get_num_threads(), hidden // _LEAST_UNITS))
 
 
@@ -65,9 +65,7 @@ class NativeBatchSteps(NativeSteps):
     def _batch(
         self, sizes: Sequence[int], places: Places, forward: bool
     ) -> tuple[_Batch, list[tuple[Statistics, Tensor]], list[Tensor | None]]:
-        """The structure; means that the forward pass computes, with destinations; tensors to keep
-        alive.
-        """
+        """The structure, computed means with their destinations, and tensors to keep alive."""
         batch, found = _Batch(), []
         alive: list[Tensor | None] = []
         widths = self.spec.widths(self._sizes["H"])

@@ -64,7 +64,7 @@ class OverExamples {
     });
   }
 
-  // After `forward` and once `means` has the input products' means, add the sum's means.
+  // Add the means of the sum; call after `forward`, when `means` has those of the input products.
   void add_means(int64_t step, int64_t steps) const {
     if (merged_ && own(OUT)) add(rooms_[OUT].mean, means(OUT, step), steps * widths_[OUT]);
   }

@@ -1,6 +1,6 @@
 """Find, compile on first use, cache and load the native CPU kernels.
 
-Wheels contain kernels for several instruction sets (`ln_zoo.ops.engines.native.prebuilt`). An
+Wheels contain kernels for several instruction sets (`ln_zoo.ops.engines.native.prebuilt`); an
 editable install compiles for this machine. Nothing happens on import. Without a library, `library`
 raises `Unavailable` and other kernels run.
 """
@@ -63,39 +63,22 @@ _log = logging.getLogger("ln_zoo")
 
 @dataclass(frozen=True)
 class Status:
-    """State of the native library.
+    """State of the native library; fields are ``None`` where nothing is known or wrong."""
 
-    Args:
-        available: whether it is loaded, prebuilt, cached, or will be compiled on first use.
-        built: whether it is compiled.
-        prebuilt: whether it is part of the wheel.
-        level: name of its `Level`.
-        path: the library, or ``None`` if it is not built.
-        compiler: compiler and version, or ``None`` if none was found.
-        flags: compiler flags.
-        cpu: name of the processor.
-        features: its relevant instruction sets, in torch's names.
-        bf16: whether the processor multiplies bfloat16.
-        openmp: ``"torch's"`` threads, ``"none"`` (single-threaded), or ``None`` before it is built.
-        threads: number of threads it would use now.
-        reason: why it is unavailable, or ``None``.
-        unused_cache: why the cache is not used (other users could write to it), or ``None``.
-    """
-
-    available: bool
+    available: bool  # loaded, prebuilt, cached, or compiled on first use
     built: bool
-    prebuilt: bool
-    level: str
+    prebuilt: bool  # part of the wheel
+    level: str  # name of its `Level`
     path: Path | None
     compiler: str | None
     flags: tuple[str, ...]
     cpu: str
-    features: tuple[str, ...]
-    bf16: bool
-    openmp: str | None
+    features: tuple[str, ...]  # relevant instruction sets, in torch's names
+    bf16: bool  # whether the processor multiplies bfloat16
+    openmp: str | None  # "torch's" threads, or "none" (single-threaded)
     threads: int
-    reason: str | None
-    unused_cache: str | None
+    reason: str | None  # why it is unavailable
+    unused_cache: str | None  # why the cache is not used: other users could write to it
 
 
 @dataclass(frozen=True)
@@ -108,13 +91,12 @@ class _Loaded:
 class NativeLibrary:
     """A C++ library, prebuilt or compiled on first use.
 
-    For each source, processor, torch version and flags, the cache holds the library and a JSON file
-    with its checksum, or a file ``.failed`` with the compiler's error, so that later processes do
-    not retry. Unless folder and files belong to this user or root and are writable by no one else,
-    the cache is ignored and each process compiles into a folder of its own.
+    The cache holds the library and a JSON file with its checksum, for each source, processor, torch
+    version and flags. A file ``.failed`` with the compiler's error keeps later processes from
+    retrying. A cache that other users own or may write to (root excepted) is ignored; each process
+    then compiles into a folder of its own.
 
-    ``source`` defines ``int64_t ln_zoo_abi()``, which returns `ABI`; the folder ``prebuilt`` may be
-    missing.
+    ``source`` defines ``int64_t ln_zoo_abi()``, which returns `ABI`.
     """
 
     def __init__(self, source: Path, prebuilt: Path | None = None) -> None:
@@ -125,11 +107,7 @@ class NativeLibrary:
         self._private_folder: Path | None = None
 
     def load(self) -> ctypes.CDLL:
-        """The library, compiled if necessary; failures are remembered.
-
-        Raises:
-            Unavailable: if there is no library.
-        """
+        """The library, compiled if necessary; Unavailable, at once on later calls, if it fails."""
         with self._mutex:
             if self._loaded is None and self._reason is None:
                 self._try(rebuild=False)
@@ -139,10 +117,8 @@ class NativeLibrary:
         """Compile for this machine, even if there is a library or compilation failed before.
 
         This process then uses the new library, except for prepared calls of layers. Later processes
-        prefer a prebuilt library unless ``LN_ZOO_CPU_LEVEL`` is ``native``.
-
-        Raises:
-            Unavailable: if that fails.
+        prefer a prebuilt library unless ``LN_ZOO_CPU_LEVEL`` is ``native``. Unavailable if that
+        fails.
         """
         with self._mutex:
             self._loaded = self._reason = None
@@ -299,7 +275,6 @@ class NativeLibrary:
     def _prebuilt_libraries(
         self, chosen: Level | None, troubles: list[str]
     ) -> list[tuple[Path, Made]]:
-        """Valid prebuilt libraries, fastest first, unless compilation is requested."""
         if self._prebuilt is None or chosen == NATIVE or chosen_flags():
             return []
         levels = [chosen] if chosen else prebuilt.levels_for(_processor()[1])
@@ -338,11 +313,7 @@ _KERNELS = NativeLibrary(SOURCE, prebuilt.FOLDER)
 
 
 def library() -> ctypes.CDLL:
-    """The native kernels, loaded or compiled on the first call.
-
-    Raises:
-        Unavailable: if there is no library; later calls fail immediately.
-    """
+    """The native kernels, loaded or compiled on the first call; see `NativeLibrary.load`."""
     return _KERNELS.load()
 
 
@@ -352,13 +323,7 @@ def rebuild() -> ctypes.CDLL:
 
 
 def status(build: bool = False) -> Status:
-    """State of the native kernels; compiles and loads them first if ``build``.
-
-    Example:
-        >>> known = status()
-        >>> known.available == (known.reason is None)
-        True
-    """
+    """State of the native kernels; compiles and loads them first if ``build``."""
     return _KERNELS.status(build)
 
 
@@ -372,8 +337,8 @@ def cache_folder() -> Path:
 def bfloat16_pays() -> bool:
     """Whether our bfloat16 products are faster than float32.
 
-    True with AMX tiles and with AMD's AVX-512. Intel's AVX-512 has the instruction at half the
-    rate; other processors lack it. Measurements: docs/results/performance.md.
+    True with AMX tiles and AMD's AVX-512. Intel's AVX-512 has the instruction at half the rate;
+    other processors lack it. Measurements: docs/results/performance.md.
     """
     name, features = _processor()
     return "amx_tile" in features or ("avx512_bf16" in features and "Intel" not in name)
@@ -393,8 +358,7 @@ def _processor() -> tuple[str, frozenset[str]]:
 def _chosen_level() -> Level | None:
     """The level named by ``LN_ZOO_CPU_LEVEL``, or None.
 
-    Raises:
-        Unavailable: for an unknown level, or one that the processor cannot run.
+    Unavailable for an unknown level, or one that the processor cannot run.
     """
     name = os.environ.get("LN_ZOO_CPU_LEVEL", "")
     levels = {level.name: level for level in (NATIVE, *LEVELS.get(ARCHITECTURE, ()))}
@@ -462,8 +426,7 @@ def _cached(folder: Path, stem: str) -> _Loaded | None:
 
 
 def _finished(folder: Path, stem: str) -> Made | None:
-    """The JSON record of a library, if the library is complete and nobody else could have written
-    it.
+    """The record of a complete library that nobody else could have written, or None.
 
     The checksum is compared before loading, because loading a truncated library may crash.
     """

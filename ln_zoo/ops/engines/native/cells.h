@@ -205,9 +205,9 @@ void forward_row(const Steps& s, const Shape& shape, int64_t row, const float* v
   if (of_c) of_c.hold(c_before, c, H);
 }
 
-// Backward, one row of one step (formulas: aten/steps.py, aten/normalization.py). dh and dc are the
-// gradients of the states after the step and become those before it, dh without the part through
-// du.
+// Backward, one row of one step (formulas: aten/steps.py, aten/normalization.py). dh and dc are
+// gradients of the states after the step, replaced by gradients of the states before it, without
+// the part of dh through du.
 
 // If rows are as long as a page, the elements of one unit in several vectors map to one set of the
 // first-level cache, which has eight lines. Vectors that are read together start at different

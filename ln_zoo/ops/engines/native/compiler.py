@@ -51,7 +51,7 @@ _AGAIN = " (`ln-zoo kernels --rebuild` tries again)"
 
 
 class Unavailable(RuntimeError):
-    """There is no native library; ``reason`` is the message, one line."""
+    """There is no native library; the message, one line, is also ``reason``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -121,9 +121,7 @@ class Made:
 
 
 def find_compiler() -> Compiler:
-    """The compiler named by ``CXX``, else the first of c++, g++ and clang++ that runs; or
-    Unavailable.
-    """
+    """The first compiler that runs: ``CXX`` if set, or c++, g++, clang++; `Unavailable` without."""
     named = os.environ.get("CXX", "")
     try:
         chosen = shlex.split(named, posix=sys.platform != "win32")
@@ -174,14 +172,10 @@ def compile_library(
     work: Path,
     check: Callable[[Path], object] | None = None,
 ) -> tuple[Path, Made]:
-    """Compile a source file in an empty folder, with OpenMP if that compiles, links and passes the
-    check.
+    """Compile a source file in an empty folder, with OpenMP if that compiles and passes the check.
 
-    ``check`` loads the library and raises ``OSError`` on failure.
-
-    Raises:
-        OSError: if libraries in this folder cannot be loaded.
-        Unavailable: with the compiler's messages.
+    ``check`` loads the library and raises ``OSError`` on failure. OSError if libraries in this
+    folder cannot be loaded; Unavailable with the compiler's messages.
     """
     start = time.monotonic()
     # LD_PRELOAD, such as a sanitizer, must not affect the compiler.

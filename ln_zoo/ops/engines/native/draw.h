@@ -35,7 +35,7 @@ struct Draw {
   float *canvases, *logits;     // (slots, N, B, A); the last one, (N, B, A)
   float *means, *log_stds;      // (steps, N, Z)
   // Forward only.
-  const void *sums, *posterior;  // T (N, 4H), T (N, 2Z): products; where T is float, the former
+  const void *sums, *posterior;  // T (N, 4H), T (N, 2Z): products; where T is float, the sums
                                  // are in `gates`
   int64_t* clamped;              // (threads, 3): numbers beyond the clamp
   // Backward only. Glimpse t has row t % chunk of the operands of products over a chunk of

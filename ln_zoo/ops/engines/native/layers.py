@@ -1,8 +1,7 @@
 """Padded float32 calls on the CPU: one C++ call each for the forward and the backward pass.
 
 In small calls a torch function costs as much as its computation, and between chunks all threads but
-one would wait. So torch computes nothing here: C++ receives the layer's tensors directly, and
-`Prepared` computes once what does not depend on their values.
+one would wait. So C++ receives the layer's tensors directly, and `Prepared` computes the rest once.
 """
 
 from __future__ import annotations
@@ -64,26 +63,13 @@ from ln_zoo.ops.spec import (
 
 
 def _source(place: Rows | Examples) -> int:
-    """``Source`` of arguments.h: where a place over examples gets its statistics."""
     if isinstance(place, Rows):
         return 0
     return 2 if place.batch else 1
 
 
 class Parameters(NamedTuple):
-    """The layer's parameters of one direction, or None.
-
-    Attributes:
-        w_ih: (G, I).
-        w_hh: (G, H).
-        bias_ih: (G,).
-        bias_hh: (G,).
-        gain_input: (G,).
-        gain_recurrent: (G,).
-        gain_out: (H,), of an LSTM's cell state or an RNN's sum.
-        shift_out: (H,), of an LSTM's cell state.
-        bias_inner: (gates, H), inside the norm of the input term, or of the sum of both.
-    """
+    """Parameters of one direction: weights (G, I) and (G, H), other vectors (G,) unless noted."""
 
     w_ih: Tensor
     w_hh: Tensor
@@ -91,9 +77,9 @@ class Parameters(NamedTuple):
     bias_hh: Tensor | None
     gain_input: Tensor | None
     gain_recurrent: Tensor | None
-    gain_out: Tensor | None
-    shift_out: Tensor | None
-    bias_inner: Tensor | None
+    gain_out: Tensor | None  # (H,), of an LSTM's cell state or an RNN's sum
+    shift_out: Tensor | None  # (H,), of an LSTM's cell state
+    bias_inner: Tensor | None  # (gates, H), in the norm of the input term, or of the sum
 
     @staticmethod
     def of(cell: Cell, records: Records, weights: Weights) -> Parameters:
@@ -120,9 +106,9 @@ class _Constants(Structure):
 
 
 _INPUTS = ("x", "h0", "c0")
-#: ``Tensors`` of arguments.h: addresses of inputs, parameters, outputs and saved tensors, of their
-#: gradients, of masks, and of statistics over examples: the batch's, and those given for each of
-#: three places with their number of rows.
+#: ``Tensors`` of arguments.h: addresses of inputs, parameters, outputs, saved tensors, gradients,
+#: masks, and statistics over examples (the batch's, and given ones of three places with their
+#: rows).
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
 _NO_STATISTICS = (0,) * (1 + 2 * len(NO_STATISTICS))
@@ -219,8 +205,8 @@ class _Direction:
     ) -> tuple[Any, States]:
         """Output and final states.
 
-        ``starts`` are the `addresses` of the states, or None if not yet computed; ``found`` are
-        those of the parameters. Masks have the shapes of x.
+        ``starts`` are the `addresses` of the states, or None if not yet computed; ``found`` are the
+        parameters'. Masks have the shapes of x.
         """
         again = starts is not None and self.output is None
         if starts is None:
@@ -306,9 +292,9 @@ class _Direction:
         needs: Sequence[bool],
         later: _Rows | None = None,
     ) -> list[Tensor | None]:
-        """Gradients of inputs and parameters; ``saved`` and ``masks`` are those of `forward`.
+        """Gradients of inputs and parameters.
 
-        ``later``, if given, collects rows instead of computing parameter gradients.
+        If given, ``later`` collects rows from which parameter gradients are computed later.
         """
         inputs, (output, kept, own, *given) = saved[:_GIVEN], saved[_GIVEN:]
         found = addresses(_NAMES, (*inputs, output, None, None, kept), self._read_back)
@@ -332,7 +318,7 @@ class _Direction:
         return made
 
     def add_weights(self, rooms: Sequence[int], rows: int, to: Sequence[int], more: bool) -> None:
-        """Write or (``more``) add the gradients of both weights to these addresses."""
+        """Write, or add if ``more``, the gradients of both weights to these addresses."""
         self._weights(self._address, _PACK_ROOMS(*rooms), rows, *to, more)
 
     @property
@@ -445,7 +431,7 @@ class _Node(torch.autograd.Function):
 
 
 class _Sums:
-    """Gradients of parameters, for each backward pass in progress; ``needs``: which."""
+    """Gradients of the needed parameters, for each backward pass in progress."""
 
     def __init__(self, direction: _Direction, needs: list[bool]) -> None:
         self.direction, self.needs, self.used = direction, needs, False
@@ -570,11 +556,7 @@ class Prepared:
         ]
 
     def check(self) -> list[list[int]]:
-        """Addresses of the parameters of each direction.
-
-        Raises:
-            RuntimeError: if a parameter has changed its form.
-        """
+        """Addresses of each direction's parameters; RuntimeError if one has changed its form."""
         return [
             addresses(Parameters._fields, parameters, direction.parameters)
             for parameters, direction in zip(self._parameters, self._directions, strict=True)
@@ -593,15 +575,9 @@ class Prepared:
     ) -> tuple[Any, States]:
         """Output and final states.
 
-        Args:
-            found: result of `check`.
-            x: inputs.
-            starts: `addresses` of the states, or ``None`` if not yet computed.
-            states: initial states, each (layers * directions, N, H), or (N, H) for a single step.
-            dropout: probability of zeroing an element between layers, in training mode.
-            training: whether the layer is in training mode.
-            noise: sampled noise by direction, or ``None``.
-            reset: rows before which states are reset, (T * N,), or ``None``.
+        ``found`` is the result of `check`, ``starts`` are the `addresses` of the states, or None if
+        not yet computed. States are (layers * directions, N, H), or (N, H) for a single step;
+        ``reset`` is (T * N,).
         """
         masks = [NO_MASKS] * len(self._directions) if noise is None else [*map(masks_of, noise)]
         if len(self._directions) == 1:

@@ -30,15 +30,10 @@ def is_widened(dtype: torch.dtype) -> bool:
 class MixedPrecision:
     """A kernel that runs half-precision CPU calls on a float32 kernel.
 
-    Only processors with AMX, and AMD's with AVX-512, multiply bfloat16 faster than float32.
-    Elsewhere, and for small calls, float32 takes 0.5 to 0.9 of the time and is more precise
-    (docs/results/performance.md). Float16 and batch norm have no half-precision kernel. Outputs
-    have the requested dtype, final states that of the weights.
-
-    Example:
-        >>> from ln_zoo.ops.engines.native.layers import NativeLayers
-        >>> MixedPrecision(NativeLayers()).title
-        'C++, in one call, in float32'
+    Only AMX, and AMD's AVX-512, multiply bfloat16 faster than float32. Elsewhere, and for small
+    calls, float32 takes 0.5 to 0.9 of the time and is more precise (docs/results/performance.md).
+    Float16 and batch norm have no half-precision kernel. Outputs have the requested dtype, final
+    states the dtype of the weights.
     """
 
     name = "native"
@@ -52,9 +47,6 @@ class MixedPrecision:
         return self.kernel.missing()
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """Why this call is not widened, or why the kernel does not support it in float32; else
-        None.
-        """
         dtype = product_dtype(call.x)
         if call.x.device.type != "cpu" or dtype not in _HALF:
             return "the call is not in half precision on the CPU"
@@ -93,5 +85,5 @@ def _wide(call: RecurrentCall, x: Tensor) -> RecurrentCall:
 
 
 def _float(a: Any) -> Any:
-    """A tensor in float32, materialised if it is a negated view; None stays None."""
+    """A tensor in float32, with negated views materialised."""
     return None if a is None else a.float().resolve_neg()

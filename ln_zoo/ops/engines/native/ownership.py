@@ -46,11 +46,7 @@ def why_not_ours(path: Path) -> str | None:
 
 
 def is_our_file(path: Path) -> bool:
-    """Whether it is a regular file of this user or root that no one else can write to.
-
-    Raises:
-        OSError: if it does not exist.
-    """
+    """Whether it is a regular file of this user or root that no one else can write to."""
     state = path.lstat()
     return stat.S_ISREG(state.st_mode) and _why(path, state, sticky_will_do=False) is None
 

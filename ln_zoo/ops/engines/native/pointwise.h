@@ -160,7 +160,7 @@ struct Gates {
   void prefetch(int64_t, bool) const {}
 };
 
-// Write gradients of rows a to `to`, from those p of the normalised rows times a gain.
+// Write gradients of rows a to `to`, from gradients p of the normalised rows times a gain.
 template <class Norm>
 void adjoint(int64_t units, Norm norm, typename Norm::Means means, const float* gain,
              const float* a, const float* p, float* to) {
@@ -198,8 +198,8 @@ void lstm_out(const Steps& s, const Shape& shape, Norm norm, float* c, const flo
 // zoneout (ANEW) or normalised (CARRIED).
 enum CellState { KEPT, ANEW, CARRIED };
 
-// From gradients of h to gradients of o's pre-activation and the normalised cell state, added to
-// `totals`; dc, the gradient of the carried state, is read if CARRIED.
+// Gradients of o's pre-activation and the normalised cell state, from those of h; adds to
+// `totals`. dc, the gradient of the carried state, is read if CARRIED.
 template <CellState STATE, class T, class Norm, class Totals>
 void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const float* c,
                    const float* c_prev, const float* dout, const float* dh, const float* dc,
@@ -226,7 +226,7 @@ void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const
   });
 }
 
-// From these to the gradients dp (4H,) of all pre-activations and of the previous cell state.
+// Gradients dp (4H,) of all pre-activations and of the previous cell state, from these.
 template <CellState STATE, class T, class Norm, class Totals>
 void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Means means,
                      const float* c, const float* c_prev, float* dc, float* dp,
@@ -261,7 +261,7 @@ void light_gru_gates(const Shape& shape, T terms, const float* h_prev, float* h)
   });
 }
 
-// From gradients of h to du (2H,), of both pre-activations, and the part that bypasses them.
+// du (2H,), gradients of both pre-activations, and the part that bypasses them, from those of h.
 template <class T, class Totals>
 void light_gru_gates_back(const Shape& shape, T terms, const float* h_prev, const float* dout,
                           float* dh, float* du, Totals& totals) {
@@ -306,8 +306,8 @@ void gru_gates(const Steps& s, const Shape& shape, T terms, const float* h_prev,
   });
 }
 
-// From gradients of h to dv and du (3H,), of all pre-activations, and the part that bypasses them.
-// In a light GRU dv equals du; only du is written.
+// dv and du (3H,), the gradients of all pre-activations, and the part that bypasses them, from
+// gradients of h. In a light GRU dv equals du; only du is written.
 template <class T, class Totals>
 void gru_gates_back(const Steps& s, const Shape& shape, T terms, const float* h_prev,
                     const float* dout, float* dh, float* dv, float* du, Totals& totals) {
@@ -341,7 +341,7 @@ void rnn_out(const Steps& s, const Shape& shape, Norm norm, const float* u, floa
   });
 }
 
-// From gradients of h to du, the gradient of the normalised sum with gain and bias.
+// du, the gradient of the normalised sum with gain and bias, from gradients of h.
 template <class Norm, class Totals>
 void rnn_out_back(const Steps& s, const Shape& shape, Norm norm, const float* u, const float* dout,
                   const float* dh, float* du, Totals& totals) {

@@ -28,8 +28,7 @@ def levels_for(features: Collection[str]) -> list[Level]:
 def read_manifest(folder: Path) -> dict[str, tuple[Path, Made]]:
     """Libraries of a folder by level; empty without a manifest.
 
-    Raises:
-        Unavailable: if the manifest is invalid, or for another system.
+    Unavailable if the manifest is invalid, or for another system.
     """
     file = folder / MANIFEST
     if not file.exists():

@@ -17,7 +17,7 @@ inline vec widen(const bfloat* p) {
   return (vec)bits;
 }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Round to nearest, ties to even; NaN stays NaN.
 inline bfloat narrow(float a) {
   uint32_t bits;
   std::memcpy(&bits, &a, 4);

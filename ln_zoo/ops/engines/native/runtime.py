@@ -107,9 +107,8 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Te
 def rows_of_chunk(rows: int, saved: bool) -> int:
     """Minimum rows of a chunk in a call of this many rows.
 
-    Fewer chunks are faster; the memory of small chunks is negligible next to the weights. A tenth
-    of all rows is small compared with the tensors saved for the backward pass. Without a backward
-    pass, torch's own loop allocates memory for all rows.
+    Fewer chunks are faster. A tenth of all rows is small compared with the tensors saved for the
+    backward pass; without one, torch's own loop allocates memory for all rows.
     """
     return min(max(256, rows // (10 if saved else 2)), 2048)
 
@@ -133,7 +132,6 @@ class NativeProducts(Steps):
 
     @functools.cached_property
     def w_ih(self) -> Tensor:  # type: ignore[override]
-        """The effective weights, computed only if torch multiplies."""
         return centred(self._raw, self._place).contiguous()
 
     def rows_of_chunk(self, saved: bool) -> int:
@@ -185,7 +183,7 @@ def packed(
 ) -> Packed:
     """Pack a matrix (K, N), or (N, K) if ``transposed``, in scratch memory of that name.
 
-    With ``rows``, how products of a weight are normalised, `centred` is applied.
+    With ``rows``, the weight is `centred`.
     """
     kind = torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float32
     narrow, means, hidden = kind == torch.bfloat16, None, 1
@@ -208,9 +206,9 @@ def packed(
 def packed_shares(
     name: str, w_hh: Tensor, rows: Rows | Examples, shares: int, backward: bool
 ) -> Packed:
-    """Pack the recurrent weight (G, H) for threads that split the units, share by share.
+    """Pack the recurrent weight (G, H), transposed for the forward pass, share by share.
 
-    The forward pass needs the transpose. ``name`` and ``rows`` as in `packed`.
+    Each thread uses its share of the units. ``name`` and ``rows`` as in `packed`.
     """
     width, hidden = w_hh.shape
     gates, kind = width // hidden, torch.float32
@@ -228,9 +226,7 @@ def packed_shares(
 
 
 def _means(name: str, w: Tensor, rows: Rows) -> tuple[int, int]:
-    """Address of the mean rows of each group, repeated for every gate, (gates, F), and rows per
-    gate.
-    """
+    """Address of the mean rows of each group, repeated for every gate, and rows per gate."""
     gates, features, kind = sum(rows.groups), w.shape[1], torch.float32
     hidden = w.shape[0] // gates
     size = gates * features

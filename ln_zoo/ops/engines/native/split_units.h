@@ -45,9 +45,9 @@ int64_t own_cache() {
 // Scheduler of the stages of all steps, numbered from 1; a stage starts when all shares have
 // finished the previous one.
 //
-// A thread runs its own share, then unstarted shares of other threads, so that
-// preempted threads do not block others. While a share is in progress, it spins for about the cost
-// of a sleep, then sleeps. Results do not depend on which thread runs a share.
+// A thread runs its own share, then unstarted shares of others, so that preempted threads do not
+// block the rest. While a share is in progress, it spins for about the cost of a sleep, then
+// sleeps. Results do not depend on which thread runs a share.
 class Relay {
  public:
   explicit Relay(int64_t shares) : shares_(shares), taken_(shares) {}

@@ -31,7 +31,7 @@ inline const float* floats(const bfloat* p, int64_t n, float* scratch) {
 
 inline void copy(const float* from, int64_t n, bfloat* to) { narrow(from, n, to); }
 
-// A product with the recurrent weight, (K, N).
+// A product with the recurrent weight, packed (K, N).
 template <class T>
 void recurrent_product(const Steps& s, int64_t M, int64_t N, int64_t K, Left<T> a, float* c,
                        bool add) {

@@ -143,9 +143,6 @@ class NativeSteps(NativeProducts):
         self.library.ln_zoo_backward(byref(self.backward_arguments(grads, shares)))
 
     def forward_arguments(self, chunk: Chunk, shares: int = 1) -> StepsArguments:
-        """C++ arguments of a chunk; ``shares``: shares of units, or 1 if threads split the
-        examples.
-        """
         saved, v = chunk.saved, chunk.v
         tensors = {"v": v, "h": chunk.h, "c": chunk.c, "output": chunk.out}
         tensors |= chunk.masks._asdict()

@@ -23,18 +23,11 @@ from ln_zoo.ops.spec import Examples, Rows, Spec
 
 
 class Tile(NamedTuple):
-    """The part of a step that a program processes at a time.
-
-    Attributes:
-        rows: rows, a power of two.
-        units: hidden units, a power of two.
-        many: whether a step has more rows.
-        warps: warps of the program.
-    """
+    """The part of a step that a program processes at a time; sizes are powers of two."""
 
     rows: int
     units: int
-    many: bool
+    many: bool  # whether a step has more rows
     warps: int
 
 
@@ -47,11 +40,6 @@ def tile(examples: int) -> Tile:
     """Tile for the rows of a step: up to four elements of each tensor per thread.
 
     More units make wider accesses, fewer units more programs.
-
-    Example:
-        >>> tile(8), tile(128), tile(5000)
-        (Tile(rows=8, units=8, many=False, warps=1), Tile(rows=128, units=4, ..., warps=4),
-         Tile(rows=128, units=4, many=True, warps=8))
     """
     rows = max(4, 1 << (examples - 1).bit_length())
     if rows > MAX_ROWS:
@@ -197,14 +185,9 @@ def _of_steps(places: Places) -> dict[str, Tensor]:
 class Steps(steps.Steps):
     """The steps of a chunk, ready to launch.
 
-    Args:
-        p: state of the call.
-        rows: tensors (rows, ...) of the chunk, by slot.
-        examples: tensors (N, H), by slot.
-        flags: compile-time arguments that depend on the chunk.
-        statistics: tensors (steps, ...) of the chunk, by slot.
-        totals: gradients of vectors, by slot.
-        sizes: rows of each step.
+    Tensors are given by slot: ``rows`` (rows, ...) and ``statistics`` (steps, ...) of the chunk,
+    ``examples`` (N, H), ``totals`` for gradients of vectors. ``flags`` are compile-time arguments
+    that depend on the chunk.
     """
 
     p: PreparedBatch

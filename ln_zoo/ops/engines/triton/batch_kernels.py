@@ -1,9 +1,8 @@
 """Triton kernels of one time step, for places that normalise over examples.
 
 A program owns UNITS hidden units, with all their gates, of all rows of the step, in tiles of ROWS x
-UNITS; more than ROWS rows (MANY) are re-read for each pass. Vectors are read as tiles of equal
-rows. A place is 0 (identity), 1 (given statistics) or 2 (batch statistics; products are saved
-centred).
+UNITS; more than ROWS rows (MANY) are read again for each pass. A place is 0 (identity), 1 (given
+statistics) or 2 (batch statistics; products are saved centred).
 """
 
 # triton does not support starred tuples.
@@ -95,7 +94,6 @@ def _tile(n, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def _at(lines, cols, H: tl.constexpr, GATES: tl.constexpr):
-    """Offsets of tiles in rows of all gates."""
     # Alignment of rows of H only: with a stronger hint for the first gate, the compiler would place
     # its tile in the registers of other threads, and exchange it.
     rows = tl.multiple_of(lines * (GATES * H), [H & -H, H & -H])
@@ -195,10 +193,7 @@ def _add12(
 
 @triton.jit
 def _sums(a):
-    """Sums over the rows of each tile, padded with zeros.
-
-    One reduction of several values: each reduction costs barriers.
-    """
+    """Sums over rows of each tile, padded with zeros; one reduction, since each costs barriers."""
     if len(a) == 1:
         return (tl.sum(a[0], 0, keep_dims=True),)
     elif len(a) == 2:
@@ -263,8 +258,7 @@ def _statistics(
     """Means and reciprocal deviations of a step at a place; stores batch statistics.
 
     Rows are read from memory at ``a`` if MANY, otherwise they are ``tiles``. ``mean`` and ``var``
-    are slots, ``at`` is the offset of this step's statistics. CENTRED: means are zero, and not
-    stored.
+    are slots, ``at`` is the offset of the step. CENTRED: means are zero, and not stored.
     """
     if PLACE == 2:
         means = _fill(0.0, GATES)
@@ -297,7 +291,6 @@ def _kept_statistics(
     GATES: tl.constexpr, PLACE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr,
     CENTRED: tl.constexpr, WIDE_ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Load statistics: given ones, or saved by the forward pass."""
     means, factors = _fill(0.0, GATES), _fill(1.0, GATES)
     if PLACE:
         variances = _address(table, var, tl.float32, WIDE_ALIGN)
@@ -321,10 +314,9 @@ def _normalised(a, mean, factor):
 def _through(
     d, a, factor, gain, sums, n, PLACE: tl.constexpr, CORRECTION: tl.constexpr
 ):  # fmt: skip
-    """Gradient of a tile before normalisation, from that of the normalised tile a times its gain,
-    d.
+    """Gradient before normalisation, from the gradient d of the normalised tile a times its gain.
 
-    ``factor``: tuple of reciprocal deviations; ``sums``: sums over rows of d and of d times a.
+    ``factor``: reciprocal deviations; ``sums``: sums over rows of d and of d times a.
     """
     if PLACE == 2:
         d = d - sums[0] / n - a * (sums[1] / (n - CORRECTION))
@@ -335,7 +327,6 @@ def _through(
 def _through_gates(
     d, a, factor, gain, sums, scaled, n, PLACE: tl.constexpr, CORRECTION: tl.constexpr
 ):  # fmt: skip
-    """`_through` for all gates, with both sums in separate tuples."""
     found = ()
     for q in tl.static_range(len(d)):
         x = _through(
@@ -349,7 +340,7 @@ def _through_gates(
 def _accumulate(
     table, slot: tl.constexpr, cols, first, H: tl.constexpr, WIDE_ALIGN: tl.constexpr, a
 ):  # fmt: skip
-    """Add to a vector of the call; in every step, the units belong to the same program."""
+    """Add to a vector of the call; in every step, the same program owns the units."""
     to = _address(table, slot, tl.float32, WIDE_ALIGN)
     _write_gates(to, cols, first, H, _plus(_read_gates(to, cols, first, H, len(a)), a))
 
@@ -441,7 +432,7 @@ def _lstm_gates(
     v, u, c, mean_v, factor_v, mean_u, factor_u, bias, kept, wide, c_rows, narrow, mask,
     H: tl.constexpr, RECURRENT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Next cell state of a tile, and its output gate; stores what the backward pass reads."""
+    """Next cell state of a tile, and its output gate; stores tensors for the backward pass."""
     _keep(kept, wide, mask, H, u, mean_u, RECURRENT, SAVE)
     a, b = _normalised(v, mean_v, factor_v), _normalised(u, mean_u, factor_u)
     p = _plus(_plus(a, b), bias)
@@ -455,7 +446,6 @@ def _lstm_gates(
 def _keep(
     kept, at, mask, H: tl.constexpr, u, mean, PLACE: tl.constexpr, SAVE: tl.constexpr
 ):  # fmt: skip
-    """Store products, centred under batch statistics."""
     if SAVE:
         if PLACE == 2:
             u = _less(u, mean, mask)
@@ -529,7 +519,7 @@ def _gru_gates(
     v, u, h, mean_v, factor_v, mean_u, factor_u, bias, bias_hn, kept, at, mask,
     H: tl.constexpr, RECURRENT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Next state of a tile; stores what the backward pass reads."""
+    """Next state of a tile; stores tensors for the backward pass."""
     _keep(kept, at, mask, H, u, mean_u, RECURRENT, SAVE)
     a, b = _normalised(v, mean_v, factor_v), _normalised(u, mean_u, factor_u)
     a = _plus(a, bias)
@@ -721,9 +711,7 @@ def _read_lstm(memory, lines, cols, mask, H: tl.constexpr, HAS_DOUT: tl.constexp
 
 @triton.jit
 def _lstm_out_back(tiles, places, of_c):
-    """Normalised terms, pre-activations, gradients of o's pre-activation and of the shown c;
-    normalised c.
-    """
+    """Normalised terms, pre-activations, gradients of o and of the shown c; normalised c."""
     v, u, d, c, _, _ = tiles
     mean_v, factor_v, gain_v, mean_u, factor_u, gain_u, bias = places
     mean_c, factor_c, gain_c, shift_c = of_c
@@ -738,7 +726,6 @@ def _lstm_out_back(tiles, places, of_c):
 def _lstm_gates_back(
     tiles, found, of_c, sums_c, n, mask, LAST: tl.constexpr, CORRECTION: tl.constexpr
 ):  # fmt: skip
-    """Gradients of pre-activations and of the cell state before the step."""
     _, _, _, _, c_before, dc = tiles
     _, _, p, dp3, dm, shown = found
     _, factor_c, gain_c, _ = of_c
@@ -984,7 +971,7 @@ def rows_less_means(
     a, sizes, out, means, n, width,
     ROWS: tl.constexpr, COLS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Subtract from rows a (n rows per step, width) their means, (steps, width), over each step.
+    """Subtract from rows a (n rows per step, width) their means over each step, (steps, width).
 
     Program (t, j) has some columns of step t. If PACKED, ``sizes`` has the first row and number of
     rows of each step. ``out`` may be a.

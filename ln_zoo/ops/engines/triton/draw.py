@@ -1,8 +1,7 @@
 """DRAW on NVIDIA GPUs: Triton kernels between the products, and whole runs as CUDA graphs.
 
-A glimpse is three products and four kernels of a few microseconds each, less than a launch costs.
-All glimpses are therefore captured, forward and backward, when a call of the same sizes repeats
-(`ln_zoo.ops.engines.triton.graphs`).
+The three products and four kernels of a glimpse take less time than their launches, so all glimpses
+are captured when a call of the same sizes repeats (`ln_zoo.ops.engines.triton.graphs`).
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def _power(n: int) -> int:
 class TritonDraw(DrawSteps):
     """`DrawSteps` as kernels, and whole runs as captured graphs.
 
-    `write` is one launch for the heads, the canvas and the next glimpse's patch. The gradients of
-    these are one launch as well, except for the part from heads to h_dec (`lstm_back`).
+    `write` launches one kernel for the heads, the canvas and the next glimpse's patch. Their
+    gradients are one launch as well, except for the part from heads to h_dec (`lstm_back`).
     """
 
     @staticmethod
@@ -152,7 +151,6 @@ class TritonDraw(DrawSteps):
             self._paint(0, write=False, read=True)
 
     def write(self, t: int) -> None:
-        """Compute the heads, the next canvas, and r of the next glimpse."""
         self._paint(t + 1, write=True, read=t + 1 < self.glimpses)
 
     def _paint(self, t: int, write: bool, read: bool) -> None:
@@ -177,7 +175,6 @@ class TritonDraw(DrawSteps):
         )
 
     def lstm(self, which: int, t: int) -> None:
-        """From pre-activations to h, written to the inputs of its readers."""
         kept, hidden = self.kept, self.hidden
         before, after = t % self.slots, (t + 1) % self.slots
         inputs = kept.inputs[_ENCODER][after]
@@ -228,7 +225,7 @@ class TritonDraw(DrawSteps):
         self._unpaint(t + 1, write=True, read=t + 1 < self.glimpses)
 
     def read_back(self, t: int) -> None:
-        """The same for the first patch; `write_back` handles the others."""
+        """Gradient of the first patch; `write_back` handles the others."""
         if t == 0:
             self._unpaint(0, write=False, read=True)
 
@@ -321,11 +318,9 @@ class _Recording:
 
     @property
     def free(self) -> bool:
-        """Whether gradients of its last run can no longer be requested."""
         return self._user is None or self._user() is None
 
     def take(self) -> _Ticket:
-        """Reserve the graph while the ticket is alive."""
         ticket = _Ticket()
         self._user = weakref.ref(ticket)
         return ticket
@@ -334,7 +329,7 @@ class _Recording:
 class Replay(NamedTuple):
     """State for the gradients of a replayed run.
 
-    Does not hold the results: they hold it, and a cycle would keep them alive.
+    The results hold it; holding them would be a reference cycle.
     """
 
     entry: graphs.Entry
@@ -376,8 +371,8 @@ def replayed(
 ) -> tuple[tuple[Tensor, ...], Replay] | None:
     """Run all glimpses as a CUDA graph; None if none is available.
 
-    ``plan`` is everything that the run depends on, besides its operands. ``forward`` is captured
-    when a call of the same sizes repeats. Returns the results, and the state for their gradients.
+    ``plan`` is everything besides operands that the run depends on. ``forward`` is captured when a
+    call of the same sizes repeats. Returns the results, and the state for their gradients.
     """
     noise = operands.noise
     if not may_replay(noise):

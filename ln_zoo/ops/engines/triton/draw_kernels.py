@@ -1,8 +1,7 @@
 """Triton kernels between the products of DRAW (equations: `ln_zoo.ops.loops.draw`).
 
-One program per image. Computation is in float32; operands of products may be bfloat16. Filters are
-recomputed where needed, which costs less than saving them. Imported only within
-`ln_zoo.ops.engines.triton`, since it needs triton.
+One program per image, in float32; operands of products may be bfloat16. Filters are recomputed
+where needed, which costs less than saving them.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ def _filters_back(
     KP: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, BOUND: tl.constexpr,
     ADDS_EPS: tl.constexpr,
 ):  # fmt: skip
-    """Backpropagate from filters to place, log variance and log stride."""
     k = tl.arange(0, KP)
     e = (gradient - tl.sum(filters * gradient, 1)[:, None]) * filters
     first = tl.sum(e * distance, 1)
@@ -180,7 +178,7 @@ def _store_matrix(pointer, a, ROWS: tl.constexpr, RP: tl.constexpr, COLS: tl.con
     tl.store(pointer + rows * COLS + cols, a.to(pointer.dtype.element_ty), mask=inside)
 
 
-# Glimpses. Arguments of one image begin at n times a stride; a stride of inputs is that of a row
+# Glimpses. Arguments of image n begin at n times a stride; for inputs, the stride of a row
 
 
 @triton.jit
@@ -195,7 +193,7 @@ def paint(
 ):  # fmt: skip
     """Heads of h_dec, the next canvas, and the patch of the next glimpse.
 
-    WRITE: compute heads and canvas; otherwise both exist, the canvas in `painted`. READ: the patch.
+    WRITE: compute heads and canvas; otherwise both exist. READ: compute the patch.
     """
     n = tl.program_id(0).to(tl.int64)
     numbers = heads + n * HEADS

@@ -1,8 +1,7 @@
 """Captured CUDA graphs of time steps, cached for calls of the same shape.
 
 A step is two kernels of a few microseconds, less than two launches cost; a graph of many steps is
-one launch. Graphs use fixed addresses, so step kernels find their tensors through a table
-(`ln_zoo.ops.engines.triton.kernels`).
+one launch. Graphs use fixed addresses, so step kernels find their tensors through a table.
 """
 
 from __future__ import annotations
@@ -41,18 +40,12 @@ class Entry:
 
 
 class Cache:
-    """Graphs of the most recently used kinds of steps on one device.
+    """Graphs of the most recently used kinds of steps on one device; users must hold `lock`.
 
-    Capture takes as long as thousands of steps, so a kind is captured at its second request. If the
-    cache is full, only a kind not requested lately is evicted, so that many kinds in turn do not
-    evict each other.
-
-    Work is ordered by call, also across streams, because graphs share the scratch memory of matrix
-    products. Users of an entry must hold `lock`.
-
-    Args:
-        size: number of kinds.
-        patience: requests after which a kind may be evicted.
+    Capture takes as long as thousands of steps, so a kind is captured at its second request. A full
+    cache only evicts a kind without a request in the last ``patience``, so that many kinds in turn
+    do not evict each other. Work is ordered by call, also across streams, because graphs share the
+    scratch memory of matrix products.
     """
 
     def __init__(self, size: int = 8, patience: int = 64) -> None:
@@ -67,9 +60,7 @@ class Cache:
         self._pool: Any = None
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Entry | None:
-        """The entry of a key, everything that launches depend on, or None if nothing is to be
-        captured now.
-        """
+        """The entry of a key, or None if nothing is to be captured now."""
         self._requests += 1
         if key in self._entries:
             self._entries.move_to_end(key)

@@ -1,9 +1,8 @@
 """Triton kernels of one time step of LSTM, GRU and RNN, forward and backward, and sums over rows.
 
-A step is a cuBLAS product and one kernel, with one program per row; centred weights make rows of
+One program per row, in float32 for products of any dtype (KIND); centred weights make rows of
 products have mean 0. Addresses come from a table in device memory, so that a captured CUDA graph
-serves different tensors. Computation is in float32 for products of any dtype (KIND). H and
-alignments are constants, for 128-bit accesses. Imported only within `ln_zoo.ops.engines.triton`.
+serves different tensors. H and alignments are constants, for 128-bit accesses.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def _address(table, slot: tl.constexpr, kind: tl.constexpr, ALIGN: tl.constexpr)
 
 @triton.jit
 def _read(pointer, q: tl.constexpr, H: tl.constexpr, cols, mask):
-    """Part of gate q, zero past the end."""
     return tl.load(pointer + q * H + cols, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -139,7 +137,6 @@ def _is_over(table, step):
 
 @triton.jit
 def _seen(table, line, H: tl.constexpr, cols, mask, RESETS: tl.constexpr):
-    """Mask of units whose previous states are not reset."""
     if RESETS:
         flag = tl.load(tl.load(table + RESET).to(tl.pointer_type(tl.int8)) + line)
         return cols < H * (flag == 0).to(tl.int32)
@@ -198,7 +195,6 @@ def _carry(
 def _cell_back(
     d, table, line, H: tl.constexpr, cols, mask, HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr
 ):  # fmt: skip
-    """`_held_back` of an LSTM's cell state; without zoneout, all of it passes."""
     if HOLD != 0:
         return _held_back(d, table, ZONEOUT_C, line, H, cols, mask, HOLD, FLAG_ALIGN)
     else:
@@ -231,7 +227,6 @@ def _incoming(
 
 @triton.jit
 def _leaving(a0, a1, a2, a3, seen, RESETS: tl.constexpr):
-    """Gradients of pre-activations for the product; zeros past a reset."""
     if RESETS:
         a0, a1 = tl.where(seen, a0, 0.0), tl.where(seen, a1, 0.0)
         a2, a3 = tl.where(seen, a2, 0.0), tl.where(seen, a3, 0.0)
@@ -283,9 +278,9 @@ def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
 
 @triton.jit
 def _merge(s0, s1, s2, s3, STARTS: tl.constexpr):
-    """Sum gates to groups.
+    """Sum gates to groups; bit q of STARTS: a group starts with gate q.
 
-    Bit q of STARTS: a group starts with gate q; bit 4: there are three gates, and the fourth is 0.
+    Bit 4: there are three gates, and the fourth is 0.
     """
     if not STARTS & 2:
         s1 += s0
@@ -305,10 +300,7 @@ def _merge(s0, s1, s2, s3, STARTS: tl.constexpr):
 def _sums(
     x0, x1, x2, x3, y0, y1, y2, y3, X_STARTS: tl.constexpr, Y_STARTS: tl.constexpr
 ):  # fmt: skip
-    """Sums over groups of two rows of four gates, gate by gate.
-
-    One reduction of several values: each reduction costs barriers.
-    """
+    """Sums over groups of two rows of four gates; one reduction, since each costs barriers."""
     if X_STARTS == 1 and Y_STARTS == 1:
         a, b = tl.reduce(((x0 + x1) + (x2 + x3), (y0 + y1) + (y2 + y3)), 0, _add2)
         return a, a, a, a, b, b, b, b
@@ -474,7 +466,6 @@ def _keep_reciprocals(
     stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3,
     GATES: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr,
 ):  # fmt: skip
-    """Store reciprocal deviations; returns the next slot."""
     if INPUT:
         _keep(stats, rv0, rv1, rv2, rv3, GATES, INPUT)
         stats += _place(GATES - 1, INPUT) + 1
@@ -488,7 +479,6 @@ def _keep_reciprocals(
 def _kept_reciprocals(
     stats, GATES: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr
 ):  # fmt: skip
-    """Load what `_keep_reciprocals` stored; returns the next slot as well."""
     rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
     ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
     if INPUT:
@@ -508,8 +498,7 @@ def _normalised_terms(
     JOINT: tl.constexpr, INPUT_EPS: tl.constexpr, RECURRENT_EPS: tl.constexpr, SAVE: tl.constexpr,
     STATS_SIZE: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """Input terms with biases and recurrent terms, gate by gate; stores what the backward pass
-    reads.
+    """Input terms with biases and recurrent terms; stores the tensors for the backward pass.
 
     Optionally loads a state between products and vectors, which fixes the order of loads. The last
     value is the address after the stored statistics.
@@ -589,7 +578,7 @@ def _normalised(c, mask, H: tl.constexpr, RULE: tl.constexpr, EPS: tl.constexpr)
 
 @triton.jit
 def _normalised_back(e, a, factor, H: tl.constexpr, RULE: tl.constexpr):
-    """Gradients of the cell state, from those e of the normalised one, a."""
+    """Gradients of the cell state, from gradients e of the normalised one, a."""
     if RULE == 2:
         s0, s1 = tl.reduce((e, e * a), 0, _add2)
         return factor * (e - s0 / H - a * (s1 / H))
@@ -1045,19 +1034,10 @@ def column_sums(
     """Sums over rows of d and of d times a normalised row: gradients of a bias and of a gain.
 
     Program (k, j) sums rows k * SHARE to (k + 1) * SHARE of some columns of one gate, ROWS at a
-    time, into ``partial[k]``. No two programs write to one place, so the order of additions is
-    fixed.
-
-    Args:
-        work: d, (rows, WIDTH, H); gate first + q of it belongs to gate q of a, except that after
-            SKIP gates one is skipped.
-        a: unnormalised rows, (rows, GATES, H).
-        stats: reciprocal deviations, with a row stride of STATS_SIZE.
-        partial: (programs, 2, GATES, H).
-        rows: number of rows.
-        first: see ``work``.
-        STARTS: the groups, see `_merge`; 0: no second sum.
-        OWN_MEAN: whether a row's mean must be subtracted and is stored before its deviation.
+    time, into ``partial[k]``, (2, GATES, H); the order of additions is fixed. ``work`` has d,
+    (rows, WIDTH, H): gate q of a, unnormalised (rows, GATES, H), has gate first + q, one more after
+    SKIP gates. ``stats`` has reciprocal deviations, with a row stride of STATS_SIZE. STARTS: see
+    `_merge`; 0: no second sum. OWN_MEAN: subtract the row's mean, stored before its deviation.
     """
     k = tl.program_id(0).to(tl.int64)
     blocks: tl.constexpr = (H + COLS - 1) // COLS

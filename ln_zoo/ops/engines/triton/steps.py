@@ -1,9 +1,8 @@
 """The engine for NVIDIA GPUs: each step is one matrix product and one Triton kernel.
 
 At least `graphs.SHORTEST` steps are launched as captured CUDA graphs, unless
-``LN_ZOO_CUDA_GRAPHS=0``. Packed sequences are captured with programs for the largest step; kernels
-read actual sizes from device memory. Triton is imported on first use. Results are bitwise
-reproducible on the same device and library versions.
+``LN_ZOO_CUDA_GRAPHS=0``. Packed sequences are captured with programs for the largest step. Results
+are bitwise reproducible on the same device and library versions.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Prepared(ChunkSteps):
         return max(self.chunk_rows, CHUNK_BYTES // max(1, 2 * gates * kind + wide))
 
     def _choose_kernel(self, dtype: torch.dtype, biased: bool) -> None:
-        """Set the kernel, its compile-time arguments, and the slots of its table of addresses."""
+        """Set the kernel, its compile-time arguments, and the slots of its address table."""
         kernels, spec = _kernels(), self.spec
         self.kernel = kernels.STEPS[spec.cell, self.is_backward]
         self.constants = constants(
@@ -269,12 +268,7 @@ def block(hidden: int) -> int:
 
 
 def warps(hidden: int) -> int:
-    """Warps of a program for a row of H: four units per thread.
-
-    Example:
-        >>> warps(100), warps(256), warps(400), warps(2400)
-        (1, 2, 4, 32)
-    """
+    """Warps of a program for a row of H: four units per thread."""
     return max(1, block(hidden) // 128)
 
 
@@ -311,7 +305,7 @@ Transfer = Callable[[Buffers, int], None]
 
 @dataclass(frozen=True)
 class Run:
-    """Steps that are launched together; ``row``: the first row, ``sizes``: rows of each step."""
+    """Steps launched together; ``row``: the first row, ``sizes``: rows of each step."""
 
     row: int
     sizes: tuple[int, ...]
@@ -330,9 +324,7 @@ class Run:
 
 
 class Piece(NamedTuple):
-    """Steps of any sizes that are launched together: index of the first, number, and programs of
-    each.
-    """
+    """Packed steps launched together: index of the first, number, and programs of each."""
 
     first: int
     length: int
@@ -376,14 +368,9 @@ def _runs(sizes: Sequence[int]) -> list[Run]:
 class Steps:
     """The steps of a chunk, ready to launch.
 
-    Args:
-        p: state of the call.
-        rows: tensors (rows, ...) of the chunk, by slot.
-        examples: tensors (N, H), by slot.
-        flags: compile-time arguments that depend on the chunk.
-        masks: noise and resets.
-        steps: tensors (steps, ...) of the chunk, by slot.
-        vectors: further vectors, by slot.
+    Tensors are given by slot: ``rows`` (rows, ...) and ``steps`` (steps, ...) of the chunk,
+    ``examples`` (N, H), and further ``vectors``. ``flags`` are compile-time arguments that depend
+    on the chunk.
     """
 
     def __init__(
@@ -429,7 +416,6 @@ class Steps:
         self.constants = {**p.constants, **noise_constants(masks), **flags, **self._alignments()}
 
     def _alignments(self) -> dict[str, int]:
-        """Alignment of all rows in bytes, by dtype."""
         found = {}
         kinds = {"KIND_ALIGN": self.p.weight.dtype, "WIDE_ALIGN": torch.float32}
         if any(of == torch.bool for _, of in self._addresses):
@@ -442,10 +428,7 @@ class Steps:
         return found
 
     def run(self, sizes: Sequence[int], start: Transfer, end: Transfer | None) -> None:
-        """Launch all steps of the chunk.
-
-        ``start`` copies states into the buffers, ``end`` copies them out; `launch` takes the same.
-        """
+        """Launch all steps; ``start`` and ``end`` copy states into and out of the buffers."""
         # A captured stream must not read host memory that later calls overwrite.
         if sizes[0] != sizes[-1] and len(sizes) >= graphs.SHORTEST and not _is_recorded(self.p):
             self._run_packed(sizes, start, end)
@@ -571,7 +554,6 @@ class Steps:
         return (self.p.spec.cell, self.p.is_backward, examples, constants, *product_settings())
 
     def _buffers(self, examples: int, fixed: bool) -> Buffers:
-        """New buffers; fixed ones include memory for weights."""
         weight = self.p.weight
         inner, outer = weight.shape
         return {
@@ -692,17 +674,9 @@ def _add_columns(
 ) -> None:
     """Add the sums over rows of d (to ``bias``), and of d times a normalised row (to ``gain``).
 
-    Args:
-        p: state of the call.
-        work: the work area, (rows, its gates, H).
-        first: first gate of d in the work area.
-        a: unnormalised rows.
-        stats: saved statistics, starting with the reciprocal deviations of these rows.
-        norm: how they are normalised.
-        bias: output, or ``None``.
-        gain: output, or ``None``.
-        skip: after this many gates of d, one is skipped.
-        own_mean: whether a centred row's mean is not 0 and is stored before its deviation.
+    d is in the work area (rows, its gates, H), from gate ``first`` on; after ``skip`` gates, one is
+    skipped. The norm of the unnormalised rows ``a`` is ``norm``; ``stats`` starts with their
+    reciprocal deviations. ``own_mean``: a row's mean is not 0, and stored before its deviation.
     """
     if a is None or (bias is None and gain is None):
         return

@@ -1,8 +1,7 @@
 """An LSTM with a window over a text on NVIDIA GPUs (equations: `ln_zoo.ops.loops.window`).
 
-The LSTM's step kernels run as in other recurrent layers. Before a step, the window's product is
-added to its input term; after it, one program per row moves the window. The backward pass mirrors
-this.
+Before an LSTM step, the window's product is added to its input term; after it, one program per row
+moves the window. The backward pass mirrors this.
 """
 
 from __future__ import annotations
@@ -118,14 +117,9 @@ class TritonWindow:
 
 
 class _Steps(steps.Steps):
-    """Steps of a chunk with a window, ready to launch.
+    """Steps of a chunk with a window, ready to launch; see `steps.Steps`.
 
-    Args:
-        of: state of the call.
-        rows: tensors of the layer (rows, ...) of the chunk, by slot.
-        examples: tensors of the layer (N, H), by slot.
-        flags: compile-time arguments that depend on the chunk.
-        tensors: tensors of the window's kernels, by slot; ``None`` if unused. The text is added.
+    ``tensors`` of the window's kernels, except for the text, are given by slot.
     """
 
     #: Slots of the window kernels' table, in order.

@@ -1,8 +1,7 @@
 """Triton kernels of a window over a text (equations: `ln_zoo.ops.loops.window`).
 
 They run between the step kernels of an LSTM. Addresses and the length of the texts come from a
-table, so that a captured graph serves texts of every length. Imported only within
-`ln_zoo.ops.engines.triton`, since it needs triton.
+table, so that a captured graph serves texts of every length.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ def window_backward(
     KP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, PLACES: tl.constexpr,
     HAS_DSHOWN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a window's parameters, from that of the window; also added to that of h."""
+    """Gradients of a window's parameters, from the window's; also added to the gradient of h."""
     n = tl.program_id(0).to(tl.int64)
     line = row.to(tl.int64) + n
     k = tl.arange(0, KP)
