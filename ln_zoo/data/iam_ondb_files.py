@@ -133,7 +133,7 @@ def read_strokes(content: bytes) -> np.ndarray:
                 rows += points
     except (ET.ParseError, LookupError, ValueError) as error:
         told = f"a Point without {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"malformed XML: {told}") from error
+        raise ValueError(f"malformed XML: {str(told)[:100]}") from error
     if not rows:
         raise ValueError("no strokes")
     table = np.array(rows)

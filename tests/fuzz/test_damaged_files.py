@@ -111,6 +111,7 @@ def check(case: DataCase) -> None:
 
 
 @given(case=data_cases())
+@example(DataCase("strokes xml", 10, (Damage("insert", 0.796875, 1, b"[" * 3000),), False))
 @example(DataCase("questions.tar", 0, (Damage("swap", 0.0, 48),)))
 @example(DataCase("books.zip", 0, (Damage("write", 0.5548, 1, b"@entity" + b"9" * 30),)))
 @example(DataCase("books.tar", 0, (Damage("flip", 0.5, 3),)))
