@@ -63,16 +63,6 @@ def test_around_zero_exponents_are_eigenvalues(cls: type) -> None:
     torch.testing.assert_close(found, expected.expand(2, -1), rtol=1e-6, atol=1e-6)
 
 
-def test_rotations_have_equal_exponents() -> None:
-    angle = torch.tensor(0.7, dtype=F64)
-    rows = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).view(2, 2)
-    layer = RNN(1, 2, bias=False, dtype=F64)
-    with torch.no_grad():
-        layer.weight_hh_l0.copy_(1.25 * rows)
-    found = perturbation_growth(layer, torch.zeros(20, 1, 1, dtype=F64), count=2)
-    torch.testing.assert_close(found, torch.full((20, 1, 2), math.log(1.25), dtype=F64))
-
-
 def jacobian(layer: LSTM | GRU | RNN, x: Tensor, states: tuple[Tensor, ...]) -> Tensor:
     """Of the final states by the initial ones, by reverse mode, of one example or of a batch."""
 
@@ -136,12 +126,6 @@ def test_kept_statistics_leave_examples_apart(count: int) -> None:
         part = (state[:, example : example + 1].contiguous(),)
         expected = volume(jacobian(layer, x[:, example : example + 1], part), N, example, count)
         torch.testing.assert_close(growth[:, example].sum(), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_the_first_perturbation_does_not_depend_on_the_others() -> None:
-    layer, x = made(LSTM, LayerNorm()), normal(80, N, I)
-    first, more = (lyapunov_exponents(layer, x, count=count, skip=50) for count in (1, 2))
-    torch.testing.assert_close(first, more[:, :1], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(eps=0.0), RMSNorm(eps=0.0)], ids=repr)

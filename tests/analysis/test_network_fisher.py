@@ -15,7 +15,7 @@ from ln_zoo.analysis import (
     network_fisher,
 )
 from ln_zoo.layers import GRU, Conv2d, Linear
-from ln_zoo.models import ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier
+from ln_zoo.models import ConvClassifier, MLPClassifier, SequenceClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
 F64 = torch.float64
@@ -77,8 +77,16 @@ def classifier(kind: str, norm: Norm) -> tuple[nn.Module, Tensor]:
     return model.eval(), x
 
 
-@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
-@pytest.mark.parametrize("kind", ["mlp", "conv", "lstm", "gru", "rnn"])
+@pytest.mark.parametrize(
+    ("kind", "norm"),
+    [
+        (kind, norm)
+        for i, kind in enumerate(["mlp", "conv", "lstm", "gru", "rnn"])
+        for j, norm in enumerate(NORMS)
+        if (i + j) % 2 == 0
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 def test_blocks_are_expected_outer_products_of_scores(kind: str, norm: Norm) -> None:
     model, x = classifier(kind, norm)
     blocks = network_fisher(model, x, outputs_at_once=2)
@@ -196,15 +204,6 @@ def test_outputs_at_every_step(family: str) -> None:
         assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
 
 
-def test_steps_times_0_have_no_part() -> None:
-    model, x = PerStep(), normal(N, 4, 2)
-    kept = (torch.arange(4) < 3).double().view(1, 4, 1)
-    masked = network_fisher(model, x, lambda batch: model(batch) * kept)
-    shorter = network_fisher(model, x[:, :3])
-    for name, block in shorter.items():
-        torch.testing.assert_close(masked[name].matrix, block.matrix)
-
-
 def test_mean_over_given_outputs() -> None:
     model, x = classifier("mlp", LayerNorm())
     y = torch.tensor([2, 0, 1])
@@ -222,40 +221,6 @@ def test_mean_over_given_outputs() -> None:
         torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
         largest = float(torch.linalg.eigvalsh(wanted)[-1])
         assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
-
-
-def test_mixtures_of_handwriting() -> None:
-    """Lines of several lengths; what is summed over points is one log-likelihood for each."""
-    torch.manual_seed(0)
-    model = Handwriting(hidden_size=3, window_components=2, mixture_components=2).double()
-    texts = model.encode(["ab", "a"])
-    offsets, lengths = normal(2, 6, 3), torch.tensor([5, 3])
-    offsets[..., 2] = (offsets[..., 2] > 0).double()
-
-    def log_likelihood(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        points, text, length = batch
-        points = points.transpose(0, 1)
-        mixture = model.mixture(model(points[:-1], text)[0])
-        mask = torch.arange(len(points) - 1).unsqueeze(1) < length
-        return -torch.where(mask, mixture.nll(points[1:]), 0.0).sum(0)
-
-    batch = offsets, texts, lengths
-    names = {"output": ["output.weight"], "window": [name_of_the_first(model)]}
-    blocks = network_empirical_fisher(model, batch, log_likelihood, blocks=names)
-    parameters = dict(model.named_parameters())
-    for block in blocks.values():
-        chosen = [parameters[each] for each in block.parameters]
-        scores = [score(value, chosen) for value in log_likelihood(batch)]
-        wanted = sum(torch.outer(g, g) for g in scores) / 2
-        scale = float(wanted.abs().max())
-        assert scale > 0
-        torch.testing.assert_close(block.matrix, wanted, rtol=1e-8, atol=1e-11 * scale)
-    with pytest.raises(TypeError, match=r"Handwriting.*tuple.*network_empirical_fisher"):
-        network_fisher(model, offsets, lambda batch: model(batch.transpose(0, 1), texts[:1]))
-
-
-def name_of_the_first(model: nn.Module) -> str:
-    return next(name for name, _ in model.named_parameters() if name.startswith("window."))
 
 
 def test_blocks_of_ones_own() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
-from benchmarks import caption_cca, order_embedding
+from benchmarks import caption_cca
 from benchmarks.caption_cca import Moments, cca
 from ln_zoo.data import SyntheticScenes
-from ln_zoo.models.order_penalty import order_violation
 
 
 def test_cca_is_that_of_its_definition() -> None:
@@ -45,18 +41,3 @@ def test_the_control_beats_guessing_on_scenes(monkeypatch: pytest.MonkeyPatch) -
     assert chosen["directions"] in (20, 40)
     assert tested["image_r1"] > 15
     assert tested["image_mean_rank"] < 12
-
-
-def test_both_ways_of_the_penalty_agree() -> None:
-    s, v = torch.rand(5, 7), torch.rand(4, 7)
-    torch.testing.assert_close(order_embedding.all_at_once(s, v), order_violation(s, v))
-
-
-def test_the_benchmark_runs_and_writes_its_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "order.csv"
-    sizes = ["--batch=4", "--tokens=3", "--words=20", "--hidden=8", "--rounds=1", "--threads=1"]
-    assert order_embedding.main([*sizes, f"--csv={table}"]) == 0
-    assert "training step, T 3, N 4, H 8" in capsys.readouterr().out
-    assert len(table.read_text().splitlines()) == 5

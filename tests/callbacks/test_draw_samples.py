@@ -195,7 +195,6 @@ def expected(model: Drawer, images: Tensor, rows: int, seed: int, when: str, epo
 @pytest.mark.parametrize(
     ("arguments", "steps"),
     [
-        ({}, (4, 8)),
         ({"every_n_epochs": 2}, (8,)),
         ({"every_n_epochs": None, "every_n_steps": 3}, (3, 6)),
         ({"every_n_steps": 6}, (4, 6, 8)),
@@ -273,13 +272,6 @@ def test_loggers_that_take_pictures_have_them(tmp_path: Path) -> None:
         assert image.step == 12
         assert (imread(tmp_path / "tb.png")[..., :3] == imread(path)[..., :3]).all()
     assert other.taken == [(path.stem.rpartition("-")[2], [str(path)], 12) for path in still]
-
-
-def test_without_a_logger(tmp_path: Path) -> None:
-    samples = DRAWSamples(every_n_epochs=3, rows=1)
-    runner = trainer(tmp_path, samples, logger=False, default_root_dir=tmp_path)
-    runner.fit(make(), datamodule=Images())
-    assert names(tmp_path / "samples") == pictures(12)
 
 
 def test_without_attention(tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
+#: Last checkpoints of runs that nothing stopped, by their options.
+WHOLE: dict[str, dict] = {}
+
+
 @pytest.mark.parametrize(
     ("options", "sender", "code", "stopped_at"),
     [
@@ -82,7 +86,9 @@ def same(a: object, b: object) -> bool:
 def test_goes_on_where_it_stopped(
     tmp_path: Path, options: dict, sender: Sender, code: int, stopped_at: int
 ) -> None:
-    whole = fit(tmp_path / "whole", EpochEvaluation(), **options)
+    if str(options) not in WHOLE:
+        WHOLE[str(options)] = fit(tmp_path / "whole", EpochEvaluation(), **options)
+    whole = WHOLE[str(options)]
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Interrupted) as stopped:
         fit(tmp_path / "broken", EpochEvaluation(), sender, **options)

@@ -15,7 +15,7 @@ from torch import Tensor
 from training import quiet_trainer
 
 from ln_zoo.callbacks import CurvesPlot, WeightGeometry
-from ln_zoo.callbacks.weight_geometry import lengths, turns, weight_vectors
+from ln_zoo.callbacks.weight_geometry import turns, weight_vectors
 from ln_zoo.data import Digits
 from ln_zoo.layers import LSTM
 from ln_zoo.models import ConvClassifier, MLPClassifier, SequenceClassifier
@@ -109,15 +109,6 @@ def test_small_angles() -> None:
     assert turns(torch.zeros(1, 3), torch.zeros(1, 3)).tolist() == [0.0]
 
 
-def test_rows_of_kernels_are_channels() -> None:
-    weight = torch.arange(24.0).view(2, 3, 2, 2)
-    wanted = [
-        math.sqrt(sum(x * x for x in range(12))),
-        math.sqrt(sum(x * x for x in range(12, 24))),
-    ]
-    assert lengths(weight).tolist() == pytest.approx(wanted)
-
-
 def test_which_weights() -> None:
     conv = ConvClassifier((1, 4, 4), 3, [[2]], 3, norm=WeightNorm())
     assert list(weight_vectors(conv)) == [f"network.{n}.weight" for n in (0, 4, 6)]
@@ -162,17 +153,6 @@ def test_learning_rates_are_those_of_each_group_at_the_update(tmp_path: Path) ->
     # Of what the optimizer does not know nothing is said.
     assert list(geometry) == ["network.1.weight"]
     assert geometry["network.1.weight"]["effective_lr"]["mean"][1] == pytest.approx([0.05, 0.0125])
-
-
-def test_it_costs_nothing_between_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(
-        "ln_zoo.callbacks.weight_geometry.weight_vectors",
-        lambda module: seen.append(1) or weight_vectors(module),
-    )
-    fitted(tmp_path, MLPClassifier(64, [8]), WeightGeometry(every_n_steps=5))
-    # When training begins, and before and after each of two updates.
-    assert len(seen) == 5
 
 
 def test_picture_beside_the_logs(tmp_path: Path) -> None:

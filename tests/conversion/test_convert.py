@@ -364,6 +364,14 @@ def test_what_cannot_be_is_refused_with_its_reason(name: str) -> None:
     assert "not converted: it" in str(report)
 
 
+def test_tied_weights_do_not_become_plain() -> None:
+    out = ln_zoo.Linear(4, 5, norm=WeightNorm())
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "out": out})
+    model["embedding"].weight = out.weight
+    with pytest.raises(ValueError, match=r"tied to embedding.weight, which would change"):
+        denormalize_(model)
+
+
 def test_cells_do_not_take_statistics_of_steps() -> None:
     with pytest.raises(ValueError, match="call ln_zoo's cell with step=t"):
         normalize_(nn.LSTMCell(2, 3), BatchNorm())

@@ -75,12 +75,12 @@ def make_trainer(*callbacks, **options) -> Trainer:
 @pytest.mark.parametrize(
     ("saving", "num_workers", "options"),
     [
-        ({"every_n_train_steps": 1}, 0, {}),
+        ({"every_n_train_steps": 1}, 0, {"max_epochs": 2}),
         ({"every_n_train_steps": 4}, 2, {}),
         ({"every_n_train_steps": 5}, 0, {"limit_train_batches": 4}),
         ({"every_n_train_steps": 5}, 0, {"max_epochs": -1, "max_steps": 14}),
         ({"every_n_epochs": 1}, 0, {}),
-        ({"every_n_epochs": 1}, 2, {}),
+        pytest.param({"every_n_epochs": 1}, 2, {}, marks=pytest.mark.slow),
         ({"every_n_epochs": 1}, 0, {"limit_val_batches": 0}),
         ({"monitor": "val_mean"}, 0, {"val_check_interval": 2}),
     ],

@@ -250,19 +250,6 @@ def test_layouts_are_one() -> None:
         torch.testing.assert_close((h_n, c_n), (h[:, n], c[:, n]))
 
 
-def test_no_gradient_passes_a_reset(loop: str) -> None:
-    layer = made(GRU, LayerNorm())
-    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
-    h = torch.randn(1, N, H, dtype=F64, requires_grad=True)
-    reset = torch.zeros(T, N, dtype=torch.bool)
-    reset[4] = True
-    output, _ = layer(x, h, reset=reset)
-    d_x, d_h = torch.autograd.grad(output[4:].sum(), (x, h))
-    assert not d_x[:4].any()
-    assert not d_h.any()
-    assert d_x[4:].abs().amin(-1).gt(0).all()
-
-
 def test_dropout_is_drawn_over_pieces_as_over_sequences() -> None:
     """Between layers every number has its own draw."""
     layer = made(LSTM, LayerNorm(), num_layers=2, dropout=0.5)

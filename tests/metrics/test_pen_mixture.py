@@ -66,43 +66,6 @@ def test_density_is_torchs(shape: tuple[int, ...], components: int) -> None:
     torch.testing.assert_close(mixture.nll(given) - mixture.offset_nll(given[..., :2]), -bernoulli)
 
 
-def test_density_is_the_formula() -> None:
-    """Eq. 24 and 25 for numbers worked out by hand."""
-    x, y, mx, my, sx, sy, rho = 0.7, -0.4, 0.2, 0.3, 1.5, 0.8, -0.6
-    raw = torch.tensor([0.9, 5.0, mx, my, math.log(sx), math.log(sy), math.atanh(rho)], dtype=F64)
-    z = ((x - mx) / sx) ** 2 + ((y - my) / sy) ** 2
-    z -= 2 * rho * (x - mx) * (y - my) / (sx * sy)
-    density = math.exp(-z / (2 * (1 - rho**2)))
-    density /= 2 * math.pi * sx * sy * math.sqrt(1 - rho**2)
-    mixture = PenMixture.of(raw)
-    found = mixture.offset_nll(torch.tensor([x, y], dtype=F64)).item()
-    assert found == pytest.approx(-math.log(density), rel=1e-12)
-    for lift, chance in ((1.0, 1 / (1 + math.exp(-0.9))), (0.0, 1 / (1 + math.exp(0.9)))):
-        found = mixture.nll(torch.tensor([x, y, lift], dtype=F64)).item()
-        assert found == pytest.approx(-math.log(density * chance), rel=1e-12)
-
-
-def test_density_sums_to_one() -> None:
-    mixture = PenMixture.of(outputs(()) / 2)
-    axis = torch.linspace(-30, 30, 801, dtype=F64)
-    grid = torch.cartesian_prod(axis, axis)
-    density = (-mixture.offset_nll(grid)).exp()
-    area = (axis[1] - axis[0]) ** 2
-    assert (density.sum() * area).item() == pytest.approx(1, abs=1e-6)
-    mean = (density[:, None] * grid).sum(0) * area
-    torch.testing.assert_close(mean, mixture.expectation(), rtol=0, atol=1e-5)
-
-
-def test_a_high_output_means_a_lift() -> None:
-    raw = outputs((2,))
-    raw[:, 0] = torch.tensor([6.0, -6.0])
-    mixture = PenMixture.of(raw)
-    up, down = (mixture.nll(torch.tensor([[0.0, 0.0, lift]] * 2, dtype=F64)) for lift in (1.0, 0.0))
-    assert up[0] < down[0]
-    assert up[1] > down[1]
-    assert PenMixture.of(raw).sample()[:, 2].tolist() in ([1.0, 0.0], [1.0, 1.0], [0.0, 0.0])
-
-
 @every_shape
 def test_expectation(shape: tuple[int, ...]) -> None:
     raw = outputs(shape)
@@ -242,39 +205,6 @@ def test_moments_of_samples() -> None:
     chance = torch.sigmoid(raw[0]).item()
     assert set(drawn[:, 2].tolist()) == {0.0, 1.0}
     assert abs(drawn[:, 2].mean().item() - chance) < 5 * (chance * (1 - chance) / N) ** 0.5
-
-
-def test_components_are_drawn_by_their_weights() -> None:
-    """Far apart and narrow, so that each point says where it is from."""
-    N, weights = 50_000, torch.tensor([0.1, 0.6, 0.3], dtype=F64)
-    raw = torch.zeros(N, 19, dtype=F64)
-    raw[:, 1:4] = weights.log() + 7  # a softmax does not see the sum
-    raw[:, 4:7] = torch.tensor([-100.0, 0.0, 100.0])
-    raw[:, 7:10] = torch.tensor([50.0, -50.0, 0.0])
-    raw[:, 16:19] = torch.tensor([1.5, -1.5, 0.0])
-    drawn = PenMixture.of(raw).sample(generator=torch.Generator().manual_seed(2))
-    which = (drawn[:, 0] / 100).round().long() + 1
-    shares = torch.bincount(which, minlength=3) / N
-    assert ((shares - weights).abs() < 5 * (weights * (1 - weights) / N).sqrt()).all()
-    for k, (x, y, rho) in enumerate([(-100, 50, 1.5), (0, -50, -1.5), (100, 0, 0)]):
-        own = drawn[which == k, :2] - torch.tensor([x, y], dtype=F64)
-        n = len(own)
-        assert ((own.std(0) - 1).abs() < 5 / (2 * n) ** 0.5).all()
-        found, r = torch.corrcoef(own.T)[0, 1].item(), math.tanh(rho)
-        assert abs(found - r) < 5 * (1 - r**2) / n**0.5 + 1e-12
-
-
-def test_the_likelihood_of_samples_is_their_entropy() -> None:
-    """Of a single Gaussian: log(2 pi e sx sy sqrt(1 - rho^2))."""
-    N = 100_000
-    raw = torch.tensor([-math.inf, 0.0, 3.0, -1.0, 0.5, -2.0, -1.2], dtype=F64).expand(N, -1)
-    mixture = PenMixture.of(raw)
-    drawn = mixture.sample(generator=torch.Generator().manual_seed(1))
-    assert not drawn[:, 2].any()
-    nll = mixture.offset_nll(drawn[:, :2])
-    rest = 0.5 * math.log(1 - math.tanh(-1.2) ** 2)
-    expected = math.log(2 * math.pi * math.e) + 0.5 - 2.0 + rest
-    assert abs(nll.mean().item() - expected) < 5 * nll.std().item() / N**0.5
 
 
 @every_shape

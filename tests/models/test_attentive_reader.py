@@ -120,12 +120,16 @@ def by_the_equations(
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "all"])
-@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "lstm"])
-@pytest.mark.parametrize("start", ["zeros", "learned"])
 @pytest.mark.parametrize(
-    ("norm", "kind"),
-    [(Identity(), "none"), (LayerNorm(), "layer"), (BatchNorm(), "batch")],
-    ids=["none", "layer", "batch"],
+    ("norm", "kind", "everywhere", "start"),
+    [
+        (Identity(), "none", False, "learned"),
+        (LayerNorm(), "layer", True, "zeros"),
+        (LayerNorm(), "layer", False, "learned"),
+        (BatchNorm(), "batch", True, "learned"),
+        (BatchNorm(), "batch", False, "zeros"),
+    ],
+    ids=str,
 )
 def test_outputs_are_those_of_the_equations(
     norm: Norm, kind: str, start: Any, everywhere: bool, masked: bool

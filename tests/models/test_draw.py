@@ -21,7 +21,6 @@ from ln_zoo.models import DRAW, ZooModule
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops.engines.native import build
 
-NORMS = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm()]
 SIZE = (4, 6)
 
 
@@ -153,10 +152,7 @@ def test_evaluation_gives_the_same_numbers_whatever_was_drawn_before(tmp_path: P
     assert not torch.equal(other.per_example((pictures(),))["bound"], found[0]["bound"])
 
 
-@pytest.mark.parametrize("norm", NORMS[1:], ids=lambda norm: type(norm).__name__)
-def test_models_are_compared_with_the_same_noise(
-    norm: Norm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_compared_with_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Tensor] = []
     forward = DRAW.forward
 
@@ -166,8 +162,8 @@ def test_models_are_compared_with_the_same_noise(
         return forward(self, images, noise)
 
     monkeypatch.setattr(DRAW, "forward", seen)
-    for either in (norm, LayerNorm()):
-        model = small(norm=either, eval_samples=2).eval()
+    for norm in (BatchNorm(), LayerNorm()):
+        model = small(norm=norm, eval_samples=2).eval()
         model.test_step((pictures(),), 0)
     assert len(drawn) == 4
     assert torch.equal(drawn[0], drawn[2])
@@ -247,9 +243,8 @@ def test_options_change_the_start(options: dict[str, Any]) -> None:
         {"norm": BatchNorm(), "filter_norm": "eps"},
         {"norm": WeightNorm(), "peephole": True, "read_size": None, "write_size": None},
         {"normalize": ["input", "recurrent", "cell"], "read_size": 1, "write_size": 1},
-        {"norm": Identity(), "forget_bias": 1.0, "init_std": None, "clip_norm": None},
+        {"norm": Identity(), "init_std": None, "clip_norm": None, "glimpses": 1},
         {"norm": RMSNorm(), "learn_initial_state": False, "latent_size": 1},
-        {"glimpses": 1},
     ],
     ids=str,
 )
@@ -405,7 +400,6 @@ def test_adam_is_the_sources() -> None:
 @pytest.mark.parametrize(
     ("precision", "norm"),
     [
-        ("32-true", Identity()),
         ("bf16-mixed", LayerNorm()),
         ("bf16-true", LayerNorm()),
         ("64-true", Identity()),

@@ -146,8 +146,9 @@ def test_losses_are_those_of_the_equations() -> None:
     assert torch.allclose(per_line.loss(batch), nats.sum() / 3)
 
 
-@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
-@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize(
+    ("norm", "text"), zip(NORMS, (True, False, True, False, True), strict=True), ids=repr
+)
 def test_what_comes_after_a_line_changes_nothing(norm: Norm, text: bool) -> None:
     """Neither numbers in the padding nor a longer batch."""
     model = scaled(small(norm=norm, text=text)).eval()
@@ -172,9 +173,11 @@ def test_lines_begin_with_the_null_vector_whatever_the_scale() -> None:
     assert torch.allclose(seen[0][1, :, :2], moved)
 
 
-@pytest.mark.parametrize("norm", NORMS[:-1], ids=lambda norm: type(norm).__name__)
-@pytest.mark.parametrize("text", [True, False])
-@pytest.mark.parametrize("cut", [1, 16, 23])
+@pytest.mark.parametrize(
+    ("norm", "text", "cut"),
+    [(n, i % 2 == k, (1, 16, 23)[(i + k) % 3]) for i, n in enumerate(NORMS[:-1]) for k in (0, 1)],
+    ids=repr,
+)
 def test_chunks_with_states_carried_are_the_whole_line(norm: Norm, text: bool, cut: int) -> None:
     model = scaled(small(norm=norm, text=text, num_layers=2)).double()
     offsets, _, texts, _ = make_batch(lengths=(40, 40, 40))
@@ -245,13 +248,14 @@ def test_options_change_results() -> None:
     for options in (
         {"window_parameters": "softplus"},
         {"kappa_bias": 0.0},
+        {"forget_bias": 2.0},
         {"norm": LayerNorm(per_gate=True)},
         {"norm": LayerNorm(eps=0.1)},
         {"min_log_std": 0.5},
         {"max_correlation": 1e-3},
     ):
         other = small(**options)
-        if "kappa_bias" not in options:
+        if not {"kappa_bias", "forget_bias"} & options.keys():
             other.load_state_dict(base.state_dict())
         assert not torch.isclose(scaled(other).loss(batch), base.loss(batch), rtol=1e-6), options
 
@@ -380,9 +384,16 @@ def test_weight_noise_is_gone_when_the_step_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "bound"), [("norm", 0.5), ("value", 0.01), ("none", None), ("graves", 1e-4)]
+    ("mode", "bound", "of_trainer"),
+    [
+        ("norm", 0.5, None),
+        ("norm", 100.0, 0.5),  # the trainer's own goes first
+        ("value", 0.01, None),
+        ("none", None, None),
+        ("graves", 1e-4, None),
+    ],
 )
-def test_gradients_are_clipped(tmp_path: Path, mode: Any, bound: float | None) -> None:
+def test_gradients_are_clipped(mode: Any, bound: float | None, of_trainer: float | None) -> None:
     model = small(clip_mode=mode, clip_bound=bound, loss_reduction="line")
     found: list[list[Tensor]] = []
 
@@ -392,7 +403,7 @@ def test_gradients_are_clipped(tmp_path: Path, mode: Any, bound: float | None) -
             found.append([p.grad.clone() for p in self.parameters() if p.grad is not None])
 
     model.__class__ = Spy
-    quiet_trainer(max_epochs=1).fit(model, Lines(make_batch()))
+    quiet_trainer(max_epochs=1, gradient_clip_val=of_trainer).fit(model, Lines(make_batch()))
     norm = float(torch.cat([g.flatten() for g in found[0]]).norm())
     largest = max(float(g.abs().max()) for g in found[0])
     if mode == "norm":
@@ -404,21 +415,6 @@ def test_gradients_are_clipped(tmp_path: Path, mode: Any, bound: float | None) -
     else:
         # The output's bias has a gradient of at most 10 bounds from each of 40 steps, 1/3 of 3.
         assert largest < 40 * 3 * 1e-3
-
-
-def test_the_trainers_own_clipping_goes_first(tmp_path: Path) -> None:
-    model = small(clip_mode="norm", clip_bound=100.0, loss_reduction="line")
-    norms: list[float] = []
-
-    class Spy(Handwriting):
-        def configure_gradient_clipping(self, *given: Any, **named: Any) -> None:
-            super().configure_gradient_clipping(*given, **named)
-            flat = [p.grad.flatten() for p in self.parameters() if p.grad is not None]
-            norms.append(float(torch.cat(flat).norm()))
-
-    model.__class__ = Spy
-    quiet_trainer(max_epochs=1, gradient_clip_val=0.25).fit(model, Lines(make_batch()))
-    assert norms == [pytest.approx(0.25, rel=1e-4)]
 
 
 def test_graves_optimizer_and_mixed_precision(tmp_path: Path) -> None:

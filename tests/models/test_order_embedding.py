@@ -165,13 +165,14 @@ def count(module: torch.nn.Module) -> int:
 
 def test_number_of_parameters_at_the_sources_size() -> None:
     """GRU 4.07 M and image map 4.20 M; the source's GRU has one bias of 3,072, torch's two."""
-    model = OrderEmbedding(norm=Identity())
+    with torch.device("meta"):
+        model, normed = OrderEmbedding(norm=Identity()), OrderEmbedding()
+        with_bias = OrderEmbedding(prenorm_bias=True)
     assert count(model.recurrent) == 4_070_400 + 3_072
     assert count(model.image_map) == 4_195_328
     # 12,288 in the source: gains of both sums, and biases in place of which torch's two stand.
-    normed = OrderEmbedding()
     assert count(normed.recurrent) - count(model.recurrent) == 6_144
-    assert count(OrderEmbedding(prenorm_bias=True)) - count(normed) == 3_072
+    assert count(with_bias) - count(normed) == 3_072
     assert small().words.weight.shape == (len(WORDS) + 2, 4)
 
 

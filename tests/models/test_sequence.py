@@ -45,8 +45,9 @@ def test_default_norm_is_layer_norm() -> None:
     assert small().hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
-@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize(
+    ("cell", "norm"), zip(["lstm", "gru", "rnn", "lstm", "gru"], NORMS, strict=True), ids=repr
+)
 def test_initial_weights(cell: Any, norm: Norm) -> None:
     torch.manual_seed(0)
     layer = (model := SequenceClassifier(norm=norm, cell=cell, num_layers=2)).recurrent
@@ -157,8 +158,9 @@ def test_noise_has_the_deviation_asked_for() -> None:
     assert abs(float(h.detach().std()) / 0.01 - 1) < 0.02
 
 
-@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+@pytest.mark.parametrize(
+    ("cell", "norm"), [("lstm", BatchNorm()), ("gru", LayerNorm()), ("rnn", BatchNorm())], ids=repr
+)
 def test_blank_first_pixels_have_finite_gradients(norm: Norm, cell: Any) -> None:
     """As in MNIST in order of the rows, where a hundred steps pass before the first stroke."""
     torch.manual_seed(0)

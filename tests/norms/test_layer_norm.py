@@ -5,8 +5,6 @@ Against the equations: tests/layers/test_feed_forward.py and test_against_refere
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from ln_zoo.layers import Conv2d, Linear
 from ln_zoo.norms import LayerNorm, RMSNorm, Site
@@ -82,29 +80,6 @@ def test_an_unknown_form_is_refused():
 def gradients(output, inputs):
     torch.manual_seed(1)
     return torch.autograd.grad((output * torch.randn_like(output)).sum(), inputs)
-
-
-def test_linear_equals_torch_layer_norm_with_its_gradients():
-    torch.manual_seed(0)
-    layer = randomise(Linear(5, 7, norm=LayerNorm(), dtype=torch.float64))
-    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    inputs = (x, layer.weight, layer.bias, layer.site.gain)
-    expected = F.layer_norm(x @ layer.weight.T, (7,), layer.site.gain, layer.bias)
-    torch.testing.assert_close(layer(x), expected, **TIGHT)
-    torch.testing.assert_close(gradients(layer(x), inputs), gradients(expected, inputs), **TIGHT)
-
-
-def test_site_equals_torch_rms_norm_with_its_gradients():
-    torch.manual_seed(0)
-    site = randomise(Site(RMSNorm(eps=1e-6), "sum", 6, dtype=torch.float64))
-    twin = nn.RMSNorm(6, eps=1e-6, dtype=torch.float64)
-    with torch.no_grad():
-        twin.weight.copy_(site.gain)
-    a = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
-    torch.testing.assert_close(site(a), twin(a), **TIGHT)
-    torch.testing.assert_close(
-        gradients(site(a), (a, site.gain)), gradients(twin(a), (a, twin.weight)), **TIGHT
-    )
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm()])

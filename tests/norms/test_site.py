@@ -95,13 +95,6 @@ def test_mean_runs_over_what_shares_statistics():
     torch.testing.assert_close(per_example.flatten(), image.flatten(1).sum(1) / 72)
 
 
-def test_example_dims_are_all_but_the_features():
-    a = torch.empty(2, 3, 4, 5)
-    assert Site(Norm(), "sum", 5).example_dims(a) == (0, 1, 2)
-    assert Site(Norm(), "sum", 3, axis=1).example_dims(a) == (0, 2, 3)
-    assert Site(Norm(), "sum", 5).example_dims(torch.empty(5)) == ()
-
-
 @pytest.mark.parametrize(("axis", "shape"), [(-1, (2, 5, 3)), (1, (2, 3, 4, 5)), (1, (2, 3))])
 def test_affine_runs_along_the_features(axis, shape):
     site = Site(LayerNorm(), "cell", 3, axis=axis, own_shift=True)

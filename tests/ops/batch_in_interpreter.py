@@ -173,17 +173,13 @@ def check(
 @pytest.mark.parametrize(
     ("cell", "hidden", "examples"),
     [
-        *(("LSTM", 5, 2), ("LSTM", 1, 17), ("LSTM", 100, 3)),
+        *(("LSTM", 5, 2), ("LSTM", 1, 17)),
+        pytest.param("LSTM", 100, 3, marks=pytest.mark.slow),
         *(("GRU", 5, 17), ("RNN", 1, 130), ("RNN", 257, 2)),
     ],
 )
 def test_batch_statistics(cell: str, hidden: int, examples: int) -> None:
     check(CELLS[cell], hidden, [examples] * 2)
-
-
-@every_cell
-def test_longer_sequences(spec: Spec) -> None:
-    check(spec, 5, [3] * 5)
 
 
 @every_cell
@@ -230,7 +226,7 @@ def test_no_bias(spec: Spec) -> None:
     check(spec, 4, [3] * 2, bias=False)
 
 
-@pytest.mark.parametrize(("spec", "few"), [(LSTM, False), (LSTM, True), (GRU, True), (RNN, False)])
+@pytest.mark.parametrize(("spec", "few"), [(LSTM, False), (GRU, True), (RNN, False)])
 def test_packed(spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several chunks, with programs for more than the rows of a step, or for as many."""
     monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
@@ -310,7 +306,7 @@ def test_gradients_that_nobody_wants() -> None:
 @pytest.mark.parametrize(
     ("spec", "sizes"),
     [
-        (GRU, [4, 3, 3, 2, 2]),
+        pytest.param(GRU, [4, 3, 3, 2, 2], marks=pytest.mark.slow),
         (Spec("RNN_TANH", NONE, NONE, GIVEN), [2] * 5),
     ],
     ids=["packed", "given"],

@@ -37,10 +37,9 @@ from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.engines.native import layers as native_layers
 from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
-from ln_zoo.ops.operator import split_statistics
 from ln_zoo.ops.recurrent_kernel import Recurrence
-from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
-from ln_zoo.ops.time_chunks import equal_steps, time_chunks, without_means
+from ln_zoo.ops.spec import Examples, Rows, Spec
+from ln_zoo.ops.time_chunks import time_chunks
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: All that normalise over examples.
@@ -546,42 +545,6 @@ def test_gradient_penalties_through_a_layer(under: Under) -> None:
     assert_equals_loop(under, penalty)
 
 
-def test_nothing_kept_is_said_in_the_backward(under: Under) -> None:
-    *values, _ = arguments(under, "LSTM", batch=True)
-    out, *_ = torch.ops.ln_zoo.recurrence(*values, False)
-    with pytest.raises(RuntimeError, match="save=True"):
-        out.sum().backward()
-
-
-@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH"])
-@layouts
-def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) -> None:
-    values = arguments(under, cell, batch=True, packed=packed)
-    flat = torch.ops.ln_zoo.recurrence(*values)[-1]
-    first, second, last = split_statistics(flat, Spec.decode(values[-3]), 4, 3)
-    tensors = Operands(*values[: len(Operands._fields)])
-    sizes = [3, 3, 2, 2] if packed else [3] * 4
-
-    def statistics(dtype: torch.dtype, k: int = 0) -> list[Tensor]:
-        """Mean and variance of the input's sums at each step, and of those of the first step."""
-        x, w_ih, h0, w_hh = (
-            moved(a, k).detach().to(dtype)
-            for a in (tensors.x, tensors.w_ih, tensors.h0, tensors.w_hh)
-        )
-        products = (x.reshape(-1, 2) @ w_ih.t()).split(sizes)
-        start = h0 @ w_hh.t()
-        rows = [products[0] + start] if cell == "RNN_TANH" else [*products, start]
-        return [a for r in rows for a in (r.mean(0), r.var(0, correction=0))]
-
-    if cell == "RNN_TANH":
-        assert first is second is None
-        actual = [a[0] for a in last]
-    else:
-        assert (last is None) == (cell == "GRU")
-        actual = [a[t] for t in range(4) for a in first] + [a[0] for a in second]
-    assert_same(actual, statistics(F64), lambda k: statistics(F32, k))
-
-
 @pytest.mark.parametrize(
     ("cell", "training", "under"),
     [("LSTM", True, NATIVE), pytest.param("GRU", False, ATEN, marks=pytest.mark.slow)],
@@ -665,16 +628,3 @@ def test_a_subclass_that_computes_otherwise_is_not_described(base: type[Norm]) -
     assert LSTM(3, 4, norm=Renamed()).sites["l0"]["input"].to_spec() is not None
     x = torch.randn(5, 3, 3)
     assert (layer(x)[0] - plain(x)[0]).abs().max() > 1e-3
-
-
-def test_means_come_off_step_by_step() -> None:
-    sizes = [4, 4, 2, 1]
-    a = torch.randn(sum(sizes), 3, dtype=F64)
-    rows, means = without_means(a, sizes, F64)
-    for part, mean, left in zip(a.split(sizes), means, rows.split(sizes), strict=True):
-        torch.testing.assert_close(mean, part.mean(0), rtol=0, atol=1e-15)
-        torch.testing.assert_close(left, part - part.mean(0), rtol=0, atol=1e-15)
-    assert [run.examples for run in equal_steps(sizes)] == [4, 2, 1]
-    same, _ = without_means(a, sizes, F64, out=a)
-    assert same is a
-    torch.testing.assert_close(a, rows, rtol=0, atol=0)

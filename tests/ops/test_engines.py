@@ -381,32 +381,6 @@ def test_zoneout_of_one_state(cell: str, places: tuple[str, ...] | None, under: 
         compare(under, spec, operands, masks._replace(zoneout_h=None))
 
 
-NOISY = [
-    ("LSTM", {"zoneout": (0.25, 0.5)}, True),
-    ("LSTM", {"zoneout": (0.25, 0.5)}, False),
-    ("LSTM", {"recurrent_dropout": 0.5}, True),
-    ("GRU", {"zoneout": 0.25, "recurrent_dropout": 0.5}, True),
-    ("RNN_TANH", {"zoneout": 0.25, "recurrent_dropout": 0.75}, True),
-    ("RNN_RELU", {"zoneout": 0.5}, False),
-]
-
-
-@pytest.mark.parametrize(("cell", "noise", "training"), NOISY, ids=str)
-def test_layers_with_noise_in_many_chunks(
-    cell: str,
-    noise: dict[str, Any],
-    training: bool,
-    under: Under,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layer = make(cell, bidirectional=True, num_layers=2, **noise).train(training)
-    cut = operator.time_chunks
-    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: cut(sizes, 10))
-    for lengths in ((9, 9, 9), (9, 7, 7, 2, 1)):
-        x = pack_sequence([randn(n, 4) for n in lengths])
-        compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
-
-
 def layer_results(layer: nn.Module, x: Any, hx: tuple[Tensor, ...] | None) -> dict[str, Tensor]:
     """Output, final states and gradients of a layer, whose noise is always the same."""
     torch.manual_seed(23)
@@ -538,13 +512,19 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Un
 
 
 @pytest.mark.parametrize(
-    ("cell", "resets", "center"), rotated([*GATES, *FORMS], (False, True), (True, False))
+    ("cell", "resets", "center", "places"),
+    rotated([*GATES, *FORMS], (False, True), (True, False), (None, None, (), ("recurrent",))),
+    ids=str,
 )
 def test_threads_that_share_the_units(
-    cell: str, resets: bool, center: bool, sharing: Callable[[int, int], Under]
+    cell: str,
+    resets: bool,
+    center: bool,
+    places: tuple[str, ...] | None,
+    sharing: Callable[[int, int], Under],
 ) -> None:
     """Of 37 units no share has as many as another, and of 3 one thread may have two."""
-    spec = specification(cell, center)
+    spec = specification(cell, center, None if cell.startswith("RNN") and places else places)
     operands = problem(spec, 9, 3, 4, 37, seed=3)
     masks = NO_MASKS._replace(reset=resets_for(9, 3)) if resets else NO_MASKS
     expected = run(lambda o: equations(spec, o, masks), operands, F64)
@@ -557,16 +537,6 @@ def test_threads_that_share_the_units(
         # What is computed depends on the shares, not on who does it.
         for name, value in same.setdefault(shares, found).items():
             assert torch.equal(value, found[name]), (name, threads, shares)
-
-
-@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
-def test_any_places_where_threads_share_the_units(
-    cell: str, sharing: Callable[[int, int], Under]
-) -> None:
-    for n in range(3):
-        for places in itertools.combinations(PLACES[cell], n):
-            spec = specification(cell, True, places)
-            compare(sharing(2, 2), spec, problem(spec, 7, 3, 4, 12))
 
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH", "LSTM+joint+carried", "light GRU"])
@@ -618,13 +588,22 @@ def test_batch_first_and_no_initial_states(cell: str, under: Under) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "lengths"),
-    [*zip([*GATES, *FORMS], itertools.cycle([(9, 7, 7, 2, 1), (9, 9, 9)]), strict=False)],
+    ("cell", "lengths", "noise"),
+    rotated(
+        [*GATES, *FORMS],
+        [(9, 7, 7, 2, 1), (9, 9, 9)],
+        [{}, {"zoneout": 0.25}, {"recurrent_dropout": 0.5}],
+    ),
+    ids=str,
 )
 def test_many_chunks_are_as_one(
-    cell: str, lengths: tuple[int, ...], under: Under, monkeypatch: pytest.MonkeyPatch
+    cell: str,
+    lengths: tuple[int, ...],
+    noise: dict[str, float],
+    under: Under,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = make(cell)
+    layer = make(cell, **noise).train(len(lengths) > 3 or "zoneout" not in noise)
     x = pack_sequence([randn(n, 4) for n in lengths])
     monkeypatch.setattr(aten_steps, "PIECE", 4 * 48)
     steps: list[int] = []
@@ -642,6 +621,7 @@ def test_many_chunks_are_as_one(
 
 @every_cell
 @pytest.mark.parametrize("lengths", [(9, 9, 9, 9), (9, 7, 7, 2, 1)], ids=str)
+@pytest.mark.parametrize("under", ["aten"], indirect=True)
 def test_the_ways_of_a_long_and_wide_layer(
     cell: str, lengths: tuple[int, ...], under: Under, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -656,7 +636,7 @@ def test_the_ways_of_a_long_and_wide_layer(
     start = states_for(cell, layer, len(lengths))
     for dtype in {under.dtype, F32}:
         compare_layers(layer, x, start, under, dtype)
-    assert packed or under.engine.name != "aten"
+    assert packed
 
 
 def test_dropout_draws_what_the_generic_loop_draws(
@@ -675,7 +655,7 @@ def test_dropout_draws_what_the_generic_loop_draws(
     assert_as_accurate(one, output("0"), lambda k: output("0", k))
 
 
-@every_form
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH", "LSTM+joint+carried"])
 def test_without_gradients_nothing_is_kept(cell: str, under: Under) -> None:
     layer = make(cell).to(under.dtype)
     x = torch.randn(40, 30, 4, dtype=under.dtype)
@@ -743,7 +723,7 @@ def test_a_call_that_kept_nothing_cannot_go_back(under: Under) -> None:
         run(by(under, spec, save=False), problem(spec, 2, 2, 3, 4), F32)
 
 
-@every_cell
+@pytest.mark.parametrize("cell", ["LSTM", "RNN_TANH"])
 def test_backward_twice_gives_the_same_gradients(cell: str, under: Under) -> None:
     layer = make(cell).to(under.dtype)
     x = torch.randn(6, 3, 4, dtype=under.dtype, requires_grad=True)
@@ -929,7 +909,9 @@ def test_gradients_and_theirs_are_those_of_finite_differences(
     assert torch.autograd.gradgradcheck(function, there, fast_mode=True)
 
 
-@every_form
+# Where there is float64, finite differences tell.
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "light GRU"])
+@pytest.mark.parametrize("under", ["native"], indirect=True)
 def test_gradients_of_gradients_are_the_generic_loops(
     cell: str, under: Under, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1003,6 +985,7 @@ def test_transforms_of_functions_are_left_to_the_generic_loop(under: Under) -> N
     assert_as_accurate(found, {"tangent": tangent, "total": tangent.sum()}, by_loop)
 
 
+@pytest.mark.parametrize("under", ["native"], indirect=True)
 @pytest.mark.usefixtures("compiler")
 def test_exported_programs_need_no_operator_of_ours(under: Under) -> None:
     layer = make("LSTM").to(under.dtype).eval()

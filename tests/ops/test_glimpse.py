@@ -89,18 +89,6 @@ def test_a_map_of_zeros_covers_the_whole_image(
         assert all(int(row.argmax()) in near for row, near in zip(bank, nearest, strict=True))
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_narrow_filters_on_every_pixel_are_the_identity(norm: FilterNorm) -> None:
-    """N = 28 and a stride of 1: what is read is the image, what is written the patch."""
-    parameters = torch.tensor([0.0, 0.0, -8.0, 0.0, 0.0], dtype=F64)
-    f_y, f_x = filters(parameters, (28, 28, 28), norm, eps=1e-300)
-    for bank in (f_y, f_x):
-        assert torch.equal(bank, torch.eye(28, dtype=F64))
-    image = torch.rand(28, 28, dtype=F64)
-    assert torch.equal(f_y @ image @ f_x.T, image)
-    assert torch.equal(f_y.T @ image @ f_x, image)
-
-
 def test_of_one_filter_the_stride_means_nothing() -> None:
     parameters = said(4).requires_grad_()
     f_y, f_x = filters(parameters, (1, 6, 5))

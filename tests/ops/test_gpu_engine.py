@@ -44,22 +44,18 @@ SPECS |= {
 #: Kernels of steps: cell, whether backward, units, precision; each value with several others.
 STEPS = [
     ("LSTM", True, 100, "fp32"),
-    ("LSTM", False, 2400, "fp32"),
     ("LSTM", True, 2400, "bf16"),
-    ("GRU", True, 400, "fp32"),
     ("GRU", False, 100, "bf16"),
     ("RNN_TANH", True, 256, "fp32"),
-    ("carried LSTM", False, 400, "fp32"),
+    ("carried LSTM", False, 2400, "fp32"),
     ("joint carried LSTM", True, 2400, "fp32"),
-    ("joint GRU", True, 100, "bf16"),
+    ("joint GRU", True, 400, "fp32"),
 ]
 
 #: The same of steps with noise, of packed sequences.
 NOISY_STEPS = [
     ("LSTM", False, 400, "fp32"),
-    ("LSTM", True, 2400, "fp32"),
-    ("LSTM", True, 1024, "bf16"),
-    ("GRU", True, 1024, "fp32"),
+    ("GRU", True, 1024, "bf16"),
     ("joint carried LSTM", True, 2400, "fp32"),
 ]
 
@@ -150,7 +146,7 @@ def test_numbers_in_the_interpreter(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "least"),
-    [(INTERPRETED, 50), (OVER_BATCHES, 50), (DRAW, 60), (WINDOW, 80)],
+    [(INTERPRETED, 50), (OVER_BATCHES, 50), (DRAW, 60), (WINDOW, 70)],
     ids=["layers", "batches", "draw", "window"],
 )
 def test_all_in_the_interpreter(tmp_path: Path, file: Path, least: int) -> None:

@@ -7,20 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from accuracy import assert_as_accurate, assert_within, generic_loop, limits, moved
-from torch.nn.utils.rnn import pack_sequence
 
-from ln_zoo.layers import GRU, LSTM
+from ln_zoo.layers import LSTM
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops.ctypes_arguments import Packed
 from ln_zoo.ops.engines.base import centred
 from ln_zoo.ops.engines.native import build, runtime
 from ln_zoo.ops.engines.native.runtime import NativeProducts, shares_of_units
-from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.spec import Rows
 
 needs_native = pytest.mark.skipif(
@@ -43,8 +40,9 @@ SIZES = [(16, 16, 16), (17, 33, 65), (1, 16, 16), (100, 129, 48), (37, 1100, 257
 
 @needs_native
 @pytest.mark.parametrize("rows", [Rows(), Rows(True, True, 1e-5, (2, 1))])
-@pytest.mark.parametrize(("m", "k", "n"), SIZES)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("m", "k", "n", "threads"), [(*size, 1 + i % 3) for i, size in enumerate(SIZES)]
+)
 def test_products_are_those_of_torch_in_float64(
     m: int, k: int, n: int, rows: Rows, threads: int
 ) -> None:
@@ -115,34 +113,6 @@ def test_chunks_of_a_long_call_are_long(rows: int, saved: bool, expected: int) -
     """A tenth of the rows where the backward's needs are kept of all, else half of them."""
     w = torch.randn(8, 3)
     assert NativeProducts(w, Rows(), rows).rows_of_chunk(saved) == expected
-
-
-@needs_native
-@pytest.mark.parametrize(("grad", "forward", "backward"), [(True, 10, 10), (False, 2, 0)])
-def test_calls_are_cut_into_so_many_chunks(
-    grad: bool, forward: int, backward: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """100 packed steps of 40 examples, 4,000 rows: 400 in a chunk, or 2,000."""
-    counts = {"forward": 0, "backward": 0}
-
-    def counted(name: str) -> None:
-        run = getattr(NativeSteps, name)
-
-        def one(self: NativeSteps, chunk: Any) -> None:
-            counts[name] += 1
-            run(self, chunk)
-
-        monkeypatch.setattr(NativeSteps, name, one)
-
-    counted("forward")
-    counted("backward")
-    layer = GRU(3, 4, norm=LayerNorm())
-    x = pack_sequence(list(torch.randn(40, 100, 3)))
-    with torch.set_grad_enabled(grad):
-        output, _ = layer(x)
-    if grad:
-        output.data.sum().backward()
-    assert counts == {"forward": forward, "backward": backward}
 
 
 @needs_native

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from ln_zoo.ops import CELLS, RecurrentCall, Weights, run_layers, scan
+from ln_zoo.ops import CELLS, Weights, scan
 from ln_zoo.ops.recurrence import reversal
 
 F64 = torch.float64
@@ -60,40 +58,6 @@ def test_scan_takes_any_function_at_the_sites(name: str) -> None:
     packed, ends = scan(cell, x.flatten(0, 1), [2, 2, 2], states, weights, sites)
     torch.testing.assert_close(packed, output.flatten(0, 1))
     torch.testing.assert_close(ends[0], final[0])
-
-
-def test_finished_examples_keep_their_last_state() -> None:
-    cell = CELLS["RNN_TANH"]
-    weights = Weights(torch.eye(2, dtype=F64), torch.zeros(2, 2, dtype=F64), None, None)
-    sites = {role: lambda a, t: a for role in cell.roles}
-    sequences = [torch.randn(n, 2, dtype=F64) for n in (5, 3, 3, 1)]
-    packed = pack_sequence(sequences)
-    start = (torch.randn(4, 2, dtype=F64),)
-    _, (h,) = scan(cell, packed.data, packed.batch_sizes.tolist(), start, weights, sites)
-    torch.testing.assert_close(h, torch.stack([s[-1] for s in sequences]).tanh())
-
-
-def test_stack_counts_directions_in_torchs_order() -> None:
-    seen: list[tuple[int, list[float]]] = []
-
-    def run(
-        i: int,
-        x: Tensor,
-        sizes: Sequence[int] | None,
-        states: tuple[Tensor, ...],
-        reset: Tensor | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        seen.append((i, x[:, 0, 0].tolist()))
-        assert sizes is None
-        return x[..., :1], states
-
-    x = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
-    states = (torch.arange(4.0).view(4, 1, 1),)
-    call = RecurrentCall(CELLS["RNN_TANH"], [], x, None, states, [], bidirectional=True)
-    output, (final,) = run_layers(run, call)
-    assert seen == [(i, [1, 2, 3] if i % 2 == 0 else [3, 2, 1]) for i in range(4)]
-    assert torch.equal(output, x.expand(3, 1, 2))
-    assert torch.equal(final, states[0])
 
 
 def test_backward_of_long_sequences_is_linear_in_their_length() -> None:

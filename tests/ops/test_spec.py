@@ -90,14 +90,6 @@ def test_forms_that_a_light_gru_lacks(spec: Spec) -> None:
         Spec.decode(spec.encode())
 
 
-@every_cell
-def test_gates(cell: str) -> None:
-    spec = make_spec(CELLS[cell], records(cell), weights(cell))
-    assert spec.gates == GATES[cell]
-    assert spec.merged == cell.startswith("RNN")
-    assert spec.products == ((spec.out,) * 2 if spec.merged else (spec.input, spec.recurrent))
-
-
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH"])
 def test_biases_and_shifts_become_one_vector(cell: str) -> None:
     given, w = records(cell), weights(cell)

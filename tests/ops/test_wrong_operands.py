@@ -69,13 +69,10 @@ def random_operands(cell: str, scales: tuple[bool, bool, bool], rows: int | None
     )._asdict()
 
 
-def recurrence(cell: str, is_packed: bool, noise: bool = False) -> Iterator[tuple[str, Entry]]:
-    gates, merged = CELLS[cell].gates, CELLS[cell].gates == 1
-    rows, out = Rows(True, True, 1e-5, (gates,)), Rows(True, True, 1e-5, (1,))
-    place = Rows() if merged else rows
-    spec = Spec(cell, place, place, Rows() if cell == "GRU" else out)
-    operands = random_operands(cell, spec.scales, sum(SIZES) if is_packed else None)
-    sizes = torch.tensor(SIZES) if is_packed else None
+def both_ways(
+    title: str, spec: Spec, operands: dict[str, Any], more: dict[str, Any], sizes: Tensor | None
+) -> Iterator[tuple[str, Entry]]:
+    """The operator that runs a recurrence, and its backward."""
     code = spec.encode()
 
     def forward(given: dict[str, Any], save: bool = True) -> list[Tensor]:
@@ -87,20 +84,30 @@ def recurrence(cell: str, is_packed: bool, noise: bool = False) -> Iterator[tupl
         )
         return list(found)
 
-    nothing: dict[str, Any] = dict.fromkeys((*GIVEN, *MASKS))
-    if noise:
-        held = torch.rand(*operands["x"].shape[:-1], H) < 0.5
-        nothing |= {"dropout": rand(N, H), "zoneout_h": held}
-        nothing["zoneout_c"] = held.clone() if cell == "LSTM" else None
-        nothing["reset"] = torch.rand(operands["x"].shape[:-1].numel()) < 0.5
-    given = {**operands, **nothing, "batch_sizes": sizes}
-    yield "recurrence", (forward, given)
-    yield "recurrence, nothing kept", (lambda given: forward(given, save=False), given)
+    given = {**operands, **more, "batch_sizes": sizes}
+    yield title, (forward, given)
+    if title == "recurrence":
+        yield f"{title}, nothing kept", (lambda given: forward(given, save=False), given)
     output, h, c, *kept = forward(given)
     grads = {"d_out": torch.ones_like(output), "d_h": torch.ones_like(h), "d_c": torch.ones_like(c)}
     kept_too = dict(zip(KEPT, (output, *kept), strict=True))
-    all_of_it = {**grads, **operands, **nothing, **kept_too, "batch_sizes": sizes}
-    yield "recurrence_backward", (backward, all_of_it)
+    all_of_it = {**grads, **operands, **more, **kept_too, "batch_sizes": sizes}
+    yield f"{title}_backward", (backward, all_of_it)
+
+
+def recurrence(cell: str, is_packed: bool, noise: bool = False) -> Iterator[tuple[str, Entry]]:
+    gates, merged = CELLS[cell].gates, CELLS[cell].gates == 1
+    rows, out = Rows(True, True, 1e-5, (gates,)), Rows(True, True, 1e-5, (1,))
+    place = Rows() if merged else rows
+    spec = Spec(cell, place, place, Rows() if cell == "GRU" else out)
+    operands = random_operands(cell, spec.scales, sum(SIZES) if is_packed else None)
+    more: dict[str, Any] = dict.fromkeys((*GIVEN, *MASKS))
+    if noise:
+        held = torch.rand(*operands["x"].shape[:-1], H) < 0.5
+        more |= {"dropout": rand(N, H), "zoneout_h": held}
+        more["zoneout_c"] = held.clone() if cell == "LSTM" else None
+        more["reset"] = torch.rand(operands["x"].shape[:-1].numel()) < 0.5
+    return both_ways("recurrence", spec, operands, more, torch.tensor(SIZES) if is_packed else None)
 
 
 def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[str, Entry]]:
@@ -111,31 +118,13 @@ def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[
     steps = [3, 3, 2, 2]
     scales = tuple(p.scale for p in spec.places)
     operands = random_operands(cell, scales, sum(steps) if is_packed else None)
-    given: dict[str, Any] = {
+    more: dict[str, Any] = {
         name: torch.rand(2, 2, width) + 0.5 if p.scale and not batch else None
         for name, p, width in zip(GIVEN, spec.places, (gates * H, gates * H, H), strict=True)
     }
-    sizes, code = torch.tensor(steps) if is_packed else None, spec.encode()
-
-    def forward(given: dict[str, Any]) -> list[Tensor]:
-        return list(torch.ops.ln_zoo.recurrence(*given.values(), code, "native", True))
-
-    def backward(given: dict[str, Any]) -> list[Tensor]:
-        found = torch.ops.ln_zoo.recurrence_backward(
-            *given.values(), code, "native", [a is not None for a in operands.values()]
-        )
-        return list(found)
-
-    given |= dict.fromkeys(MASKS)
-    right = {**operands, **given, "batch_sizes": sizes}
-    yield "batch_recurrence", (forward, right)
-    output, h, c, *kept = forward(right)
-    all_of_it = {
-        **{"d_out": torch.ones_like(output), "d_h": torch.ones_like(h), "d_c": torch.ones_like(c)},
-        **{**operands, **given, **dict(zip(KEPT, (output, *kept), strict=True))},
-        "batch_sizes": sizes,
-    }
-    yield "batch_recurrence_backward", (backward, all_of_it)
+    more |= dict.fromkeys(MASKS)
+    sizes = torch.tensor(steps) if is_packed else None
+    return both_ways("batch_recurrence", spec, operands, more, sizes)
 
 
 def with_gains(given: dict[str, Any]) -> dict[str, RowNorm]:

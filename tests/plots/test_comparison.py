@@ -15,6 +15,14 @@ from ln_zoo.plots.comparison import draw, groups, median_and_range, read_run
 from ln_zoo.sweeps.speed import steps_to
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What would be saved as files."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: figures.append(figure))
+    return figures
+
+
 def test_spread_over_runs_of_a_label(tmp_path: Path) -> None:
     seeds = [[0.1, 0.04], [0.2, 0.01], [0.6, 0.02, 0.001]]
     folders = [write_run(tmp_path / f"a/version_{i}", v) for i, v in enumerate(seeds)]
@@ -24,7 +32,7 @@ def test_spread_over_runs_of_a_label(tmp_path: Path) -> None:
     assert median_and_range(runs, "epoch_train_nll") == [(1, 0.2, 0.1, 0.6), (2, 0.02, 0.01, 0.04)]
 
 
-def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_seconds(tmp_path: Path, seen: list[Figure]) -> None:
     """Runs of a label that differ in speed meet at the same updates; what is between is in line."""
     for number, pace in enumerate((0.5, 0.7)):
         rows = ["epoch,step,step_seconds,step_val_nll,step_mr"]
@@ -34,8 +42,6 @@ def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
     texts = [str(path) for path in sorted((tmp_path / "LN").iterdir())]
-    seen: list[Figure] = []
-    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     metrics, table = ["step_val_nll", "step_mr"], tmp_path / "seconds.csv"
     command = ["compare", *texts, "--x", "seconds", "--metric", *metrics, "--csv", str(table)]
     assert main([*command, "--out", str(tmp_path / "a.png")]) == 0
@@ -55,72 +61,57 @@ def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert main([*command, "--out", str(tmp_path / "b.png")]) != 0
 
 
-def test_more_panels_than_a_row_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_panels_than_a_row_holds(tmp_path: Path, seen: list[Figure]) -> None:
     run = read_run(str(write_run(tmp_path / "a/version_0", [0.3, 0.1])), METRICS)
-    seen: list[Figure] = []
-    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw([run], METRICS * 3, tmp_path / "a.png")
     assert len(seen[0].axes) == 6
     assert [axis.get_subplotspec().rowspan.start for axis in seen[0].axes] == [0] * 3 + [1] * 3
 
 
-def test_axes(tmp_path: Path) -> None:
+def test_axes(tmp_path: Path, seen: list[Figure]) -> None:
     """Logarithms of updates where asked for, of likelihoods where they are positive."""
-    seen: list[Figure] = []
     for number, values in enumerate(([0.3, 0.1], [0.3, -0.1])):
         run = read_run(str(write_run(tmp_path / f"{number}/version_0", values)), METRICS)
         for log_x in (False, True):
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(
-                    compare, "save_figure", lambda figure, *_, **__: seen.append(figure)
-                )
-                draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
+            draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
     scales = [(figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) for figure in seen]
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
 
 
 def test_a_narrow_range_needs_no_logarithms_and_epochs_are_whole_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: list[Figure]
 ) -> None:
     run = read_run(str(write_run(tmp_path / "a/version_0", [1.42, 1.35, 1.3])), METRICS)
-    seen: list[Figure] = []
-    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw([run], METRICS, tmp_path / "a.png")
     for axis in seen[0].axes:
         assert axis.get_yscale() == "linear"
         assert all(float(tick).is_integer() for tick in axis.get_xticks())
 
 
-def test_a_line_on_another_one_is_dashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_on_another_one_is_dashed(tmp_path: Path, seen: list[Figure]) -> None:
     values = {"A": [0.5, 0.3, 0.1], "B": [0.5, 0.4, 0.1], "C": [0.5, 0.3003, 0.1]}
     runs = [
         read_run(f"{label}={write_run(tmp_path / label / 'version_0', found)}", METRICS)
         for label, found in values.items()
     ]
-    seen: list[Figure] = []
-    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw(runs, METRICS, tmp_path / "a.png")
     assert [line.is_dashed() for line in seen[0].axes[0].get_lines()] == [False, False, True]
 
 
 @pytest.mark.parametrize(("labels", "legends"), [(4, (1, 0)), (5, (0, 1))])
 def test_many_labels_do_not_hide_the_curves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: int, legends: tuple[int, int]
+    tmp_path: Path, seen: list[Figure], labels: int, legends: tuple[int, int]
 ) -> None:
     folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
     runs = [read_run(f"{label}={folder}", METRICS) for label in range(labels)]
-    seen: list[Figure] = []
-    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw(runs, METRICS, tmp_path / "a.png")
     inside = sum(axis.get_legend() is not None for axis in seen[0].axes)
     assert (inside, len(seen[0].legends)) == legends
 
 
-def test_long_labels_stay_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_labels_stay_in_the_picture(tmp_path: Path, seen: list[Figure]) -> None:
     folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
     runs = [read_run(f"layer norm, no input site, 1e-{n}={folder}", METRICS) for n in range(9)]
-    seen: list[Figure] = []
-    monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: seen.append(figure))
     draw(runs, METRICS, tmp_path / "a.png")
     (legend,) = seen[0].legends
     assert legend.get_window_extent().width <= seen[0].bbox.width
@@ -128,7 +119,7 @@ def test_long_labels_stay_in_the_picture(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: list[Figure]
 ) -> None:
     runs = []
     for number in range(2):
@@ -136,14 +127,9 @@ def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
         runs.append(read_run(f"A={folder}", METRICS))
         for metric in METRICS:
             runs[-1].curves[metric][0] = 1e6
-    highest = []
-    monkeypatch.setattr(
-        compare,
-        "save_figure",
-        lambda figure, *_, **__: highest.append(figure.axes[0].get_ylim()[1]),
-    )
     for log_x in (False, True):
         draw(runs, METRICS, tmp_path / "a.png", log_x=log_x)
+    highest = [figure.axes[0].get_ylim()[1] for figure in seen]
     assert highest[0] > 1e6
     assert highest[1] < 1
 

@@ -70,16 +70,6 @@ def test_densities_integrate_to_the_number_of_steps(log_std: float) -> None:
     assert integral == pytest.approx(steps, rel=1e-3)
 
 
-def test_standardised_offsets_need_no_restoring() -> None:
-    x = grid(50, 6.0)
-    found = mixture(3)
-    points = torch.zeros(3, 3)
-    np.testing.assert_array_equal(
-        position_density(found, points, x, x),
-        position_density(found, points, x, x, torch.zeros(2), torch.ones(2)),
-    )
-
-
 def test_the_density_picture() -> None:
     steps = 7
     found, offsets = mixture(steps), line(steps)
