@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ln_zoo.cli.commands import Count, OwnModules, at_least, suffix
 from ln_zoo.files import atomic_write_text, relative
-from ln_zoo.zoo.names import nearest
 
 if TYPE_CHECKING:
     from ln_zoo.metrics.sentence_scores import Score
     from ln_zoo.metrics.sentence_tasks import ProtocolName
-
-_CONTROLS = ("majority", "word-mean", "echo-state")
 
 
 def evaluate_sentences(
@@ -69,6 +65,7 @@ def evaluate_sentences(
     from rich.console import Console
 
     from ln_zoo.callbacks.sentence_evaluation import check_tasks
+    from ln_zoo.cli.sentence_encoders import maker
     from ln_zoo.data.sentence_tasks import read_task
     from ln_zoo.metrics.sentence_scores import as_text, curve_csv, table
     from ln_zoo.zoo.reported import sentence_scores
@@ -80,7 +77,7 @@ def evaluate_sentences(
     rows = [
         _reader(label, text, names, read, protocol)
         if text.endswith((".csv", ".json"))
-        else _scores(label, _maker(text, seed, features), read, protocol, jobs)
+        else _scores(label, maker(text, seed, features), read, protocol, jobs)
         for label, text in given
     ]
     published = sentence_scores()
@@ -149,51 +146,6 @@ def _labelled(text: str) -> tuple[str, str]:
     if not label or not encoder:
         raise ValueError(f"expected ENCODER or LABEL=ENCODER, got {text!r}")
     return label, encoder
-
-
-def _maker(text: str, seed: int, features: int) -> Callable[[], Any]:
-    """A function that makes an encoder; checks the name now."""
-    from ln_zoo.zoo import sentence_encoders
-
-    kind, _, source = text.partition(":")
-    if kind == "majority" and not source:
-        return sentence_encoders.Majority
-    if kind == "word-mean":
-        if not source:
-            raise ValueError("word-mean needs word vectors: word-mean:MODEL or word-mean:FILE")
-        return lambda: sentence_encoders.WordMean(source)
-    if kind == "echo-state":
-        return lambda: sentence_encoders.EchoStates(source, features, seed)
-    if kind == "untrained" and source:
-        return lambda: _untrained(source, seed)
-    if "." not in text and os.sep not in text and nearest(text, _CONTROLS):
-        raise ValueError(
-            f"no control {text!r}{nearest(text, _CONTROLS)} ({', '.join(_CONTROLS)}, untrained:...)"
-        )
-    return lambda: sentence_encoders.load_encoder(text)
-
-
-def _untrained(source: str, seed: int) -> Any:
-    import torch
-
-    from ln_zoo.callbacks.sentence_evaluation import check_encodes
-    from ln_zoo.zoo import sentence_encoders
-
-    paths = source.split("+")
-    if all(path.endswith((".yaml", ".yml")) for path in paths):
-        from ln_zoo.cli.lightning import CLIWithoutTrainer
-
-        configs = [f"--config={path}" for path in paths]
-        model = CLIWithoutTrainer(["fit", *configs, f"--seed_everything={seed}"]).model
-        check_encodes(model)
-    else:
-        model = sentence_encoders.load_encoder(source)
-    if not callable(getattr(model, "reset_parameters", None)):
-        raise ValueError(f"{source} is a {type(model).__name__}, which has no reset_parameters")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.reset_parameters()
-    return model.eval()
 
 
 def _scores(

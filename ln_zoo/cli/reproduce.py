@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ln_zoo.cli.commands import call
 from ln_zoo.cli.sweep import sweep
+from ln_zoo.sweeps import claims
+from ln_zoo.sweeps.claims import Claim
 from ln_zoo.sweeps.grid import SweepError, read_grid
-from ln_zoo.zoo import claims
-from ln_zoo.zoo.claims import Claim
 from ln_zoo.zoo.names import nearest
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ln_zoo.plots.comparison import read_curves
+from ln_zoo.sweeps import claims
+from ln_zoo.sweeps.claims import Rule
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.report import Report
 from ln_zoo.sweeps.verdicts import Curves, Finding, Scores, judge_rule
-from ln_zoo.zoo import claims
-from ln_zoo.zoo.claims import Rule
 
 
 def judge(report: Report, rule: Rule) -> Finding:

@@ -1,4 +1,4 @@
-"""Verdicts of the rules in ``ln_zoo/zoo/claims.yaml``, from curves and test scores by seed.
+"""Verdicts of the rules in ``ln_zoo/sweeps/claims.yaml``, from curves and test scores by seed.
 
 The same functions judge the runs of a sweep and the tables in ``docs/figures``.
 """
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ln_zoo.plots import comparison
-from ln_zoo.sweeps import speed
+from ln_zoo.sweeps import claims, speed
+from ln_zoo.sweeps.claims import Rule
 from ln_zoo.sweeps.statistics import Difference, paired, seeds_to_decide, signed_rank
-from ln_zoo.zoo import claims
-from ln_zoo.zoo.claims import Rule
 
 #: Targets of the rule ``faster``, as shares of the baseline's improvement.
 TARGETS = (0.90, 0.95, 0.99)

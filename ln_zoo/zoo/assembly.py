@@ -68,17 +68,25 @@ def check_size(
             f"{card.folder / catalog.CONFIG} says {card.parameters:,} parameters, the model it "
             f"describes has {count:,}: the card was written by hand, or by another ln_zoo"
         )
-    fill(sketch, state, card, assign=True)
+    check_fits(sketch, state, str(card.path(catalog.WEIGHTS)))
 
 
-def fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) -> None:
-    """Load the weights of a card."""
-    try:
-        model.load_state_dict(state, strict=True, assign=assign)
-    except RuntimeError as error:
+def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> None:
+    """Raises CardError, naming the keys, unless the state has the model's keys and shapes."""
+    expected = model.state_dict()
+    differing = [f"{k} is missing" for k in expected if k not in state]
+    differing += [f"{k:.80} is not in the model" for k in state if k not in expected]
+    differing += [
+        f"{k} is {tuple(state[k].shape)}, the model has {tuple(expected[k].shape)}"
+        for k in expected
+        if k in state and state[k].shape != expected[k].shape
+    ]
+    if differing:
+        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
         raise CardError(
-            f"{card.folder / catalog.WEIGHTS} does not fit the model of the card: {error}"
-        ) from error
+            f"the weights of {where} do not fit this {type(model).__name__}, which has another "
+            f"norm or size: {'; '.join(differing[:8])}{more}"
+        )
 
 
 def with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:

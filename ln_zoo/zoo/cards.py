@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors.torch
 import torch
@@ -23,6 +24,7 @@ from ln_zoo.training_runs import Run, read_runs
 from ln_zoo.zoo import catalog, registry, reported, schema
 from ln_zoo.zoo.errors import CardError
 from ln_zoo.zoo.readme import front_matter, render_card
+from ln_zoo.zoo.schema import Must
 from ln_zoo.zoo.source import IMPORT_IT, of_checkpoint
 from ln_zoo.zoo.strict_yaml import parse_yaml
 
@@ -40,56 +42,41 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Facts:
-    """What the author of a card states beside the measured values.
+    """What the author of a card states beside the measured values."""
 
-    Attributes:
-        license: default apache-2.0; ``other`` needs ``license_name`` and ``license_link``.
-        license_name: of another license.
-        license_link: of another license.
-        language: of the data.
-        description: what the model does.
-        intended_use: what it is for.
-        limitations: what it is not for.
-        uncertainty: of the results, and its kind.
-        training_time: duration and machine.
-        notes: further remarks.
-        differences: from the paper.
-        training_commands: commands that train it again.
-        datasets: hub ids.
-        tags: for the hub.
-        main_metric: the metric that goes first.
-        size: further facts that decide whether numbers are comparable (see
-            `ln_zoo.zoo.reported.comparison`).
-        pictures: files and their captions; copied into the folder and shown.
-        version: of these weights among others of the same name, for ``revision`` of `ln_zoo.load`.
-    """
-
-    license: str = ""
-    license_name: str = ""
-    license_link: str = ""
-    language: str = ""
-    description: str = ""
-    intended_use: str = ""
-    limitations: list[str] = field(default_factory=list)
-    uncertainty: str = ""
-    training_time: str = ""
-    notes: list[str] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
-    training_commands: list[str] = field(default_factory=list)
-    datasets: list[str] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
-    main_metric: str = ""
+    license: str = ""  #: default apache-2.0; ``other`` needs the name and the link
+    license_name: str = ""  #: of another license
+    license_link: str = ""  #: of another license
+    language: str = ""  #: of the data
+    description: str = ""  #: what the model does
+    intended_use: str = ""  #: what the model is for
+    limitations: list[str] = field(default_factory=list)  #: what it is not for
+    uncertainty: str = ""  #: of the results, and its kind
+    training_time: str = ""  #: duration and machine
+    notes: list[str] = field(default_factory=list)  #: further remarks
+    differences: list[str] = field(default_factory=list)  #: from the paper
+    training_commands: list[str] = field(default_factory=list)  #: that train it again
+    datasets: list[str] = field(default_factory=list)  #: ids on the hub
+    tags: list[str] = field(default_factory=list)  #: for the hub
+    main_metric: str = ""  #: the metric that goes first
+    #: Further facts that decide whether numbers are comparable; see `ln_zoo.zoo.comparison`.
     size: dict[str, Any] = field(default_factory=dict)
+    #: Captions by file; the files are copied into the folder.
     pictures: dict[str, str] = field(default_factory=dict)
-    version: str = ""
+    version: str = ""  #: of the weights, for ``revision`` of `ln_zoo.load`
 
     def stated(self) -> dict[str, Any]:
-        """The facts that ``results.json`` stores under ``card``: those given, pictures by name."""
+        """The facts that ``results.json`` stores under ``card``."""
         apart = ("main_metric", "size", "training_commands")
         given = {key: value for key, value in vars(self).items() if value and key not in apart}
         if self.pictures:
             given["pictures"] = {Path(file).name: text for file, text in self.pictures.items()}
         return given
+
+
+_Scores = Annotated[dict[str, float], Must(bool, "the measured values")]
+_Data = Annotated[dict[str, Any], Must(lambda data: "dataset" in data, "facts with 'dataset'")]
+_Nothing = Annotated[Any, Must(lambda part: not part, "null: test without limit_test_batches")]
 
 
 @dataclass(frozen=True)
@@ -98,8 +85,8 @@ class _TestResults:
 
     model: str
     norm: str
-    metrics: dict[str, float]
-    data: dict[str, Any]
+    metrics: _Scores
+    data: _Data
     preprocessing: dict[str, Any]
     command: str
     seed: int | None
@@ -113,7 +100,7 @@ class _TestResults:
     checkpoint_sha256: str | None = None
     population_statistics: dict[str, Any] | None = None
     optimization: dict[str, Any] | None = None
-    part: dict[str, Any] | None = None
+    part: _Nothing = None
 
     def evaluation(self) -> dict[str, Any]:
         """How the metrics were measured."""
@@ -146,7 +133,7 @@ def card_from_checkpoint(
     """Write a card folder from a checkpoint and the results file of ``ln-zoo test`` on it.
 
     Args:
-        checkpoint: a Lightning checkpoint of one of the zoo's models; read weights-only.
+        checkpoint: a Lightning checkpoint of a model; read weights-only.
         results: ``test_results.json`` that ``ln-zoo test`` wrote for this checkpoint.
         out: the card folder to make.
         name: of the model; default: the name of the folder.
@@ -157,7 +144,7 @@ def card_from_checkpoint(
         The card folder.
 
     Raises:
-        CardError: if a file is missing or unreadable, the checkpoint names a norm of a module
+        CardError: if a file is missing or unreadable, the checkpoint names a class of a module
             that is not imported, the results belong to another checkpoint, model or norm, a
             fact is unknown, or the folder must not be replaced.
     """
@@ -167,24 +154,21 @@ def card_from_checkpoint(
     except (OSError, ValueError) as error:
         raise CardError(str(error)) from error
     tested = _read_test_results(Path(results))
-    again = f"run ln-zoo test --ckpt_path {checkpoint} and give the file it writes"
-    if tested.checkpoint is None or Path(tested.checkpoint).name != path.name:
-        raise CardError(
-            f"{results} was measured on checkpoint {tested.checkpoint!r}, not on {path.name!r}: "
-            f"{again}"
-        )
-    if tested.checkpoint_sha256 not in (None, _sha256(path.read_bytes())):
-        raise CardError(
-            f"{results} was measured on another {path.name!r} than {checkpoint} (sha256 differs): "
-            f"{again}"
-        )
-    model_name = type(model).__name__
-    norm_name = str(model.hparams["norm"]["class_path"]).rpartition(".")[2]
-    if (tested.model, tested.norm) != (model_name, norm_name):
-        raise CardError(
-            f"{results} is for {tested.model} with {tested.norm}, {checkpoint} holds "
-            f"{model_name} with {norm_name}: {again}"
-        )
+    found = {
+        "checkpoint": path.name,
+        "checkpoint_sha256": _sha256(path.read_bytes()),
+        "model": type(model).__name__,
+        "norm": str(model.hparams["norm"]["class_path"]).rpartition(".")[2],
+    }
+    for key, value in found.items():
+        stated = getattr(tested, key)
+        if key == "checkpoint" and stated:
+            stated = Path(stated).name
+        if stated != value and (key, stated) != ("checkpoint_sha256", None):
+            raise CardError(
+                f"{results} was measured on {key} {stated!r}, {checkpoint} has {value!r}: run "
+                f"ln-zoo test --ckpt_path {checkpoint} and give the file it writes"
+            )
     return write_measured(
         out,
         model,
@@ -200,12 +184,7 @@ def card_from_checkpoint(
 
 
 def training_facts(runs: Sequence[Run]) -> dict[str, Any]:
-    """The training runs behind the weights, as a card stores them: the last, and ``earlier``.
-
-    Example:
-        >>> training_facts([{"epochs": 15, "weights": "mlp.none"}, {"epochs": 5}])
-        {'epochs': 5, 'earlier': [{'epochs': 15, 'weights': 'mlp.none'}]}
-    """
+    """The training runs behind the weights, as a card stores them: the last, and ``earlier``."""
     if not runs:
         return {}
     *earlier, last = map(dict, runs)
@@ -261,23 +240,19 @@ def write_card(
     files: Mapping[str, str | os.PathLike[str]] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the four files of a card atomically.
-
-    The folder is written under a temporary name and renamed at the end.
+    """Write the four files of a card atomically: under a temporary name that is renamed at the end.
 
     Args:
         folder: the card folder to make.
-        model: a model of the zoo; its weights are stored in float32, or in float16 where that is
+        model: a model of the zoo; its weights are stored in float32, or in float16 if that is
             exact.
-        results: what was measured and how, with the keys ``metrics`` (a list of name, value, unit,
-            dataset, split; the main one first), ``evaluation``, ``training``, ``size``, ``data``
-            and ``card`` (license, description, notes, differences, datasets, tags, and pictures:
-            names among ``files`` and the words under them), all plain.
-            ``data`` names its ``dataset``.
-            Sizes, learning rate and the like are added from the model's own arguments.
-        preprocessing: what was done to the data before the model read them.
+        results: plain values under ``metrics`` (a list of name, value, unit, dataset, split; the
+            main one first), ``evaluation``, ``training``, ``size``, ``data`` (with ``dataset``) and
+            ``card`` (see `Facts`; pictures are names among ``files``). Sizes, learning rate and the
+            like are added from the model's arguments.
+        preprocessing: of the data in training.
         name: of the model; default: the name of the folder.
-        files: further files of the model, by name in the folder. Their sha256 is stored and checked
+        files: further files of the model, by name in the folder; their sha256 is stored and checked
             as for the weights. A vocabulary is added automatically.
         overwrite: whether an existing card may be replaced.
 
@@ -339,25 +314,18 @@ def write_card(
     }
     _may_replace(path, {*catalog.CARD_FILES, *extra}, overwrite)
 
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # The catalogue ignores folders with a leading dot.
-        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    except OSError as error:
-        raise CardError(f"{path} cannot be written: {error}") from error
-    try:
-        draft.chmod(0o755)
-        for key, content in contents.items():
-            (draft / key).parent.mkdir(parents=True, exist_ok=True)
-            (draft / key).write_bytes(content)
-        (draft / catalog.CONFIG).write_text(_json(config), encoding="utf-8")
-        (draft / catalog.RESULTS).write_text(_json(full), encoding="utf-8")
-        (draft / catalog.README).write_text(render_card(draft), encoding="utf-8")
-        _swap(draft, path)
-    except OSError as error:
-        raise CardError(f"{path} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as temporary:
+            draft = Path(temporary) / path.name
+            contents[catalog.CONFIG] = _json(config).encode()
+            contents[catalog.RESULTS] = _json(full).encode()
+            for key, content in contents.items():
+                (draft / key).parent.mkdir(parents=True, exist_ok=True)
+                (draft / key).write_bytes(content)
+            (draft / catalog.README).write_text(render_card(draft), encoding="utf-8")
+            _swap(draft, path)
     return path
 
 
@@ -367,9 +335,7 @@ def refresh(
 ) -> None:
     """Regenerate a card's README from its ``config.json`` and ``results.json``.
 
-    Args:
-        folder: of the card; weights and measurements are not changed.
-        facts: replace the author's facts in ``results.json``; as for `card_from_checkpoint`.
+    ``facts`` replace the author's facts in ``results.json``, as for `card_from_checkpoint`.
     """
     card = catalog.read_card(folder)
     if facts is not None:
@@ -379,61 +345,39 @@ def refresh(
         results = asdict(old)
         results["training"] = {**old.training, "commands": commands}
         results["card"] = given.stated() | of_class
-        _replace(card.folder / catalog.RESULTS, _json(results))
-    _replace(card.folder / catalog.README, render_card(folder))
-
-
-def _replace(path: Path, text: str) -> None:
-    try:
-        atomic_write_text(path, text)
-    except OSError as error:
-        raise CardError(f"{path} cannot be written: {error}") from error
+        with _writing(card.folder):
+            atomic_write_text(card.folder / catalog.RESULTS, _json(results))
+    with _writing(card.folder):
+        atomic_write_text(card.folder / catalog.README, render_card(folder))
 
 
 # Reading what a card is made from
 
 
 def _read_test_results(path: Path) -> _TestResults:
-    value = _read_mapping(path)
-    known = {f.name for f in fields(_TestResults)}
-    try:
-        found = schema.read(_TestResults, {k: v for k, v in value.items() if k in known}, str(path))
-    except ValueError as error:
-        raise CardError(f"{error}: give the file that ln-zoo test writes") from None
-    if found.part:
-        raise CardError(
-            f"{path} was measured on a part of the test set: run ln-zoo test --ckpt_path FILE "
-            "without --trainer.limit_test_batches and give the file it writes"
-        )
-    if "dataset" not in found.data:
-        raise CardError(f"{path}: data: 'dataset' is missing")
-    if not found.metrics:
-        raise CardError(f"{path}: metrics is empty")
-    return found
+    value, known = _read_file(path), [f.name for f in fields(_TestResults)]
+    if isinstance(value, dict):
+        value = {k: v for k, v in value.items() if k in known}
+    return schema.read(_TestResults, value, f"{path}, which ln-zoo test writes")
 
 
 def _read_facts(facts: str | os.PathLike[str] | Mapping[str, Any] | None) -> Facts:
-    where = "facts" if facts is None or isinstance(facts, Mapping) else os.fspath(facts)
-    value = _read_mapping(Path(where)) if facts is not None and where != "facts" else facts or {}
-    try:
-        found = schema.read(Facts, dict(value), where)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise CardError(str(error)) from None
+    if facts is None or isinstance(facts, Mapping):
+        found = schema.read(Facts, dict(facts or {}), "facts")
+    else:
+        found = schema.read(Facts, _read_file(Path(facts)), os.fspath(facts))
     if found.license == "other" and not (found.license_name and found.license_link):
         raise CardError("license other needs license_name and license_link, which the hub shows")
     return found
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> Any:
+    if not path.is_file():
+        raise CardError(f"{path} cannot be read: there is no such file")
     try:
-        value = parse_yaml(str(path)) if path.is_file() else None  # JSON is YAML
+        return parse_yaml(str(path))  # JSON is YAML
     except ValueError as error:
         raise CardError(str(error)) from error
-    if value is None:
-        raise CardError(f"{path} cannot be read: there is no such file, or it is empty")
-    if not isinstance(value, dict):
-        raise CardError(f"{path} must hold a mapping of names to values")
-    return value
 
 
 def _metric(name: str, value: float, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -445,10 +389,7 @@ def _metric(name: str, value: float, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(model: ZooModule) -> dict[str, Tensor]:
-    """The state dict for safetensors: contiguous, unshared.
-
-    Floats are stored in float32, or in float16 if that is exact for all of them.
-    """
+    """The state dict for safetensors, in float32, or in float16 if that is exact for all."""
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     floats = [value.float() for value in state.values() if value.is_floating_point()]
     exact = all(torch.equal(value, value.half().float()) for value in floats)
@@ -460,6 +401,14 @@ def _weights(model: ZooModule) -> dict[str, Tensor]:
 
 
 # Writing
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CardError(f"{path} cannot be written: {error}") from error
 
 
 def _may_replace(path: Path, names: set[str], overwrite: bool) -> None:

@@ -18,13 +18,13 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ln_zoo.files import read_bounded
 from ln_zoo.training_runs import Run, read_run, read_runs
 from ln_zoo.zoo import schema
 from ln_zoo.zoo.errors import CardError
-from ln_zoo.zoo.schema import Record
+from ln_zoo.zoo.schema import Must, Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,79 +64,80 @@ class File(Record):
     size: int
 
 
+_Value = Annotated[float, Must(lambda value: abs(value) < 1e300, "in the range of floats")]
+
+
 @dataclass(frozen=True)
 class Metric(Record):
     """A measured value, in the unit in which tests log it."""
 
     name: str
-    value: float
+    value: _Value
     unit: str
     dataset: str
     split: str
 
 
+def is_plain_file_name(name: str) -> bool:
+    """Whether a listed name stays inside its folder and has no wildcards."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts and not set(name) & set("\\*?[]:")
+
+
+def _are_plain(files: dict[str, File]) -> bool:
+    return WEIGHTS in files and all(map(is_plain_file_name, files))
+
+
+def _has_plain_norm(init_args: dict[str, Any]) -> bool:
+    norm = init_args.get("norm")
+    kinds = {"class": str, "init_args": dict}
+    return norm is None or (
+        isinstance(norm, dict) and {key: type(value) for key, value in norm.items()} == kinds
+    )
+
+
+_Name = Annotated[str, Must(NAME.fullmatch, "1 to 100 letters, digits, '.', '_' and '-'")]
+_Arguments = Annotated[dict[str, Any], Must(_has_plain_norm, "with norm as class and init_args")]
+_Size = Annotated[int, Must(lambda number: 0 <= number < 2**63, "in the range of sizes")]
+_Files = Annotated[dict[str, File], Must(_are_plain, f"plain file names, with {WEIGHTS}")]
+
+
 @dataclass(frozen=True)
 class Config(Record):
-    """Content of ``config.json``: what the model is.
+    """Content of ``config.json``: what the model is."""
 
-    Attributes:
-        format_version: `FORMAT_VERSION` of the writer.
-        name: of the model.
-        library: name and version of the writer.
-        model: class name in `ln_zoo.models`, or the dotted path of a user's class.
-        init_args: arguments; the norm as ``class`` (a name or dotted path) and ``init_args``.
-        preprocessing: what was done to the data before the model read them.
-        parameters: their number.
-        files: all files but README and data files, by name.
-    """
-
-    format_version: int
-    name: str
-    library: dict[str, Any]
-    model: str
-    init_args: dict[str, Any]
-    preprocessing: dict[str, Any]
-    parameters: int
-    files: dict[str, File]
+    format_version: int  #: `FORMAT_VERSION` of the writer
+    name: _Name
+    library: dict[str, Any]  #: name and version of the writer
+    model: str  #: class name in `ln_zoo.models`, or the dotted path of a user's class
+    #: The norm as ``class`` (a name or dotted path) and ``init_args``.
+    init_args: _Arguments
+    preprocessing: dict[str, Any]  #: of the data in training
+    parameters: _Size  #: their number
+    files: _Files  #: all files but README and data files, by name
 
 
 @dataclass(frozen=True)
 class Results(Record):
-    """Content of ``results.json``: what was measured.
+    """Content of ``results.json``: what was measured."""
 
-    Attributes:
-        format_version: `FORMAT_VERSION` of the writer.
-        metrics: the main one first.
-        evaluation: command, seed, hardware, versions and the like of the test.
-        training: length and settings of the last training run, and ``earlier`` runs.
-        size: facts that decide whether numbers are comparable.
-        data: facts of the data, ``dataset`` among them.
-        card: what the author states; see `ln_zoo.zoo.cards.Facts`.
-    """
-
-    format_version: int
-    metrics: list[Metric]
-    evaluation: dict[str, Any]
-    training: dict[str, Any]
-    size: dict[str, Any]
-    data: dict[str, Any]
-    card: dict[str, Any]
+    format_version: int  #: `FORMAT_VERSION` of the writer
+    metrics: list[Metric]  #: the main one first
+    evaluation: dict[str, Any]  #: command, seed, hardware, versions and the like of the test
+    training: dict[str, Any]  #: length and settings of the last run, and ``earlier`` runs
+    size: dict[str, Any]  #: facts that decide whether numbers are comparable
+    data: dict[str, Any]  #: facts of the data, ``dataset`` among them
+    card: dict[str, Any]  #: facts of the author; see `ln_zoo.zoo.cards.Facts`
 
 
 @dataclass(frozen=True)
 class Card:
-    """The two data files of a card folder, validated.
+    """The two data files of a card folder, validated."""
 
-    Attributes:
-        folder: of the card.
-        config: ``config.json``.
-        results: ``results.json``.
-        weights_folder: folder of the weights if they were downloaded separately.
-    """
-
-    folder: Path
-    config: Config
-    results: Results
+    folder: Path  #: of the card
+    config: Config  #: ``config.json``
+    results: Results  #: ``results.json``
+    #: Folder of the weights if they were downloaded separately.
     weights_folder: Path | None = field(default=None, compare=False)
 
     def path(self, name: str) -> Path:
@@ -151,12 +152,12 @@ class Card:
 
     @property
     def model(self) -> str:
-        """Class name of the model in `ln_zoo.models`, or the dotted path of a user's class."""
+        """Class name in `ln_zoo.models`, or the dotted path of a user's class."""
         return self.config.model
 
     @property
     def norm(self) -> str:
-        """Class name of the norm, or the dotted path of a user's class; empty without a norm."""
+        """Class name of the norm, or a dotted path like that of the model; "" without a norm."""
         norm = self.config.init_args.get("norm")
         return str(norm["class"]) if norm else ""
 
@@ -171,11 +172,10 @@ class Card:
         Their content is not checked: MNIST has centred, light strokes on a dark ground.
 
         Args:
-            images: a PIL image, a NumPy array, a tensor, or a list of them; an array is (C, H, W)
-                or (N, C, H, W), of grey images also (H, W) or (N, H, W). Integers are levels of
-                brightness up to the training data's scale, floats are fractions of it, bool is
-                black and white. PIL images have levels from 0 to 255, and become grey if the model
-                has one channel.
+            images: a PIL image, an array or tensor (C, H, W) or (N, C, H, W), for grey images also
+                (H, W) or (N, H, W), or a list of them. Integers are levels of brightness up to the
+                training data's scale, floats are fractions of it, bool is black and white. PIL
+                images have levels from 0 to 255, and become grey if the model has one channel.
             seed: for models of binary images: each pixel is 1 with its brightness as probability,
                 as in their training data.
 
@@ -197,8 +197,7 @@ class Card:
             >>> model(model.card.preprocess(image)).argmax(-1)
             tensor([1])
         """
-        # Imported here: lists and cards are read without torch.
-        from ln_zoo.zoo.preprocessing import preprocess
+        from ln_zoo.zoo.preprocessing import preprocess  # lists and cards need no torch
 
         return preprocess(self.preprocessing, images, seed)
 
@@ -240,30 +239,20 @@ class Card:
 
 
 def read_card(folder: str | os.PathLike[str]) -> Card:
-    """Reads and checks ``config.json`` and ``results.json``; weights are not touched.
-
-    Raises:
-        CardError: if the folder or a file is missing, is not JSON, has unknown or missing keys, or
-            was written by a newer version of the library.
-    """
+    """Read and validate ``config.json`` and ``results.json``; weights are not touched."""
     path = Path(folder)
     if not path.is_dir():
         raise CardError(f"there is no card folder {str(path)!r}")
-    config = _read_config(path / CONFIG)
-    results = _read_as(Results, path / RESULTS)
-    for metric in results.metrics:
-        if abs(metric.value) > 1e300:  # also integers beyond any float
-            raise CardError(f"{path / RESULTS}: metrics: {metric.name!r:.80} is out of range")
-    return Card(path, config, results)
+    return Card(path, read_config(path), _read_as(Results, path / RESULTS))
 
 
-def listed_files(folder: Path) -> list[str]:
-    """Names of the files that the ``config.json`` of a folder lists, checked to be plain names."""
-    return sorted(_read_config(folder / CONFIG).files)
+def read_config(folder: Path) -> Config:
+    """Read and validate the ``config.json`` of a folder."""
+    return _read_as(Config, folder / CONFIG)
 
 
 def verified_bytes(card: Card, name: str) -> bytes:
-    """Content of one of the card's listed files, after its size and sha256 were found right."""
+    """Content of one of the card's listed files, after its size and sha256 were checked."""
     path = card.path(name)
     expected = card.config.files[name]
     remedy = (
@@ -285,37 +274,7 @@ def verified_bytes(card: Card, name: str) -> bytes:
     return data
 
 
-def is_plain_file_name(name: str) -> bool:
-    """Whether a listed name stays inside its folder and has no wildcards."""
-    parts = PurePosixPath(name).parts
-    return bool(parts) and parts[0] != "/" and ".." not in parts and not set(name) & set("\\*?[]:")
-
-
-def _read_config(path: Path) -> Config:
-    config = _read_as(Config, path)
-    if not NAME.fullmatch(config.name):
-        raise CardError(
-            f"{path}: invalid model name {config.name!r:.80}: letters, digits, '.', '_' and '-' "
-            "only, 100 at most"
-        )
-    if not 0 <= config.parameters < 2**63:
-        raise CardError(f"{path}: parameters: {config.parameters!r:.80} is out of range")
-    for name in config.files:
-        if not is_plain_file_name(name):
-            raise CardError(f"{path}: files: {name!r} is not a plain relative file name")
-    if WEIGHTS not in config.files:
-        raise CardError(f"{path}: files: {WEIGHTS!r} is missing")
-    if (norm := config.init_args.get("norm")) is not None:
-        kinds = {"class": str, "init_args": dict}
-        if not isinstance(norm, dict) or {k: type(v) for k, v in norm.items()} != kinds:
-            raise CardError(
-                f"{path}: init_args, norm: expected class and init_args, got {norm!r:.200}"
-            )
-    return config
-
-
 def _read_as(kind: type[_T], path: Path) -> _T:
-    """A JSON file as a dataclass of this format or an older one."""
     value = _read_json(path)
     version = value.get("format_version") if isinstance(value, dict) else None
     if type(version) is int and not 1 <= version <= FORMAT_VERSION:
@@ -323,19 +282,11 @@ def _read_as(kind: type[_T], path: Path) -> _T:
             f"{path}: format_version is {version!r:.80}, this ln_zoo reads 1 to {FORMAT_VERSION}: "
             "upgrade ln_zoo"
         )
-    try:
-        return schema.read(kind, value, str(path))
-    except ValueError as error:
-        raise CardError(str(error)) from None
+    return schema.read(kind, value, str(path))
 
 
 def _read_json(path: Path) -> Any:
-    """The content of an untrusted JSON file.
-
-    Raises:
-        CardError: if it is missing, no regular file, longer than 10 MB, no JSON, nested in more
-            than 50 levels, or has a key twice or a number that is not finite.
-    """
+    """The content of an untrusted JSON file: bounded, with unique keys and finite numbers."""
     try:
         text = read_text(path)
         value = json.loads(
@@ -357,15 +308,8 @@ def _read_json(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """A text file of a card.
-
-    Raises:
-        OSError: if it is missing, no regular file, or longer than 10 MB.
-        UnicodeDecodeError: if it is not UTF-8.
-    """
-    content = read_bounded(path, _MOST_TEXT)
-    # As text files are read: a break of lines is "\n".
-    return content.decode("utf-8").replace("\r\n", "\n")
+    """A text file of a card; OSError or UnicodeDecodeError if it is not a text of 10 MB at most."""
+    return read_bounded(path, _MOST_TEXT).decode("utf-8").replace("\r\n", "\n")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -386,16 +330,12 @@ def _finite(number: str) -> float:
 
 
 def card_folders() -> dict[str, Path]:
-    """Folders of the published models on this machine by name, sorted; the first of each name.
-
-    Raises:
-        CardError: if ``$LN_ZOO_MODELS`` is set to something that is not a folder or cannot be read.
-    """
+    """Folders of the published models on this machine by name, sorted; the first of each name."""
     return {name: folders[0] for name, folders in sorted(_all_folders().items())}
 
 
 def _all_folders() -> dict[str, list[Path]]:
-    """Every folder of each name, in the order in which places are searched."""
+    """All folders of each name, in the order of the places."""
     found: dict[str, list[Path]] = {}
     for root in _roots():
         try:
@@ -463,9 +403,9 @@ def list_models(
 
     Args:
         filter: pattern of the name, with ``*``, ``?`` and ``[...]``.
-        model: class name of the model, such as ``MLPClassifier``, in any case.
-        norm: class name of the norm, such as ``LayerNorm``, in any case.
-        dataset: name of a data set of the results, such as ``MNIST``, in any case.
+        model: class name of the model in any case, such as ``MLPClassifier``.
+        norm: class name of the norm in any case, such as ``LayerNorm``.
+        dataset: name of a data set of the results in any case, such as ``MNIST``.
 
     Raises:
         CardError: if a card whose content a filter needs is damaged.
@@ -484,7 +424,11 @@ def fitting(
     filter: str, model: str | None, norm: str | None, dataset: str | None
 ) -> tuple[list[str], dict[str, CardError]]:
     """Names that match all filters, and errors of damaged cards by name."""
-    filters = (model, norm, dataset)
+
+    def fits(card: Card) -> bool:
+        pairs = (model, [card.model]), (norm, [card.norm]), (dataset, card.datasets)
+        return all(text is None or text.lower() in map(str.lower, known) for text, known in pairs)
+
     names: list[str] = []
     broken: dict[str, CardError] = {}
     for name, folder in card_folders().items():
@@ -492,24 +436,13 @@ def fitting(
             continue
         try:
             # Without further filters a card is not read.
-            if filters == (None, None, None) or _fits(read_card(folder), *filters):
+            if (model, norm, dataset) == (None, None, None) or fits(read_card(folder)):
                 names.append(name)
         except CardError as error:
             broken[name] = error
     return names, broken
 
 
-def _fits(card: Card, model: str | None, norm: str | None, dataset: str | None) -> bool:
-    pairs = (model, [card.model]), (norm, [card.norm]), (dataset, card.datasets)
-    return all(
-        wanted is None or wanted.lower() in map(str.lower, values) for wanted, values in pairs
-    )
-
-
 def describe(name: str) -> Card:
-    """The card of a published model on this machine, without its weights.
-
-    Raises:
-        CardError: for an unknown name or a damaged card.
-    """
+    """The card of a published model on this machine, without its weights."""
     return read_card(find(name))

@@ -11,11 +11,7 @@ _TERMINAL_CONTROL = re.compile(
 
 
 class CardError(ValueError):
-    """A card that is missing, damaged or unsupported.
-
-    Args:
-        message: may contain text from the card; control characters are escaped.
-    """
+    """A card that is missing, damaged or unsupported; control characters are escaped."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -32,3 +28,8 @@ def printable(text: str) -> str:
         <BLANKLINE>
     """
     return _TERMINAL_CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or its class; torch and the hub append more."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from ln_zoo.zoo import catalog
-from ln_zoo.zoo.errors import CardError
+from ln_zoo.zoo.errors import CardError, first_line
 
 #: Environment variable: the account with the weights that the wheel leaves out.
 ACCOUNT_VARIABLE = "LN_ZOO_HUB"
@@ -33,28 +34,24 @@ def download(repo_id: str, *, revision: str | None = None, options: HubOptions =
 
     With ``HF_HUB_OFFLINE=1`` only the cache is used.
     """
-    try:
-        first = snapshot_download(
-            repo_id, revision=revision, allow_patterns=[catalog.CONFIG], **asdict(options)
+
+    def fetch(revision: str | None, names: Sequence[str]) -> Path:
+        found = snapshot_download(
+            repo_id, revision=revision, allow_patterns=[*names], **asdict(options)
         )
-        # The folder is named after its commit: both steps then refer to the same files.
-        folder = Path(first)
+        return Path(found)
+
+    try:
+        folder = fetch(revision, [catalog.CONFIG])
         if not (folder / catalog.CONFIG).is_file():
             raise CardError(
                 f"{repo_id} on the hub is not an ln_zoo model: it has no {catalog.CONFIG}"
             )
-        names = catalog.listed_files(folder)
-        return Path(
-            snapshot_download(
-                repo_id,
-                revision=folder.name,
-                allow_patterns=[*catalog.CARD_FILES, *names],
-                **asdict(options),
-            )
-        )
+        # The folder is named after its commit: both steps then refer to the same files.
+        return fetch(folder.name, [*catalog.CARD_FILES, *catalog.read_config(folder).files])
     except (OSError, HFValidationError) as error:
         # The client's own errors, of the network and of its cache, are all OSErrors.
-        why = str(error).strip().splitlines()[0]
+        why = first_line(error)
         if constants.HF_HUB_OFFLINE or options.local_files_only:
             given = "local_files_only" if options.local_files_only else "HF_HUB_OFFLINE"
             why = f"{given} is set and the cache holds no copy"

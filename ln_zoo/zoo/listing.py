@@ -9,17 +9,8 @@ from collections.abc import Iterable
 
 from ln_zoo import tables
 from ln_zoo.training_runs import totals
-from ln_zoo.zoo.catalog import (
-    MODELS_VARIABLE,
-    README,
-    Metric,
-    card_folders,
-    describe,
-    fitting,
-    folder,
-    list_models,
-    read_text,
-)
+from ln_zoo.zoo import catalog
+from ln_zoo.zoo.catalog import Metric, card_folders, describe
 from ln_zoo.zoo.errors import CardError, printable
 
 #: Maximum characters of a cell of the table.
@@ -29,10 +20,7 @@ _MOST_METRICS = 5
 
 
 def table(names: Iterable[str]) -> str:
-    """Published models as plain text: name, model, norm, data, main metric, parameters.
-
-    The line of a damaged card has the error.
-    """
+    """Published models as plain text, one per line; the line of a damaged card has the error."""
     rows = [["name", "model", "norm", "dataset", "main metric", "parameters"]]
     broken = []
     for name in names:
@@ -56,7 +44,6 @@ def table(names: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text from a card as one short line with control characters escaped."""
     line = _one_line(printable(text))
     return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
 
@@ -68,7 +55,7 @@ def _one_line(text: str) -> str:
 def markdown_table(filter: str = "*") -> str:
     """Published models with their first metrics as a Markdown table, for the project's README."""
     rows = []
-    for name in list_models(filter):
+    for name in catalog.list_models(filter):
         card = describe(name)
         shown = [f"{m.name} {_value(m)}" for m in card.metrics[:_MOST_METRICS]]
         measured = ", ".join([*shown, *["..."] * (len(card.metrics) > _MOST_METRICS)])
@@ -85,12 +72,7 @@ _COLUMNS = (
 
 
 def results_csv(names: Iterable[str]) -> str:
-    """Every measured metric of published models, a row each, as comma-separated values.
-
-    Example:
-        >>> print(results_csv([]), end="")
-        name,model,norm,dataset,split,metric,value,unit,parameters,epochs,steps,seed,date,version,sha256
-    """
+    """Every measured metric of published models, a row each, as comma-separated values."""
     rows = []
     for name in names:
         card = describe(name)
@@ -105,7 +87,6 @@ def results_csv(names: Iterable[str]) -> str:
 
 
 def _value(metric: Metric) -> str:
-    """A metric's value with its unit; fractions in per cent."""
     if metric.unit == "fraction":
         return f"{100 * metric.value:.5g} %"
     return f"{metric.value:.5g} {metric.unit}".strip()
@@ -119,14 +100,14 @@ def list_text(
     dataset: str | None = None,
 ) -> str:
     """Output of ``ln-zoo list``: the table of `list_models`, and errors of damaged cards."""
-    names, broken = fitting(filter, model, norm, dataset)
+    names, broken = catalog.fitting(filter, model, norm, dataset)
     if names or broken:
         return table([*names, *broken])
     known = card_folders()
     if not known:
         return (
             "no published models on this machine; "
-            f"set {MODELS_VARIABLE} to a folder of card folders"
+            f"set {catalog.MODELS_VARIABLE} to a folder of card folders"
         )
     return f"no model matches; there are {', '.join(map(_cell, known))}"
 
@@ -140,8 +121,8 @@ def cards_text(name: str | None = None) -> str:
         width = max(map(len, folders))
         lines = (f"{key.ljust(width)}  {path}" for key, path in folders.items())
         return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
-    path = folder(name) / README
+    path = catalog.folder(name) / catalog.README
     try:
-        return printable(read_text(path))
+        return printable(catalog.read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise CardError(f"{path} cannot be read: {error}") from error

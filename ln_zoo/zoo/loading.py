@@ -9,10 +9,10 @@ import torch
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
-from ln_zoo.zoo.assembly import head_weights
-from ln_zoo.zoo.catalog import Card, CardError
+from ln_zoo.zoo.assembly import check_fits, head_weights
+from ln_zoo.zoo.catalog import CardError
 from ln_zoo.zoo.hub import HubOptions
-from ln_zoo.zoo.source import Source, check_fits, checkpoint_in, find_card, of_card, of_checkpoint
+from ln_zoo.zoo.source import Source, checkpoint_in, find_card, of_card, of_checkpoint
 
 
 def load(
@@ -37,24 +37,22 @@ def load(
 
     Args:
         name_or_path: a name from `ln_zoo.list_models`; a card folder (a path with a separator, as
-            in ``./mlp.layernorm``); a hub id ``user/repo``; or a checkpoint, as a .ckpt file or the
-            folder of a run, which takes ``dtype`` and ``device`` alone. A folder goes before a hub
-            id. A name or hub id may end in ``@revision``, as in ``mlp.layernorm@b93f8b7e``.
-        num_classes: of a classifier for other classes: its last layer is new, with as many outputs,
-            and the others keep their weights. The returned module's ``new_weights`` names what
-            is new, and a log line lists it. Default: the card's, with its weights.
-        norm: the normalisation to use in place of the one in the card. Needed for a model whose
-            norm is not ln_zoo's own; its parameters must be those of the weights.
-        model: class to use in place of the one in the card. Needed for a model whose class is not
-            ln_zoo's own; it must take the card's arguments and have the weights' parameters.
-        revision: which version of the weights. On the hub: branch, tag or commit; default ``main``.
-            On this machine: the version that the card states, or the first 8 to 64 digits of the
-            sha256 of its weights; default: any, the first found. A commit and a sha256 always mean
-            the very same weights.
-        cache_dir: where hub files are kept; default: the hub's own cache.
+            in ``./mlp.layernorm``); a hub id ``user/repo``; or a .ckpt file or the folder of a run,
+            which take ``dtype`` and ``device`` alone. A folder goes before a hub id. A name or hub
+            id may end in ``@revision``, as in ``mlp.layernorm@b93f8b7e``.
+        num_classes: replaces the head of a classifier by a new one of this size. The returned
+            module's ``new_weights`` names what is new, and a log line lists it.
+        norm: replaces the norm of the card; needed for a norm that is not ln_zoo's own. Its
+            parameters must be those of the weights.
+        model: replaces the class of the card; needed for a class that is not ln_zoo's own. It must
+            take the card's arguments and have the weights' parameters.
+        revision: version of the weights. On the hub: branch, tag or commit; default ``main``. On
+            this machine: the version that the card states, or the first 8 to 64 digits of the
+            sha256 of its weights; default: the first found.
+        cache_dir: of hub files; default: the hub's own cache.
         token: of the hub; ``True`` for the stored one, ``False`` for none; default: the stored one
             if it exists.
-        local_files_only: whether to take hub files from the cache alone, without a request.
+        local_files_only: whether to take hub files from the cache, without a request.
         force_download: whether to download hub files that the cache has.
         dtype: of the weights; default: float32.
         device: of the weights; default: the CPU.
@@ -63,9 +61,9 @@ def load(
         The module. ``module.card`` is its `Card`: preprocessing, results, configuration.
 
     Raises:
-        CardError: for an unknown name (it lists the nearest), a missing, damaged or foreign file,
-            an unknown class or argument, a revision that is not there, ``num_classes`` for a model
-            without a replaceable head, or weights that do not fit.
+        CardError: for an unknown name, a missing, damaged or foreign file, an unknown class or
+            argument, an unknown revision, ``num_classes`` for a model without a replaceable head,
+            or weights that do not fit.
         ValueError: for fewer classes than 1.
 
     Example:
@@ -104,9 +102,3 @@ def load_into(model: ZooModule, source: Source, new_head: bool = False) -> tuple
     model.load_state_dict(state)
     model.training_runs = source.runs()
     return tuple(head) if new_head and other else ()
-
-
-def card_of(model: ZooModule) -> Card:
-    """The card of a model that `load` returned: ``model.card``, typed."""
-    card: Card = model.__dict__["card"]
-    return card

@@ -27,24 +27,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def layer_class(name: str) -> type[RecurrentLayer]:
-    """The recurrent layer of that name, ``LSTM``, ``GRU`` or ``RNN``, or of that class path.
-
-    Example:
-        >>> layer_class("GRU")
-        <class 'ln_zoo.layers.rnn.GRU'>
-    """
+    """The recurrent layer of that name, ``LSTM``, ``GRU`` or ``RNN``, or of that class path."""
     from ln_zoo.layers import recurrent_layer
 
     return recurrent_layer({"class_path": name} if "." in name else name)
 
 
 def norm_class(name: str) -> type[Norm]:
-    """The norm of that name in `ln_zoo.norms`, or of that class path.
-
-    Example:
-        >>> norm_class("LayerNorm")
-        <class 'ln_zoo.norms.layer_norm.LayerNorm'>
-    """
+    """The norm of that name in `ln_zoo.norms`, or of that class path."""
     from ln_zoo import norms
 
     if "." in name:

@@ -31,8 +31,8 @@ def load_as(
     """A published model of a class; options as for `ln_zoo.load`."""
     of_hub = {f.name: options[f.name] for f in fields(HubOptions) if f.name in options}
     card = source.find_card(name_or_path, revision, HubOptions(**of_hub))
-    ours, abstract = registry.model_classes().get(card.model), inspect.isabstract(cls)
-    foreign = ours is None and cls in registry.model_classes().values()
+    ours, abstract = registry.MODELS.get(card.model), inspect.isabstract(cls)
+    foreign = ours is None and cls in registry.MODELS.values()
     if foreign or (ours and not issubclass(ours, cls) and (abstract or not issubclass(cls, ours))):
         raise CardError(
             f"{card.name} is a {card.model}, not a {cls.__name__}: take that class, or "
@@ -75,10 +75,10 @@ def save(
             files=files,
             overwrite=overwrite,
         )
-    if isinstance(data, Mapping):
-        described = {"dataset": "unknown data", **data}
+    if data is None or isinstance(data, Mapping):
+        described = {"dataset": "unknown data", **(data or {})}
     else:
-        described = {"dataset": "unknown data"} if data is None else dataset_metadata(data)
+        described = dataset_metadata(data)
     kept = {} if origin is None else origin.preprocessing
     runs = model.training_runs
     if origin is not None and runs == origin.training_runs and not _is_that(model, origin):

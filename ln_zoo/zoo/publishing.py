@@ -9,22 +9,17 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
 from ln_zoo.zoo import cards, catalog, loading
-from ln_zoo.zoo.errors import CardError
+from ln_zoo.zoo.catalog import Card
+from ln_zoo.zoo.errors import CardError, first_line
 
 
 @dataclass(frozen=True)
 class Publication:
-    """Result of `publish`.
+    """Result of `publish`."""
 
-    Attributes:
-        url: of the repository, or of the commit once there is one.
-        files: names and sizes in bytes of the files.
-        commit: hash of the commit; ``None`` after a dry run.
-    """
-
-    url: str
-    files: dict[str, int]
-    commit: str | None
+    url: str  #: of the repository, or of the commit once there is one
+    files: dict[str, int]  #: names and sizes in bytes
+    commit: str | None  #: its hash; None after a dry run
 
 
 def publish(
@@ -53,10 +48,9 @@ def publish(
         dry_run: check everything and send nothing.
 
     Raises:
-        CardError: if the card is damaged, its README is not the one its data give, or the hub
-            refuses.
+        CardError: if the card is damaged, its README is outdated, or the hub refuses.
     """
-    card = loading.card_of(loading.load(name, norm=norm, model=model))
+    card: Card = loading.load(name, norm=norm, model=model).__dict__["card"]
     readme = card.folder / catalog.README
     if not readme.is_file() or readme.read_text(encoding="utf-8") != cards.render_card(card.folder):
         raise CardError(
@@ -82,6 +76,6 @@ def publish(
         )
     except Exception as error:
         # Which classes a lost connection raises depends on the version of the hub's client.
-        why = str(error).strip().splitlines()[0]
+        why = first_line(error)
         raise CardError(f"{card.name} could not be published as {repo_id!r}: {why}") from error
     return Publication(commit.commit_url, files, commit.oid)

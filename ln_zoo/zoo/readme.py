@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from ln_zoo.training_runs import format_run
 from ln_zoo.zoo import catalog, registry, reported
-from ln_zoo.zoo.catalog import Card
+from ln_zoo.zoo.catalog import Card, Metric
 from ln_zoo.zoo.rendering import render_template
 
 #: Options of a test that name files of the machine, or how much was printed.
@@ -46,7 +46,7 @@ def render_card(folder: str | os.PathLike[str]) -> str:
     sources += [reported.citations()[row.reported.source] for row in compared if row.reported]
     default = f"`{card.model}` with `{card.norm}`, trained on {trained_on} by ln_zoo."
     return render_template(
-        "card.md.jinja",
+        "zoo/templates/card.md.jinja",
         {"code": _code, "arguments": _arguments},
         card=card,
         facts=facts,
@@ -54,7 +54,7 @@ def render_card(folder: str | os.PathLike[str]) -> str:
         description=facts.get("description") or default,
         **_usage(card),
         rows=rows,
-        has_errors=any(_binomial_error(card, metric.name) for metric in card.metrics),
+        has_errors=any("±" in measured for _, _, measured, *_ in rows),
         command=command and _published_command(command, card.name),
         evaluation=evaluation,
         class_path=card.model if own else f"ln_zoo.models.{card.model}",
@@ -129,34 +129,35 @@ def _results(card: Card) -> tuple[list[list[str]], list[reported.Row]]:
     """Rows of the table, heads first, and the comparisons behind them."""
     results = card.results
     size = reported.run_size(results.size, results.data, card.training_runs)
-    compared: list[tuple[str, reported.Row]] = []
-    for metric in card.metrics:
-        data = f"{metric.dataset}/{metric.split}"
-        found = reported.comparison(
-            card.model, card.norm, {metric.name: metric.value}, data=data, size=size
+    compared = [
+        (metric, row)
+        for metric in card.metrics
+        for row in reported.comparison(
+            card.model,
+            card.norm,
+            {metric.name: metric.value},
+            data=f"{metric.dataset}/{metric.split}",
+            size=size,
         )
-        compared += [(f"{metric.dataset}, {metric.split}", row) for row in found]
+    ]
     numbers = any(row.reported for _, row in compared)
     rows = [["metric", "split", "measured", *(["reported", "difference"] if numbers else [])]]
-    for split, row in compared:
+    for metric, row in compared:
         name, measured, *beside = row.cells()
-        if error := _binomial_error(card, name):
-            measured += f" ± {error}"
+        measured += _binomial_error(metric, results.data.get("test_size"))
+        split = f"{metric.dataset}, {metric.split}"
         rows.append([name, split, measured, *(beside if numbers else [])])
     return rows if compared else [], [row for _, row in compared]
 
 
-def _binomial_error(card: Card, name: str) -> str:
+def _binomial_error(metric: Metric, test_size: int | None) -> str:
     """The standard error of a fraction of examples, in per cent; empty for any other metric."""
-    metric = next(metric for metric in card.metrics if metric.name == name)
-    fixed = reported.metric_unit(name).examples
-    if not fixed and metric.unit != "fraction":
-        return ""
-    examples = fixed or card.results.data.get("test_size")
-    share = metric.value if metric.unit == "fraction" else metric.value / 100
+    is_fraction = metric.unit == "fraction"
+    examples = reported.metric_unit(metric.name).examples or (test_size if is_fraction else None)
+    share = metric.value if is_fraction else metric.value / 100
     if not examples or not 0 < share < 1:
         return ""
-    return f"{100 * (share * (1 - share) / examples) ** 0.5:.2g}"
+    return f" ± {100 * (share * (1 - share) / examples) ** 0.5:.2g}"
 
 
 def _published_command(command: str, name: str) -> str:

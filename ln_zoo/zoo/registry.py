@@ -13,26 +13,27 @@ import ln_zoo.models
 import ln_zoo.norms
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
-from ln_zoo.zoo.errors import CardError
+from ln_zoo.zoo.errors import CardError, first_line
 from ln_zoo.zoo.names import nearest
 
-_NORM_ROOM = "ln_zoo.norms."
-_MODEL_ROOM = "ln_zoo.models."
+
+def _subclasses(room: Any, base: type[Any]) -> dict[str, type[Any]]:
+    public = {name: getattr(room, name) for name in room.__all__}
+    return {
+        name: value
+        for name, value in public.items()
+        if inspect.isclass(value) and issubclass(value, base) and value is not base
+    }
 
 
-def model_classes() -> dict[str, type[ZooModule]]:
-    """Models of the zoo by class name."""
-    return _subclasses(ln_zoo.models, ZooModule)
-
-
-def norm_classes() -> dict[str, type[Norm]]:
-    """Norms of the zoo by class name."""
-    return _subclasses(ln_zoo.norms, Norm)
+#: Classes of the zoo by name.
+MODELS: dict[str, type[ZooModule]] = _subclasses(ln_zoo.models, ZooModule)
+NORMS: dict[str, type[Norm]] = _subclasses(ln_zoo.norms, Norm)
 
 
 def model_class(name: str) -> type[ZooModule]:
     """The model of this class name."""
-    return _look_up(name, model_classes(), "model")
+    return _look_up(name, MODELS, "model")
 
 
 def is_own(name: str) -> bool:
@@ -42,7 +43,7 @@ def is_own(name: str) -> bool:
 
 def model_name(cls: type[Any]) -> str:
     """Name of a model's class in cards: short for ours, dotted for a class of the user's own."""
-    for name, known in model_classes().items():
+    for name, known in MODELS.items():
         if known is cls:
             return name
     path = f"{cls.__module__}.{cls.__qualname__}"
@@ -74,16 +75,16 @@ def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
         >>> encode_norm({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
         {'class': 'LayerNorm', 'init_args': {'eps': 0.001}}
     """
-    name = config["class_path"].removeprefix(_NORM_ROOM)
+    name = config["class_path"].removeprefix("ln_zoo.norms.")
     return {
-        "class": name if name in norm_classes() else config["class_path"],
+        "class": name if name in NORMS else config["class_path"],
         "init_args": dict(config.get("init_args", {})),
     }
 
 
 def decode_norm(config: dict[str, Any]) -> Norm:
     """The norm that a card names."""
-    return build(_look_up(config["class"], norm_classes(), "norm"), config["init_args"])
+    return build(_look_up(config["class"], NORMS, "norm"), config["init_args"])
 
 
 def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
@@ -107,13 +108,8 @@ def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
     except Exception as error:
         # Of any class: an argument of a wrong type fails where it is first used.
         raise CardError(
-            f"{cls.__name__} refuses the card's arguments: {_first_line(error)}"
+            f"{cls.__name__} refuses the card's arguments: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    """First line of an error; torch appends tracebacks."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _names_a_class(value: Any) -> bool:
@@ -121,15 +117,6 @@ def _names_a_class(value: Any) -> bool:
     if isinstance(value, dict):
         return "class_path" in value or any(map(_names_a_class, value.values()))
     return isinstance(value, list) and any(map(_names_a_class, value))
-
-
-def _subclasses(room: Any, base: type[Any]) -> dict[str, type[Any]]:
-    found = {}
-    for name in room.__all__:
-        value = getattr(room, name)
-        if inspect.isclass(value) and issubclass(value, base) and value is not base:
-            found[name] = value
-    return found
 
 
 def _look_up(name: str, classes: dict[str, type[Any]], what: str) -> type[Any]:

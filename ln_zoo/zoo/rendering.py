@@ -1,19 +1,30 @@
-"""Markdown from the templates in ``templates/``."""
+"""Data files of the package, and Markdown from its templates; both by path below ``ln_zoo``."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
-import jinja2
+import yaml
 
 
 @functools.cache
-def environment() -> jinja2.Environment:
-    """The templates; lines of statements leave no line in the output, and nothing is escaped."""
+def read_data(path: str) -> dict[str, Any]:
+    """The content of one of our own YAML files."""
+    text = files("ln_zoo").joinpath(path).read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
+
+
+@functools.cache
+def _environment() -> Any:
+    """Lines of statements leave no line in the output, and nothing is escaped."""
+    import jinja2  # not needed to compare numbers
+
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("ln_zoo.zoo"),
+        loader=jinja2.PackageLoader("ln_zoo", ""),
         autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -21,8 +32,9 @@ def environment() -> jinja2.Environment:
     )
 
 
-def render_template(name: str, filters: dict[str, Callable[..., Any]], **values: Any) -> str:
+def render_template(path: str, filters: dict[str, Callable[..., Any]], **values: Any) -> str:
     """A template with its filters and values."""
-    env = environment().overlay()
+    env = _environment().overlay()
     env.filters = env.filters | filters
-    return env.get_template(name).render(**values)
+    text: str = env.get_template(path).render(**values)
+    return text

@@ -24,56 +24,31 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ln_zoo.training_runs import Run, totals
+from ln_zoo.zoo import schema
+from ln_zoo.zoo.rendering import read_data
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-#: Tables of sentence vectors by source and place, and what to call them.
-_SENTENCE_TABLES = {
-    ("ba2016", "Table 3, section 6.3"): "paper, Table 3",
-    ("wieting2019", "Table 1"): "Wieting & Kiela 2019, Table 1, by SentEval",
-}
-#: Methods of Wieting and Kiela in `sentence_scores`.
-_SENTENCE_METHODS = ("ST-LN", "random echo state network", "bag of embeddings")
-
-
 @dataclass(frozen=True)
 class Citation:
-    """A publication.
+    """A publication."""
 
-    Attributes:
-        key: its name in ``reported.yaml``, and in BibTeX.
-        authors: ``"Surname, Given Names"`` of each.
-        year: of publication.
-        title: as printed.
-        arxiv: number there, if it has one.
-        venue: where it was published, where arXiv does not have it.
-        url: of what arXiv does not have.
-    """
-
-    key: str
-    authors: tuple[str, ...]
+    key: str  #: its name in ``reported.yaml``, and in BibTeX
+    authors: tuple[str, ...]  #: ``"Surname, Given Names"`` of each
     year: int
     title: str
-    arxiv: str = ""
-    venue: str = ""
-    url: str = ""
+    arxiv: str = ""  #: number there
+    venue: str = ""  #: of a publication that arXiv does not have
+    url: str = ""  #: of a publication that arXiv does not have
 
     def __str__(self) -> str:
         names = ", ".join(name.partition(",")[0] for name in self.authors)
         return f"{names} ({self.year}): {self.title}"
-
-    @property
-    def link(self) -> str:
-        """The address of the publication; empty if none is known."""
-        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else self.url
 
     @property
     def short(self) -> str:
@@ -104,21 +79,13 @@ class Citation:
 
 @dataclass(frozen=True)
 class MetricUnit:
-    """Unit and direction of a metric; the defaults are those of an unknown one.
+    """Unit and direction of a metric; the defaults are for an unknown one."""
 
-    Attributes:
-        unit: in the tables.
-        higher_is_better: which way is better.
-        logged: the unit in which tests log it, if another.
-        data: data set and split of a metric with fixed data, as ``"MR/10-fold"``.
-        examples: of these data.
-    """
-
-    unit: str = ""
+    unit: str = ""  #: in the tables
     higher_is_better: bool = False
-    logged: str = ""
-    data: str = ""
-    examples: int = 0
+    logged: str = ""  #: unit in which tests log it, if another
+    data: str = ""  #: data set and split of a metric with fixed data, as ``"MR/10-fold"``
+    examples: int = 0  #: number of examples of these data
 
     @property
     def scale(self) -> float:
@@ -128,41 +95,26 @@ class MetricUnit:
 
 @dataclass(frozen=True)
 class Reported:
-    """One number of one source.
+    """One number of one source."""
 
-    Attributes:
-        model: class name of the model, of the zoo or planned for it; ``None``: another network.
-        norm: class name of the norm; ``None``: a method outside the zoo (see ``method``).
-        method: what the source calls the run.
-        metric: name of the metric.
-        unit: of ``value``.
-        value: as printed.
-        higher_is_better: which way is better.
-        dataset: name of the data set.
-        split: the part of it.
-        size: facts that a run must share to be comparable (sizes, batch size, training data).
-        stated: facts in which a run may differ; the comparison names them.
-        training: ``epochs`` or ``updates`` before the measurement, if the source states them.
-        place: table, figure or section of the source.
-        source: key of the source in `citations`.
-        note: remark on the number.
-    """
-
-    model: str | None
-    norm: str | None
-    method: str
+    model: str | None  #: class name, of the zoo or planned for it; None for another network
+    norm: str | None  #: class name; None for a method outside the zoo
+    method: str  #: name of the run in the source
     metric: str
     unit: str
-    value: float
+    value: float  #: as printed
     higher_is_better: bool
     dataset: str
     split: str
-    place: str
-    source: str
-    size: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    stated: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    training: Mapping[str, int] = field(default_factory=dict, hash=False)
-    note: str = ""
+    place: str  #: table, figure or section of the source
+    source: str  #: key in `citations`
+    #: Facts that a comparable run must share: sizes, batch size, training data.
+    size: dict[str, Any] = field(default_factory=dict, hash=False)
+    #: Facts in which a run may differ; the comparison names them.
+    stated: dict[str, Any] = field(default_factory=dict, hash=False)
+    #: ``epochs`` or ``updates`` before the measurement, if the source states them.
+    training: dict[str, int] = field(default_factory=dict, hash=False)
+    note: str = ""  #: remark on the number
 
     @property
     def data(self) -> str:
@@ -172,27 +124,16 @@ class Reported:
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement and the reported number for its data, if any.
+    """A measurement and the reported number for its data, if any."""
 
-    Attributes:
-        metric: name of the metric, without the prefix of the split.
-        unit: of ``measured``, of the reported value and of ``difference``.
-        measured: the measured value, converted to that unit.
-        reported: the number it is compared with; ``None``: no source has one for these data.
-        difference: measured minus reported; ``None`` where the two cannot be compared.
-        reason: why there is no difference; empty if there is one.
-        at: length of training of run and source if they differ: ``"15 of 200 epochs"``.
-        but: facts of the network that differ without ruling the comparison out.
-    """
-
-    metric: str
-    unit: str
+    metric: str  #: without the prefix of the split
+    unit: str  #: of all three numbers
     measured: float
-    reported: Reported | None = None
-    difference: float | None = None
-    reason: str = ""
-    at: str = ""
-    but: str = ""
+    reported: Reported | None = None  #: None if no source has a number for these data
+    difference: float | None = None  #: measured minus reported; None if not comparable
+    reason: str = ""  #: why there is no difference
+    at: str = ""  #: lengths of training if they differ: ``"15 of 200 epochs"``
+    but: str = ""  #: facts of the network that differ without ruling the comparison out
 
     @property
     def outcome(self) -> str:
@@ -236,11 +177,6 @@ def reported(
 ) -> list[Reported]:
     """The reported numbers that fit all given filters, in the order of the file.
 
-    Args:
-        model: class name of a model; ``None``: any.
-        norm: class name of a norm; ``None``: any, methods outside the zoo included.
-        metric: name of a metric; ``None``: any.
-
     Example:
         >>> [r.value for r in reported(model="DRAW", metric="bound")]
         [82.36, 82.09, 84.3, 81.98, 81.17]
@@ -255,25 +191,23 @@ def reported(
 def sentence_scores() -> dict[str, dict[str, float]]:
     """Reported scores of sentence vectors by metric, by method and table."""
     found: dict[str, dict[str, float]] = {}
-    for number in reported(model="SkipThought"):
-        table = _SENTENCE_TABLES.get((number.source, number.place))
-        theirs = number.source == "wieting2019"
-        if table is None or (theirs and not number.method.startswith(_SENTENCE_METHODS)):
-            continue
-        metric, value = number.metric, number.value
-        if metric == "sick_relatedness":  # the same correlation, in per cent
-            metric, value = "sick_pearson", value / 100
-        found.setdefault(f"{number.method} ({table})", {})[metric] = value
+    for table in read_data("zoo/reported.yaml")["sentence_tables"]:
+        for r in reported(model="SkipThought"):
+            here = (r.source, r.place) == (table["source"], table["place"])
+            if not (here and r.method.startswith(tuple(table["methods"]))):
+                continue
+            metric, value = r.metric, r.value
+            if metric == "sick_relatedness":  # the same correlation, in per cent
+                metric, value = "sick_pearson", value / 100
+            found.setdefault(f"{r.method} ({table['title']})", {})[metric] = value
     return found
 
 
 @functools.cache
 def citations() -> Mapping[str, Citation]:
     """The sources by the key that `Reported.source` holds."""
-    stored = _content()["citations"]
-    return {
-        k: Citation(k, **each | {"authors": tuple(each["authors"])}) for k, each in stored.items()
-    }
+    stored = read_data("zoo/reported.yaml")["citations"]
+    return {k: schema.read(Citation, {"key": k, **each}, k) for k, each in stored.items()}
 
 
 def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
@@ -285,7 +219,7 @@ def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
         >>> [c.key for c in cited_for("ConvClassifier", "BatchNorm", "mnist")]
         ['ba2016', 'ioffe2015', 'lecun1998']
     """
-    cited = _content()["cited"]
+    cited = read_data("zoo/reported.yaml")["cited"]
     keys = [*cited["always"], *cited["models"].get(model, ()), *cited["norms"].get(norm, ())]
     if model in cited["recurrent_models"]:
         keys += cited["recurrent_norms"].get(norm, ())
@@ -293,9 +227,11 @@ def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
     return [citations()[key] for key in dict.fromkeys(keys)]
 
 
+@functools.cache
 def metric_unit(metric: str) -> MetricUnit:
     """The entry of a metric in ``reported.yaml``; the default `MetricUnit` for an unknown one."""
-    return _metrics().get(metric, MetricUnit())
+    stored = read_data("zoo/reported.yaml")["metrics"].get(metric, {})
+    return schema.read(MetricUnit, stored, metric)
 
 
 def comparison(
@@ -315,8 +251,7 @@ def comparison(
         metrics: measured values by name, as tests log them: fractions for ``error`` and
             ``accuracy``. A prefix ``test/`` or ``test_`` of a name is dropped.
         data: data set and split that were measured, such as ``"MNIST/test"``; capitals and
-            underscores do not matter. `measured_on` makes it from a data module's facts. Metrics
-            with fixed data keep them.
+            underscores do not matter. Metrics with fixed data keep them.
         size: facts of the run by name, as `run_size` makes them: the model's arguments, facts of
             the data, ``training_data``, and its length in ``epochs`` and ``updates``.
         obstacles: reasons that rule out every comparison.
@@ -335,22 +270,18 @@ def comparison(
     for name, value in metrics.items():
         metric = bare_metric(name)
         known = metric_unit(metric)
-        unit, measured = known.unit, float(value) * known.scale
-        candidates = [
-            ([*obstacles, *_obstacles(r, size)], r)
+        measured = float(value) * known.scale
+        found = [
+            (r, [*obstacles, *_obstacles(r, size)])
             for r in reported(model=model, norm=norm, metric=metric)
             if _spelling(known.data or data) == _spelling(r.data)
         ]
-        comparable = _around([r for found, r in candidates if not found], size)
-        rows += [_compared(metric, unit, measured, r, size) for r in comparable]
-        if not comparable:
-            least = min((len(found) for found, _ in candidates), default=0)
-            ends = _around([r for found, r in candidates if len(found) == least], {})
-            rows += [
-                Row(metric, unit, measured, r, reason=f"not comparable: {'; '.join(found)}")
-                for found, r in candidates
-                if r in ends
-            ] or [Row(metric, unit, measured)]
+        least = min((len(reasons) for _, reasons in found), default=0)
+        closest = [(r, reasons) for r, reasons in found if len(reasons) == least]
+        shown = _around([r for r, _ in closest], {} if least else size)
+        rows += [_row(measured, r, reasons, size) for r, reasons in closest if r in shown] or [
+            Row(metric, known.unit, measured)
+        ]
     return rows
 
 
@@ -362,12 +293,7 @@ def bare_metric(name: str) -> str:
 
 
 def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") -> str:
-    """Data set and split of an evaluation, as `comparison` takes them.
-
-    Example:
-        >>> measured_on({"dataset": "mnist", "batch_size": 128})
-        'mnist/test'
-    """
+    """Data set and split of an evaluation, as `comparison` takes them: ``"mnist/test"``."""
     if fixed := metric_unit(bare_metric(metric)).data:
         return fixed
     # Some sources report their validation set.
@@ -382,11 +308,8 @@ def run_size(
 ) -> dict[str, Any]:
     """Facts that decide whether a run's numbers are comparable, for `comparison`.
 
-    Args:
-        hparams: the model's arguments; they go before facts of the data of the same name.
-        data: a data module's facts, ``dataset`` among them.
-        runs: training runs behind the weights (see `ln_zoo.training_runs`), with batch size and
-            length; default: unknown runs on the same dataset.
+    The model's arguments go before facts of the data of the same name. ``runs`` are those behind
+    the weights, with batch size and length; by default unknown ones on the same dataset.
 
     Example:
         >>> runs = [{"dataset": "mnist", "epochs": 15}, {"dataset": "mnist", "epochs": 5}]
@@ -409,10 +332,11 @@ def render(
 ) -> Table:
     """The rows as a table for `rich`: metric, unit, measured, reported, difference.
 
-    Sources and reasons are numbered notes below the table, which fits 80 columns.
+    Sources and reasons are numbered notes below the table, which fits 80 columns. Without reported
+    numbers the last two columns are left out.
 
     Args:
-        rows: of the table; without reported numbers the last two columns are left out.
+        rows: of the table.
         title: above the table.
         card: values on the card of the tested weights by metric, in the unit of the rows.
         note: a line below the table.
@@ -453,25 +377,24 @@ def _with_unit(number: str, unit: str) -> str:
 
 def _obstacles(r: Reported, size: Mapping[str, Any]) -> list[str]:
     """Reasons why a run on the same data is not comparable with a number."""
-    lengths = [
-        f"{key} not stated here, {there} there"
-        for key, there in r.training.items()
-        if key not in size
-    ]
     # By default the weights of a reported number were trained on the dataset of its test.
     trained_on = {"training_data": r.dataset} if "training_data" in size else {}
-    return _differing({**trained_on, **r.size}, size) + lengths
+    unstated = {key: there for key, there in r.training.items() if key not in size}
+    return _differing({**trained_on, **r.size, **unstated}, size)
 
 
-def _compared(metric: str, unit: str, measured: float, r: Reported, size: Mapping[str, Any]) -> Row:
-    """The row of a measurement and a comparable number."""
+def _row(measured: float, r: Reported, reasons: list[str], size: Mapping[str, Any]) -> Row:
+    """The row of a measurement and a number of the same metric."""
+    if reasons:
+        why = f"not comparable: {'; '.join(reasons)}"
+        return Row(r.metric, r.unit, measured, r, reason=why)
     at = ", ".join(
         f"{size[key]:,} of {there:,} {key}"
         for key, there in r.training.items()
         if size[key] != there
     )
     but = "; ".join(_differing(r.stated, size))
-    return Row(metric, unit, measured, r, measured - r.value, at=at, but=but)
+    return Row(r.metric, r.unit, measured, r, measured - r.value, at=at, but=but)
 
 
 def _around(numbers: Sequence[Reported], size: Mapping[str, Any]) -> list[Reported]:
@@ -480,18 +403,18 @@ def _around(numbers: Sequence[Reported], size: Mapping[str, Any]) -> list[Report
     If the length is unknown, the end of the curve.
     """
 
-    def is_neighbour(r: Reported, key: str, there: int) -> bool:
-        same = (r.source, r.place, r.method)
+    def is_neighbour(r: Reported, unit: str) -> bool:
         curve = [
-            other.training[key]
+            other.training[unit]
             for other in numbers
-            if key in other.training and (other.source, other.place, other.method) == same
+            if unit in other.training
+            and (other.source, other.place, other.method) == (r.source, r.place, r.method)
         ]
-        here = size.get(key, max(curve))
+        here = size.get(unit, max(curve))
         below, above = [n for n in curve if n <= here], [n for n in curve if n >= here]
-        return there in (max(below, default=None), min(above, default=None))
+        return r.training[unit] in (max(below, default=None), min(above, default=None))
 
-    return [r for r in numbers if all(is_neighbour(r, *item) for item in r.training.items())]
+    return [r for r in numbers if all(is_neighbour(r, unit) for unit in r.training)]
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -516,36 +439,17 @@ def _spelling(name: str) -> str:
     return re.sub(r"[^a-z0-9/+]", "", name.lower())
 
 
-# The data file
-
-
-@functools.cache
-def _content() -> dict[str, Any]:
-    text = files("ln_zoo.zoo").joinpath("reported.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
-    return content
-
-
-@functools.cache
-def _metrics() -> dict[str, MetricUnit]:
-    return {name: MetricUnit(**stored) for name, stored in _content()["metrics"].items()}
-
-
 @functools.cache
 def _numbers() -> tuple[Reported, ...]:
     """The tables of the file as single numbers."""
     found = []
-    for table in _content()["tables"]:
+    for table in read_data("zoo/reported.yaml")["tables"]:
         shared = {key: value for key, value in table.items() if key not in ("columns", "rows")}
         for row in table["rows"]:
             for column, value in zip(table["columns"], row["values"], strict=True):
                 if value is not None:
-                    unit = _metrics()[column["metric"]]
+                    known = metric_unit(column["metric"])
                     facts = shared | column | {"method": row["method"], "norm": row["norm"]}
-                    better = unit.higher_is_better
-                    found.append(
-                        Reported(
-                            **facts, unit=unit.unit, value=float(value), higher_is_better=better
-                        )
-                    )
+                    facts |= {"unit": known.unit, "higher_is_better": known.higher_is_better}
+                    found.append(schema.read(Reported, facts | {"value": value}, table["place"]))
     return tuple(found)

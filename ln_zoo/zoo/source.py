@@ -29,7 +29,7 @@ from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
 from ln_zoo.norms import Norm, from_config, to_config
 from ln_zoo.training_runs import Run, named
 from ln_zoo.zoo import catalog, hub, registry, trust
-from ln_zoo.zoo.assembly import check_size, fill, with_head
+from ln_zoo.zoo.assembly import check_fits, check_size, with_head
 from ln_zoo.zoo.catalog import Card, CardError
 
 _M = TypeVar("_M", bound=ZooModule)
@@ -45,23 +45,14 @@ _LAST = "checkpoints/last.ckpt"
 
 @dataclass(frozen=True)
 class Source:
-    """The class, arguments and weights of a model.
+    """The class, arguments and weights of a model."""
 
-    Attributes:
-        where: name of the source in messages.
-        class_path: of the model.
-        init_args: arguments, the norm as ``class_path`` and ``init_args``.
-        card: the card, of a published model.
-        checkpoint: the content of the checkpoint, of any other.
-        given: the class, if the caller passed one in place of the card's.
-    """
-
-    where: str
+    where: str  #: name of the source in messages
     class_path: str
-    init_args: dict[str, Any]
-    card: Card | None = None
-    checkpoint: dict[str, Any] | None = None
-    given: type[ZooModule] | None = None
+    init_args: dict[str, Any]  #: the norm as ``class_path`` and ``init_args``
+    card: Card | None = None  #: of a published model
+    checkpoint: dict[str, Any] | None = None  #: content of the checkpoint, of any other
+    given: type[ZooModule] | None = None  #: class that the caller passed in place of the card's
 
     @property
     def words(self) -> list[str] | None:
@@ -132,10 +123,7 @@ class Source:
     ) -> ZooModule:
         """The model with its weights, in evaluation mode, on the CPU."""
         if self.card is None:
-            model = self.build()
-            check_fits(model, self.state(), self.where)
-            model.load_state_dict(self.state())
-            return model.eval()
+            return self._filled(self.state()).eval()
         for name in self.card.config.files:
             if name != catalog.WEIGHTS:
                 catalog.verified_bytes(self.card, name)
@@ -144,8 +132,7 @@ class Source:
         # Random initial weights must not move the user's generator.
         with torch.random.fork_rng(devices=[]):
             check_size(self.build, card, state, is_own=not self.is_ours)
-            model = self.build()
-            fill(model, state, card, assign=False)
+            model = self._filled(state)
             if num_classes is not None:
                 model = with_head(model, card, num_classes)
         # Set in `__dict__`: torch's stubs admit tensors and modules only.
@@ -153,14 +140,17 @@ class Source:
         model.training_runs = card.training_runs
         return model.eval()
 
+    def _filled(self, state: dict[str, Tensor]) -> ZooModule:
+        model = self.build()
+        check_fits(model, state, self.where)
+        model.load_state_dict(state)
+        return model
+
 
 def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
     """The source of a name, a card's folder, a hub id, a .ckpt file or a run's folder.
 
-    Args:
-        text: name or path.
-        remedy: suggestion for a class that may not be imported, as for `trust.check_classes`.
-        named: class paths that the user gave, which may be imported.
+    ``remedy`` and ``named`` are those of `trust.check_classes`.
     """
     if (path := checkpoint_in(text)) is not None:
         return of_checkpoint(path, remedy, named)
@@ -182,7 +172,7 @@ def checkpoint_in(text: str) -> str | None:
 
 
 def of_checkpoint(path: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
-    """The source of a Lightning checkpoint; arguments and errors as in `find`."""
+    """The source of a Lightning checkpoint; arguments as for `find`."""
     checkpoint = read_checkpoint(path)
     hparams = trust.check_classes(checkpoint.get("hyper_parameters"), path, remedy, named)
     init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
@@ -195,13 +185,9 @@ def of_card(
     model: type[ZooModule] | None = None,
     trusted: bool = False,
 ) -> Source:
-    """The source of a card.
+    """The source of a card; norm and class replace the card's.
 
-    Args:
-        card: of the model.
-        norm: norm in place of the card's.
-        model: class in place of the card's.
-        trusted: whether classes of the card's author may be imported; else they are refused.
+    Unless ``trusted``, classes of the card's author are refused.
     """
     class_path = card.model
     if model is None and not (trusted and registry.is_own(card.model)):
@@ -238,34 +224,11 @@ def load_model_of(cls: type[_M], text: str, lacks: str) -> _M:
     return model
 
 
-def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> None:
-    """Raises ValueError, naming the keys, unless the state has the model's keys and shapes."""
-    expected = model.state_dict()
-    differing = [f"{k} is missing" for k in expected if k not in state]
-    differing += [f"{k} is not in the model" for k in state if k not in expected]
-    differing += [
-        f"{k} is {tuple(state[k].shape)}, the model has {tuple(expected[k].shape)}"
-        for k in expected
-        if k in state and state[k].shape != expected[k].shape
-    ]
-    if differing:
-        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
-        raise ValueError(
-            f"the weights of {where} do not fit this {type(model).__name__}, which has another "
-            f"norm or size: {'; '.join(differing[:8])}{more}"
-        )
-
-
 # Checkpoints
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
-    """Reads a Lightning checkpoint without unpickling anything but plain values and tensors.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is not a checkpoint, is damaged, or holds more than plain values.
-    """
+    """Reads a Lightning checkpoint; only plain values and tensors are unpickled."""
     check_checkpoint(path)
     check_whole(path)
     try:
@@ -294,10 +257,7 @@ def find_card(
     revision: str | None = None,
     options: hub.HubOptions = hub.DEFAULTS,
 ) -> Card:
-    """The card of a name, a folder or a hub id, of the version that is asked for.
-
-    Arguments and errors as for `load`.
-    """
+    """The card of a name, a folder or a hub id; arguments as for `load`."""
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     is_name = isinstance(name_or_path, str) and not set(text) & {os.sep, "/"}
@@ -318,7 +278,7 @@ def find_card(
 
 
 def _of_version(folders: list[Path], revision: str | None) -> Card:
-    """The card of the first of the folders, or of the first that has the version."""
+    """The card of the first folder, or of the first with the version."""
     if revision is None:
         return catalog.read_card(folders[0])
     cards = [catalog.read_card(folder) for folder in folders]
@@ -337,10 +297,7 @@ def _of_version(folders: list[Path], revision: str | None) -> Card:
 
 
 def read_weights(card: Card) -> dict[str, Tensor]:
-    """The weights of a card by name, their size and sha256 checked.
-
-    They must match the local card, wherever they were downloaded from.
-    """
+    """The weights of a card, with the size and sha256 of the local card, also if downloaded."""
     card = with_weights(card)
     try:
         return safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))

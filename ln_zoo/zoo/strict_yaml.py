@@ -16,15 +16,7 @@ _LARGEST_FILE = 1_000_000
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses a YAML file, or a string.
-
-    Raises:
-        ValueError: if it is not valid YAML, repeats a key, or is too large.
-
-    Example:
-        >>> parse_yaml("{a: 1, b: [x]}")
-        {'a': 1, 'b': ['x']}
-    """
+    """Parse a YAML file or string; ValueError if it is invalid, repeats a key or is too large."""
     is_file = os.path.isfile(text)  # copes with any text
     where = text if is_file else "the configuration"
     try:

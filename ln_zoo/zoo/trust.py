@@ -12,6 +12,8 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ln_zoo.zoo.errors import first_line
+
 
 class OwnModuleError(ValueError):
     """A module that the user named cannot be imported."""
@@ -30,21 +32,20 @@ _PATH = re.compile(r"[\w/-]+(\.[\w/-]+)+")
 def check_classes(
     hyper_parameters: object, where: str, remedy: str, named: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The hyperparameters of a checkpoint, once all classes that they name may be imported.
+    """The hyperparameters of a checkpoint, if all classes that they name may be imported.
 
-    Allowed are classes of ``ln_zoo``, of modules that are already imported, and those in
-    ``named``.
+    Those are classes of ``ln_zoo``, of modules that are already imported, and in ``named``, the
+    class paths that the user gave. Nothing is imported here.
 
     Args:
         hyper_parameters: as the checkpoint holds them.
-        where: what an error calls the checkpoint.
-        remedy: what the user can do about a class of another module if the file is theirs;
-            ``{place}`` (``model``, ``model.norm``), ``{path}`` and ``{module}`` stand for it.
+        where: name of the checkpoint in errors.
+        remedy: suggestion for a class of another module that the user trusts; ``{place}``
+            (``model``, ``model.norm``), ``{path}`` and ``{module}`` stand for it.
         named: class paths that the user gave.
 
     Raises:
-        ValueError: for any other class, or if they are not what a model of ln_zoo stores. Nothing
-            was imported.
+        ValueError: for any other class, or if they are not what a model of ln_zoo stores.
 
     Example:
         >>> stored = {"_class_path": "my_models.Mine", "norm": None}
@@ -115,7 +116,7 @@ def why_unreadable(error: Exception) -> str:
                 "code"
             )
     if text.strip() and isinstance(error, OSError | RuntimeError):
-        return text.strip().splitlines()[0]
+        return first_line(error)
     return "it holds something other than a checkpoint"
 
 

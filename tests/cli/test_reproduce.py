@@ -11,8 +11,8 @@ from cli_support import fails
 from sweep_runs import FAST, SLOW, report
 
 from ln_zoo.cli import main, reproduce
-from ln_zoo.zoo import claims
-from ln_zoo.zoo.claims import with_table
+from ln_zoo.sweeps import claims
+from ln_zoo.sweeps.claims import with_table
 
 
 def test_lists_all(capsys: pytest.CaptureFixture[str]) -> None:

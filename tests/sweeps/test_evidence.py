@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from ln_zoo.sweeps import claims
+from ln_zoo.sweeps.claims import Outcome, Rule
 from ln_zoo.sweeps.evidence import recompute
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.verdicts import Finding
-from ln_zoo.zoo import claims
-from ln_zoo.zoo.claims import Outcome, Rule
 
 MEASURED = Rule("measured", says="in words")
 

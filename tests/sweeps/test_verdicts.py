@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 
+from ln_zoo.sweeps import claims
 from ln_zoo.sweeps.statistics import seeds_to_decide, signed_rank
 from ln_zoo.sweeps.verdicts import Speed, judge_growth, judge_speed, log_odds, speeds
-from ln_zoo.zoo import claims
 
 Curve = dict[int, float]
 

@@ -11,8 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from lightning.pytorch import Trainer
-from zoo_support import PREPROCESSING, RESULTS, StubHub, tiny
+from zoo_support import PREPROCESSING, RESULTS, StubHub, quiet_trainer, tiny
 
 from ln_zoo.norms import BatchNorm, Identity, Norm
 from ln_zoo.zoo import catalog
@@ -56,14 +55,7 @@ def tested_checkpoint(tmp_path: Path) -> tuple[Path, Path]:
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(inputs, torch.arange(8)), batch_size=4
     )
-    trainer = Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(max_epochs=1)
     trainer.fit(model, loader)
     checkpoint = tmp_path / "best.ckpt"
     trainer.save_checkpoint(checkpoint)

@@ -12,12 +12,7 @@ import pytest
 from zoo_support import RESULTS
 
 from ln_zoo.zoo import catalog, listing
-from ln_zoo.zoo.catalog import CardError, card_folders, describe, find, list_models
-
-
-def ours(names: list[str]) -> list[str]:
-    """Without the models that the library itself publishes."""
-    return [name for name in names if name in ("mlp.layernorm", "mlp.batchnorm", "mlp.none")]
+from ln_zoo.zoo.catalog import CardError, card_folders, describe, find, list_models, read_card
 
 
 def test_models_variable_comes_first(models_folder: Path) -> None:
@@ -35,7 +30,7 @@ def test_cards_being_written_and_other_folders_are_passed_over(models_folder: Pa
 
 
 def test_filters(models_folder: Path) -> None:
-    assert ours(list_models()) == ["mlp.batchnorm", "mlp.layernorm", "mlp.none"]
+    assert list_models() == ["mlp.batchnorm", "mlp.layernorm", "mlp.none"]
     assert list_models("*.none") == ["mlp.none"]
     assert list_models("mlp.[bl]*norm", dataset="digits") == ["mlp.batchnorm", "mlp.layernorm"]
     assert list_models(norm="layernorm", dataset="Digits") == ["mlp.layernorm"]
@@ -110,7 +105,7 @@ def test_text_for_the_command_line(models_folder: Path) -> None:
 def test_a_card_without_metrics_says_so(make_card: Callable[..., Path]) -> None:
     folder = make_card("mlp.new", metrics=[], evaluation={})
     assert "Nothing was measured." in (folder / "README.md").read_text()
-    assert catalog.read_card(folder).metrics == []
+    assert read_card(folder).metrics == []
 
 
 def test_a_damaged_card_keeps_its_line(models_folder: Path) -> None:
@@ -122,6 +117,10 @@ def test_a_damaged_card_keeps_its_line(models_folder: Path) -> None:
         list_models(norm="Identity")
 
 
+FILE = {"sha256": "", "size": 1}
+FILES = {"model.safetensors": FILE}
+
+
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
@@ -131,10 +130,10 @@ def test_a_damaged_card_keeps_its_line(models_folder: Path) -> None:
         ("results.json", {"colour": "red"}, "'colour'"),
         ("config.json", {"parameters": "many"}, r"parameters.*int.*'many'"),
         ("config.json", {"parameters": True}, r"parameters.*int.*True"),
-        ("config.json", {"files": {}}, r"files: 'model\.safetensors'"),
-        ("config.json", {"files": {"../x": {"sha256": "", "size": 1}}}, r"files: '\.\./x'"),
-        ("config.json", {"files": {"/x": {"sha256": "", "size": 1}}}, "files: '/x'"),
-        ("config.json", {"files": {"*": {"sha256": "", "size": 1}}}, r"files: '\*'"),
+        ("config.json", {"files": {}}, r"files.*model\.safetensors"),
+        ("config.json", {"files": {**FILES, "../x": FILE}}, r"files.*'\.\./x'"),
+        ("config.json", {"files": {**FILES, "/x": FILE}}, "files.*'/x'"),
+        ("config.json", {"files": {**FILES, "*": FILE}}, r"files.*'\*'"),
         ("config.json", {"files": {"x": {"sha256": ""}}}, r"files.*'x'.*'size'"),
         (
             "config.json",
@@ -147,13 +146,13 @@ def test_a_damaged_card_keeps_its_line(models_folder: Path) -> None:
         ("config.json", {"name": "../mlp"}, r"'\.\./mlp'"),
         ("config.json", {"name": "mlp\x1b[2J"}, r"'mlp\\x1b\[2J'"),
         ("config.json", {"name": "a" * 101}, "'aaa"),
-        ("config.json", {"parameters": -1}, "parameters: -1"),
-        ("config.json", {"parameters": 10**30}, "parameters: 1000000"),
+        ("config.json", {"parameters": -1}, "parameters.* -1"),
+        ("config.json", {"parameters": 10**30}, "parameters.* 1000000"),
         ("config.json", {"\x1b[2J": 1}, r"'\\x1b\[2J'"),
         (
             "results.json",
             {"metrics": [{**RESULTS["metrics"][0], "value": 10**400}]},
-            "metrics: 'error'",
+            r"metrics\[0\]: value.* 1000",
         ),
         ("results.json", {"metrics": [{"name": "error"}]}, r"metrics.*'value'"),
     ],
@@ -165,7 +164,7 @@ def test_malformed_cards_are_named(
     path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CardError, match=message) as caught:
-        catalog.read_card(folder)
+        read_card(folder)
     assert str(path) in str(caught.value)
 
 
@@ -188,12 +187,14 @@ def test_json_that_means_harm(make_card: Callable[..., Path], text: str, message
     folder = make_card()
     (folder / "results.json").write_text(text, encoding="latin-1")
     with pytest.raises(CardError, match=message) as caught:
-        catalog.read_card(folder)
+        read_card(folder)
     assert "\n" not in str(caught.value)
 
 
 def make_unreadable(path: Path, what: str) -> None:
     path.unlink()
+    if what == "missing":
+        return
     if what == "pipe":
         os.mkfifo(path)
     elif what == "folder":
@@ -205,7 +206,7 @@ def make_unreadable(path: Path, what: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize("what", ["pipe", "folder", "device", "broken link"])
+@pytest.mark.parametrize("what", ["missing", "pipe", "folder", "device", "broken link"])
 @pytest.mark.parametrize("name", ["config.json", "results.json", "README.md"])
 def test_what_is_no_regular_file_is_refused_at_once(
     models_folder: Path, name: str, what: str
@@ -213,8 +214,8 @@ def test_what_is_no_regular_file_is_refused_at_once(
     path = models_folder / "mlp.none" / name
     make_unreadable(path, what)
     with pytest.raises(CardError, match=name):
-        listing.cards_text("mlp.none") if name == "README.md" else describe("mlp.none")
-    if name != "README.md":
+        listing.cards_text("mlp.none") if name == "README.md" else read_card(path.parent)
+    if name != "README.md" and os.path.lexists(models_folder / "mlp.none/config.json"):
         assert f"mlp.none: {path} " in listing.list_text()
 
 
@@ -261,14 +262,11 @@ def test_the_table_of_the_readme_has_the_first_metrics(models_folder: Path) -> N
     path = models_folder / "mlp.none" / "results.json"
     results = json.loads(path.read_text())
     first = results["metrics"][0] | {"unit": "nats", "value": 0.5}
-    results["metrics"] = [first | {"name": name} for name in "abcde"]
-    path.write_text(json.dumps(results))
-    assert "| a 0.5 nats, b 0.5 nats, c 0.5 nats, d 0.5 nats, e 0.5 nats |" in (
-        listing.markdown_table("mlp.none")
-    )
-    results["metrics"].append(first | {"name": "f"})
-    path.write_text(json.dumps(results))
-    assert "d 0.5 nats, e 0.5 nats, ... |" in listing.markdown_table("mlp.none")
+    for names, end in (("abcde", "e 0.5 nats |"), ("abcdef", "e 0.5 nats, ... |")):
+        path.write_text(json.dumps(results | {"metrics": [first | {"name": n} for n in names]}))
+        assert f"| a 0.5 nats, b 0.5 nats, c 0.5 nats, d 0.5 nats, {end}" in (
+            listing.markdown_table("mlp.none")
+        )
 
 
 def test_a_metric_may_say_anything_in_one_line(models_folder: Path) -> None:

@@ -21,13 +21,27 @@ from ln_zoo.metrics import retrieval_scores
 from ln_zoo.zoo import describe, list_models, load
 from ln_zoo.zoo.catalog import Card
 
-WRITERS = [name for name in list_models() if name.startswith("handwriting.")]
-DRAWERS = [name for name in list_models() if name.startswith("draw.")]
-EMBEDDERS = [name for name in list_models() if name.startswith("order_embedding.")]
-READERS = [name for name in list_models() if name.startswith("attentive_reader.")]
-ENCODERS = [name for name in list_models() if name.startswith("skip_thought.")]
-OTHERS = WRITERS + DRAWERS + EMBEDDERS + READERS + ENCODERS
-CLASSIFIERS = [name for name in list_models() if name not in OTHERS]
+#: Folder of real data by kind of model.
+FOLDERS = {
+    "attentive_reader": "cloze_qa", "conv": "mnist", "draw": "binarized_mnist",
+    "handwriting": "iam_ondb", "mlp": "mnist", "order_embedding": "flickr8k", "pixels": "mnist",
+    "skip_thought": "books",
+}  # fmt: skip
+
+
+def of_kind(*kinds: str) -> list[str]:
+    return [name for name in list_models() if name.partition(".")[0] in kinds]
+
+
+WRITERS, DRAWERS, EMBEDDERS = map(of_kind, ("handwriting", "draw", "order_embedding"))
+READERS, ENCODERS = map(of_kind, ("attentive_reader", "skip_thought"))
+#: Classifiers whose test set takes half a minute and more, all of which only -m slow reads.
+LONG = of_kind("conv", "pixels")
+CLASSIFIERS = of_kind("mlp") + LONG
+
+
+def test_every_model_is_of_a_kind() -> None:
+    assert of_kind(*FOLDERS) == list_models()
 
 
 def normalised_first(names: list[str]) -> list[object]:
@@ -36,22 +50,13 @@ def normalised_first(names: list[str]) -> list[object]:
     return [pytest.param(name, marks=[] if ".layernorm" in name else slow) for name in names]
 
 
-#: Folder of their data.
-FOLDERS = (
-    dict.fromkeys(WRITERS, "iam_ondb")
-    | dict.fromkeys(DRAWERS, "binarized_mnist")
-    | dict.fromkeys(EMBEDDERS, "flickr8k")
-    | dict.fromkeys(READERS, "cloze_qa")
-    | dict.fromkeys(ENCODERS, "books")
-)
-
-
 @functools.cache
 def shared(
     data_class: type[LightningDataModule], *arguments: Hashable, **options: Hashable
 ) -> LightningDataModule:
     """A data module of these arguments, read once for all models."""
-    data = data_class(*arguments, **options)
+    lists = {key: list(value) for key, value in options.items() if isinstance(value, tuple)}
+    data = data_class(*arguments, **options | lists)
     data.prepare_data()
     data.setup()
     return data
@@ -59,32 +64,25 @@ def shared(
 
 def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
     """The data module that a card was measured with, read."""
-    data: LightningDataModule
-    stated = card.results.data
     if card.datasets == ["digits"]:
         return shared(Digits)
-    else:
-        root: Path = request.getfixturevalue("data_root") / FOLDERS.get(card.name, "mnist")
-        if not root.is_dir():
-            pytest.skip(f"needs real data: {root.parent} has no folder {root.name}")
-        if card.name in WRITERS:
-            return shared(IAMOnDB, str(root), max_points=stated["max_points"])
-        if card.name in DRAWERS:
-            return shared(BinarizedMNIST, str(root))
-        if card.name in EMBEDDERS:
-            words = list(load(card.name).vocabulary)  # type: ignore[arg-type]
-            data = CaptionedImages(str(root), "flickr8k", stated["features"], vocabulary=words)
-        elif card.name in READERS:
-            words = list(load(card.name).vocabulary)  # type: ignore[arg-type]
-            data = ClozeQA("bbc", str(root), sentences=stated["sentences"], vocabulary=words)
-        elif card.name in ENCODERS:
-            words = list(load(card.name).vocabulary)  # type: ignore[arg-type]
-            data = Books(str(root), stated["lines"], vocabulary=words, eval_batch_size=256)
-        else:
-            return shared(MNIST, str(root))
-    data.prepare_data()
-    data.setup()
-    return data
+    kind, stated = card.name.partition(".")[0], card.results.data
+    root: Path = request.getfixturevalue("data_root") / FOLDERS[kind]
+    if not root.is_dir():
+        pytest.skip(f"needs real data: {root.parent} has no folder {root.name}")
+    path, words = str(root), tuple(load(card.name).hparams.get("vocabulary", ()))
+    if kind == "handwriting":
+        return shared(IAMOnDB, path, max_points=stated["max_points"])
+    if kind == "draw":
+        return shared(BinarizedMNIST, path)
+    if kind == "order_embedding":
+        return shared(CaptionedImages, path, "flickr8k", stated["features"], vocabulary=words)
+    if kind == "attentive_reader":
+        sentences = stated["sentences"]
+        return shared(ClozeQA, "bbc", path, sentences=sentences, vocabulary=words)
+    if kind == "skip_thought":
+        return shared(Books, path, stated["lines"], vocabulary=words, eval_batch_size=256)
+    return shared(MNIST, path)
 
 
 def scores_of(name: str, batches: object) -> dict[str, Tensor]:
@@ -93,10 +91,6 @@ def scores_of(name: str, batches: object) -> dict[str, Tensor]:
     with torch.no_grad():
         scores = [model.per_example(batch) for batch in batches]  # type: ignore[attr-defined]
     return {key: torch.cat([score[key] for score in scores]) for key in scores[0]}
-
-
-#: Those whose test set takes half a minute and more, all of which are read by -m slow alone.
-LONG = [name for name in CLASSIFIERS if name.startswith(("conv.", "pixels."))]
 
 
 @pytest.mark.parametrize(
@@ -127,17 +121,20 @@ def test_some_images_score_about_what_the_card_says(
     some = slice(None, None, max(1, min(40, int(len(images) * wrong / 10))))
     scores = scores_of(name, [(images[some], labels[some])])
     for metric in card.metrics:
-        values = scores[metric.name].double()
-        error = values.std() / len(values) ** 0.5
         # An untrained network names one digit in ten, at 2.3 nats.
-        assert error < 0.08
-        assert abs(values.mean() - metric.value) < 4 * error
+        check_mean(scores[metric.name], metric.value, 0.08, errors=4)
 
 
 def stated(card: Card, metric: str) -> float:
     (value,) = (m.value for m in card.metrics if m.name == metric)
-    assert isinstance(value, float)
     return value
+
+
+def check_mean(values: Tensor, expected: float, largest_error: float, errors: int = 3) -> None:
+    """The mean of a sample is within some standard errors, which are small, of the expected."""
+    error = values.double().std() / len(values) ** 0.5
+    assert error < largest_error
+    assert abs(values.double().mean() - expected) < errors * error
 
 
 @pytest.mark.parametrize("name", normalised_first(WRITERS))
@@ -146,10 +143,8 @@ def test_some_lines_score_about_what_the_card_says(
 ) -> None:
     card = describe(name)
     nats = scores_of(name, data_of(card, request).val_eval_dataloader(examples=24))["sequence_nll"]
-    error = nats.std() / len(nats) ** 0.5
     # Coarse, but quick: an untrained network is more than 2,000 nats away. All lines: below.
-    assert error < 60
-    assert abs(nats.mean() - stated(card, "sequence_nll")) < 3 * error
+    check_mean(nats, stated(card, "sequence_nll"), 60)
 
 
 @pytest.mark.slow
@@ -170,12 +165,9 @@ def test_some_images_have_about_the_bound_of_the_card(
     batches = data_of(card, request).test_dataloader()
     images = torch.cat([images for (images,) in batches])[::20]
     scores = scores_of(name, [(images,)])
-    bounds = scores["bound"]
-    error = bounds.std() / len(bounds) ** 0.5
     # An untrained network is 440 nats away, one that draws the mean of all images 100.
-    assert error < 2
-    assert abs(bounds.mean() - stated(card, "bound")) < 3 * error
-    assert (scores["nll"] + scores["kl"]).allclose(bounds)
+    check_mean(scores["bound"], stated(card, "bound"), 2)
+    assert (scores["nll"] + scores["kl"]).allclose(scores["bound"])
 
 
 @pytest.mark.slow

@@ -19,16 +19,19 @@ REPO = "someone/mlp-layernorm"
 
 @pytest.mark.parametrize("lfs_files", [set(), {"model.safetensors"}], ids=["inline", "lfs"])
 def test_publish_and_load_by_hub_id_give_the_same_model(
-    make_card: Callable[..., Path], stub_hub: StubHub, lfs_files: set[str]
+    tmp_path: Path, stub_hub: StubHub, lfs_files: set[str]
 ) -> None:
     stub_hub.lfs_files = lfs_files
-    folder = make_card()
+    (tmp_path / "words.json").write_text('["a", "b"]')
+    files = {"words.json": tmp_path / "words.json"}
+    folder = tmp_path / "mlp.layernorm"
+    write_card(folder, tiny(), RESULTS, preprocessing=PREPROCESSING, files=files)
     (folder / "scratch.txt").write_text("not part of the card")
 
     sent = publish(str(folder), REPO, token="token-of-tests", private=True)
 
     stored = stub_hub.commits[stub_hub.branches[REPO]["main"]]
-    assert stored == {name: (folder / name).read_bytes() for name in CARD_FILES}
+    assert stored == {n: (folder / n).read_bytes() for n in (*CARD_FILES, "words.json")}
     assert sent.files == {name: len(content) for name, content in stored.items()}
     assert sent.commit == stub_hub.branches[REPO]["main"]
     assert sent.url == f"{stub_hub.url}/{REPO}/commit/{sent.commit}"
@@ -41,6 +44,7 @@ def test_publish_and_load_by_hub_id_give_the_same_model(
     for name, value in tiny().state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
     assert model.card.folder.name == sent.commit
+    assert (model.card.folder / "words.json").read_text() == '["a", "b"]'
     assert not model.training
 
 
@@ -54,23 +58,6 @@ def test_branch_and_pinned_revision(make_card: Callable[..., Path], stub_hub: St
     assert load(REPO, revision=second.commit).card.name == "other"
     with pytest.raises(CardError, match="revision 'gone'"):
         load(REPO, revision="gone")
-
-
-def test_further_files_are_published_and_fetched(
-    tmp_path: Path, make_card: Callable[..., Path], stub_hub: StubHub
-) -> None:
-    words = tmp_path / "words.json"
-    words.write_text('["a", "b"]')
-    folder = write_card(
-        tmp_path / "with-words",
-        tiny(),
-        RESULTS,
-        preprocessing=PREPROCESSING,
-        files={"vocabulary.json": words},
-    )
-    publish(str(folder), REPO)
-    card = load(REPO).card
-    assert (card.folder / "vocabulary.json").read_text() == '["a", "b"]'
 
 
 def test_offline_uses_the_cache_and_says_when_it_is_empty(
@@ -90,22 +77,21 @@ def test_offline_uses_the_cache_and_says_when_it_is_empty(
     assert len(stub_hub.requests) == asked
 
 
-def test_unreachable_or_unknown_repository(
+def test_repositories_that_are_not_there(
     make_card: Callable[..., Path], stub_hub: StubHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CardError, match="'someone/nothing'"):
         load("someone/nothing")
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    folder = make_card()
-    with pytest.raises(CardError, match=r"mlp\.layernorm"):
-        publish(str(folder), REPO)
-
-
-def test_repository_without_card(stub_hub: StubHub) -> None:
     stub_hub.branches[REPO] = {"main": "a" * 40}
     stub_hub.commits["a" * 40] = {"readme.txt": b"nothing here"}
     with pytest.raises(CardError, match=r"config\.json"):
         load(REPO)
+    folder = str(make_card())
+    with pytest.raises(CardError, match="'no/such/id'"):
+        publish(folder, "no/such/id")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CardError, match=r"mlp\.layernorm"):
+        publish(folder, REPO)
 
 
 def test_dry_run_sends_nothing(make_card: Callable[..., Path], stub_hub: StubHub) -> None:
@@ -137,11 +123,6 @@ def test_damaged_or_outdated_cards_are_not_published(
     with pytest.raises(CardError, match="sha256"):
         publish(str(folder), REPO)
     assert stub_hub.requests == []
-
-
-def test_a_bad_repository_id_is_refused(make_card: Callable[..., Path], stub_hub: StubHub) -> None:
-    with pytest.raises(CardError, match="'no/such/id'"):
-        publish(str(make_card()), "no/such/id")
 
 
 def test_weights_that_the_wheel_leaves_out_come_from_the_hub(

@@ -24,11 +24,6 @@ SMALL = ["--steps", "12", "--hidden", "5", "--features", "4", "--batch", "3"]
 PNG = b"\x89PNG"
 
 
-@pytest.fixture
-def here(in_tmp: Path) -> Path:
-    return in_tmp
-
-
 def save(model: ZooModule, path: Path) -> Path:
     """A checkpoint of a model, with weights that are not those of its start."""
     torch.manual_seed(1)

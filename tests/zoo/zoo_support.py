@@ -8,24 +8,21 @@ import http.server
 import json
 import re
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import yaml
+from lightning.pytorch import Trainer
+from torch import Tensor
 
 from ln_zoo.models import MLPClassifier
-from ln_zoo.norms import Norm
+from ln_zoo.norms import Norm, Site
 
 RESULTS: dict[str, Any] = {
     "metrics": [
-        {
-            "name": "error",
-            "value": 0.0525,
-            "unit": "fraction",
-            "dataset": "digits",
-            "split": "test",
-        },
-        {"name": "nll", "value": 0.1875, "unit": "nats", "dataset": "digits", "split": "test"},
+        {"name": name, "value": value, "unit": unit, "dataset": "digits", "split": "test"}
+        for name, value, unit in (("error", 0.0525, "fraction"), ("nll", 0.1875, "nats"))
     ],
     "evaluation": {
         "command": "ln-zoo test --ckpt_path best.ckpt",
@@ -40,6 +37,30 @@ RESULTS: dict[str, Any] = {
     "card": {"notes": ["a model for tests"], "differences": ["other data"]},
 }
 PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
+
+
+@dataclass(frozen=True)
+class Doubling(Norm):
+    """A user's own norm: a gain, and a multiple of the sums."""
+
+    factor: float = 2.0
+
+    def init_params(self, site: Site) -> None:
+        site.add_affine(gain=1.0)
+
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        return site.affine(self.factor * a)
+
+
+def quiet_trainer(**options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
 
 
 def tiny(norm: Norm | None = None, seed: int = 0) -> MLPClassifier:
@@ -90,11 +111,7 @@ class StubHub:
         def as_json(value: Any, status: int = 200) -> tuple[int, dict[str, str], bytes]:
             return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
-        missing = (
-            404,
-            {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"},
-            b"",
-        )
+        missing = 404, {"X-Error-Code": "RepoNotFound"}, b""
         if path == "/api/repos/create":
             asked = json.loads(body)
             repo = f"{asked['organization']}/{asked['name']}"
@@ -122,20 +139,13 @@ class StubHub:
                 return 404, {"X-Error-Code": "RevisionNotFound"}, b""
             files = self.commits[commit]
             if action == "preupload":
-                asked = json.loads(body)["files"]
-                modes = {f["path"]: f["path"] in self.lfs_files for f in asked}
-                return as_json(
-                    {
-                        "files": [
-                            {
-                                "path": p,
-                                "uploadMode": "lfs" if lfs else "regular",
-                                "shouldIgnore": False,
-                            }
-                            for p, lfs in modes.items()
-                        ]
-                    }
-                )
+                asked = [file["path"] for file in json.loads(body)["files"]]
+                modes = ["lfs" if path in self.lfs_files else "regular" for path in asked]
+                answer = [
+                    {"path": path, "uploadMode": mode, "shouldIgnore": False}
+                    for path, mode in zip(asked, modes, strict=True)
+                ]
+                return as_json({"files": answer})
             if action == "commit":
                 files = dict(files)
                 for line in body.decode().splitlines():
@@ -150,24 +160,15 @@ class StubHub:
                 self.branches[repo][revision] = oid
                 return as_json({"commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}"})
             if action == "tree":
-                return as_json(
-                    [
-                        {"type": "file", "path": p, "size": len(c), "oid": _etag(c)}
-                        for p, c in files.items()
-                    ]
-                )
+                tree = {p: {"size": len(c), "oid": _etag(c)} for p, c in files.items()}
+                return as_json([{"type": "file", "path": p, **each} for p, each in tree.items()])
             assert action == "revision", path
             siblings = [{"rfilename": p} for p in files]
             return as_json({"id": repo, "modelId": repo, "sha": commit, "siblings": siblings})
         if found := re.fullmatch(r"/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/batch", path):
-            objects = [
-                {
-                    "oid": o["oid"],
-                    "size": o["size"],
-                    "actions": {"upload": {"href": f"{self.url}/lfs/{o['oid']}"}},
-                }
-                for o in json.loads(body)["objects"]
-            ]
+            objects = json.loads(body)["objects"]
+            for each in objects:
+                each["actions"] = {"upload": {"href": f"{self.url}/lfs/{each['oid']}"}}
             return as_json({"transfer": "basic", "objects": objects})
         if method == "PUT" and path.startswith("/lfs/"):
             oid = path.removeprefix("/lfs/")

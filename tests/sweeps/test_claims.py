@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.zoo import claims
-from ln_zoo.zoo.claims import Claim, Outcome, Rule
+from ln_zoo.sweeps import claims
+from ln_zoo.sweeps.claims import Claim, Outcome, Rule
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("faster", "own_best", "lower", "higher", "comparable", "grows", "measured")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.zoo import claims
+from ln_zoo.sweeps import claims
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"

@@ -1,7 +1,7 @@
 """The claims of the paper as data: rule, sweep and outcome of each.
 
-Reads ``claims.yaml``, which ``tests/zoo/test_claims.py`` checks, decides by a rule, and renders the
-page of claims.
+Reads ``claims.yaml``, which ``tests/sweeps/test_claims.py`` checks, decides by a rule, and renders
+the page of claims.
 
     >>> claim("draw-speed").quote
     'It highlights the speedup benefit of applying layer normalization that the layer normalized...'
@@ -15,12 +15,11 @@ import posixpath
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib.resources import files
+from datetime import date
 from typing import Any
 
-import yaml
-
-from ln_zoo.zoo.rendering import render_template
+from ln_zoo.zoo import schema
+from ln_zoo.zoo.rendering import read_data, render_template
 
 HOLDS, IN_PART, DOES_NOT_HOLD = "holds", "holds in part", "does not hold"
 UNDECIDED = "undecided"
@@ -32,44 +31,28 @@ VERDICTS = (HOLDS, IN_PART, DOES_NOT_HOLD, UNDECIDED)
 SIZES = ("paper", "reduced")
 #: Path of the page of all claims in the repository.
 PAGE = "docs/results/claims.md"
+#: Between these lines of a README stands the table.
+MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
 #: Kinds that look at curves, not at test scores.
 OF_CURVES = ("faster", "own_best")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a claim is decided.
-
-    Attributes:
-        kind: ``"faster"``, ``"own_best"``, ``"lower"``, ``"higher"``, ``"comparable"``,
-            ``"grows"`` or ``"measured"``.
-        metric: of the curves (``faster``, ``own_best``) or of the test.
-        norm: subject of the claim.
-        baseline: the norm it is compared with.
-        setting: ``grows`` alone: the option with which the lead of the norm grows.
-        less: the value with the smaller claimed lead.
-        more: the value with the larger claimed lead.
-        margin: ``comparable`` alone: the largest difference that counts as none, in the
-            units of the report (points of a percentage).
-        log_odds: ``grows`` alone: whether leads in points and in log-odds have to agree.
-        value: ``own_best`` alone: the paper's ratio.
-        matters: the smallest effect of interest: a ratio for ``faster``, otherwise in units of
-            the report.
-        says: ``measured`` alone: the rule as text.
-    """
+    """How a claim is decided; the head of ``claims.yaml`` defines the kinds."""
 
     kind: str
-    metric: str = ""
-    norm: str = ""
-    baseline: str = ""
-    setting: str = ""
-    less: str = ""
-    more: str = ""
-    margin: float = 0.0
-    log_odds: bool = False
-    value: float | None = None
-    matters: float | None = None
-    says: str = ""
+    metric: str = ""  #: of the curves (`OF_CURVES`) or of the test
+    norm: str = ""  #: subject of the claim
+    baseline: str = ""  #: norm that it is compared with
+    setting: str = ""  #: for ``grows``: the option with which the lead of the norm grows
+    less: str = ""  #: the value with the smaller claimed lead
+    more: str = ""  #: the value with the larger claimed lead
+    margin: float = 0.0  #: for ``comparable``: largest difference that counts as none
+    log_odds: bool = False  #: for ``grows``: whether leads in points and log-odds must agree
+    value: float | None = None  #: for ``own_best``: the paper's ratio
+    matters: float | None = None  #: smallest effect of interest; for ``faster`` a ratio
+    says: str = ""  #: for ``measured``: the rule as text
 
     @property
     def words(self) -> str:
@@ -85,30 +68,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a claim at one size.
+    """The outcome of a claim at one size."""
 
-    Attributes:
-        verdict: one of `VERDICTS`.
-        size: ``"paper"`` or ``"reduced"``.
-        seeds: behind it; ``None``: it depends on none.
-        number: effect with its interval.
-        runs: dates of the runs.
-        data: tables in git that it is computed from: ``file``, labels of ``norm`` and ``baseline``
-            there, and further keys of `ln_zoo.sweeps.evidence`; empty: none in git.
-        missing: what would decide an undecided one, and its cost.
-        interval: of the effect, as numbers.
-        readme: whether its row is in README.md.
-    """
-
-    verdict: str
-    size: str
-    seeds: int | None
-    number: str
-    runs: str
+    verdict: str  #: one of `VERDICTS`
+    size: str  #: ``"paper"`` or ``"reduced"``
+    seeds: int | None  #: their number; None if the outcome depends on none
+    number: str  #: effect with its interval
+    runs: str  #: dates of the runs
+    #: Table in git that it is computed from; see `ln_zoo.sweeps.evidence`.
     data: dict[str, Any] = field(default_factory=dict, hash=False)
-    missing: str = ""
-    interval: list[float] | None = field(default=None, hash=False)
-    readme: bool = False
+    missing: str = ""  #: what would decide an undecided one, and its cost
+    interval: list[float] | None = field(default=None, hash=False)  #: of the effect
+    readme: bool = False  #: whether README.md has its row
 
 
 @dataclass(frozen=True)
@@ -120,7 +91,7 @@ class Claim:
     quote: str
     claim: str
     page: str
-    fixed: str
+    fixed: date
     known: str
     rule: Rule
     outcomes: tuple[Outcome, ...]
@@ -148,10 +119,14 @@ class Claim:
         return ", ".join(f"{each.verdict} ({each.size})" for each in self.outcomes)
 
 
+def _content() -> dict[str, Any]:
+    return read_data("sweeps/claims.yaml")
+
+
 @functools.cache
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the file."""
-    return parse(_content())
+    return tuple(schema.read(Claim, each, "claims.yaml") for each in _content()["claims"])
 
 
 def claim(name: str) -> Claim:
@@ -162,10 +137,7 @@ def claim(name: str) -> Claim:
 def decide(low: float, high: float, wanted: str) -> str:
     """The verdict of an interval: on the wanted side of 0, on the other, or around it.
 
-    Args:
-        low: lower end; NaN without an interval.
-        high: upper end.
-        wanted: ``"below"`` or ``"above"``.
+    An interval that is unknown has NaN as its ends.
 
     Example:
         >>> decide(-0.3, -0.1, "below"), decide(-0.3, 0.1, "below"), decide(0.1, 0.3, "below")
@@ -179,12 +151,7 @@ def decide(low: float, high: float, wanted: str) -> str:
 
 
 def decide_margin(low: float, high: float, margin: float) -> str:
-    """The verdict of an interval on a difference that is claimed to be small.
-
-    Args:
-        low: lower end; NaN without an interval.
-        high: upper end.
-        margin: the largest difference that counts as equal.
+    """The verdict of an interval on a difference that is claimed to be less than a margin.
 
     Example:
         >>> decide_margin(-0.3, 0.4, 0.5), decide_margin(-0.3, 0.6, 0.5)
@@ -201,14 +168,9 @@ def decide_margin(low: float, high: float, margin: float) -> str:
 
 
 def page(folder: str = "") -> str:
-    """The page of all claims, in Markdown.
-
-    Args:
-        folder: of the page in the repository, such as ``"docs/results"``; links are relative
-            to it.
-    """
+    """The page of all claims, in Markdown, with links relative to a folder of the repository."""
     return render_template(
-        "claims.md.jinja",
+        "sweeps/templates/claims.md.jinja",
         {
             "link": lambda path: posixpath.relpath(path, folder or "."),
             "name": posixpath.basename,
@@ -226,7 +188,7 @@ def readme_table() -> str:
     rows = [(each, o) for each in claims() for o in each.outcomes if o.readme]
     rows.sort(key=lambda row: VERDICTS.index(row[1].verdict))
     return render_template(
-        "claims_readme.md.jinja",
+        "sweeps/templates/claims_readme.md.jinja",
         {"name": posixpath.basename},
         rows=rows,
         count=_count(),
@@ -245,43 +207,13 @@ def _count() -> str:
     return text + (f" Claims not yet tested: {left}." if left else "")
 
 
-# The file
-
-
-@functools.cache
-def _content() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(
-        files("ln_zoo.zoo").joinpath("claims.yaml").read_text(encoding="utf-8")
-    )
-    return content
-
-
-def parse(raw: Any) -> tuple[Claim, ...]:
-    """The claims in the content of ``claims.yaml``."""
-    return tuple(
-        Claim(
-            **each
-            | {
-                "rule": Rule(**each["rule"]),
-                "outcomes": tuple(Outcome(**outcome) for outcome in each["outcomes"]),
-                "fixed": str(each["fixed"]),
-            }
-        )
-        for each in raw["claims"]
-    )
-
-
-#: Between these lines of a README stands the table.
-MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
-
-
 def rows() -> list[dict[str, Any]]:
     """Every claim with each of its outcomes, as plain values."""
     return [
         {
             **{key: getattr(each, key) for key in ("name", "section", "quote", "claim")},
             "rule": each.rule.words,
-            "rule_date": each.fixed,
+            "rule_date": str(each.fixed),
             "known": each.known,
             "verdict": outcome.verdict,
             "scale": outcome.size or None,
