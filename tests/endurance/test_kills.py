@@ -62,7 +62,8 @@ def kill(process: subprocess.Popen[bytes], folder: Path, chance: random.Random) 
 
 def last(folder: Path) -> dict:
     """The newest run's checkpoint, its curves by column without wall times."""
-    path = max(folder.glob("runs/*/version_*/checkpoints/last.ckpt"))
+    found = folder.glob("runs/*/version_*/checkpoints/last.ckpt")
+    path = max(found, key=lambda path: int(path.parts[-3].removeprefix("version_")))
     checkpoint = load(path)
     names, *rows = csv.reader(checkpoint["metrics_csv"].splitlines())
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))

@@ -57,11 +57,11 @@ def digits(examples: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("statistics", ["kept", "batch"])
 @pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm(max_steps=8), Identity()], ids=repr)
 def test_a_model_before_and_after_training(
-    here: Path, norm: Norm, statistics: str, capsys: pytest.CaptureFixture[str]
+    in_tmp: Path, norm: Norm, statistics: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Noise in the initial states, where statistics are of the batch, is a draw of its own.
     arguments = {"permuted": True} | ({"initial_noise": 0.0} if statistics == "batch" else {})
-    path = save(classifier(norm, **arguments), here / "model.ckpt")
+    path = save(classifier(norm, **arguments), in_tmp / "model.ckpt")
     options = ["--batch", "5", "--steps", "7", "--skip", "2", "--statistics", statistics]
     assert main([*COMMAND, "--ckpt", str(path), *options, "--csv", "dynamics.csv"]) == 0
     title, _, *table = capsys.readouterr().out.splitlines()
@@ -87,15 +87,15 @@ def test_a_model_before_and_after_training(
     trained = measure(f"{path.name} trained")
     assert "nan" not in "".join(table)
     assert table == dynamics_table([untrained, trained]).splitlines()
-    assert (here / "dynamics.png").read_bytes().startswith(PNG)
-    with (here / "dynamics.csv").open() as file:
+    assert (in_tmp / "dynamics.png").read_bytes().startswith(PNG)
+    with (in_tmp / "dynamics.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * 7
 
 
 def test_noise_of_batch_statistics_is_that_of_the_seed(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = save(classifier(BatchNorm(max_steps=8)), here / "model.ckpt")
+    path = save(classifier(BatchNorm(max_steps=8)), in_tmp / "model.ckpt")
     tables = []
     for seed in ("3", "3", "4"):
         torch.manual_seed(len(tables))
@@ -105,9 +105,9 @@ def test_noise_of_batch_statistics_is_that_of_the_seed(
     assert tables[0] == tables[1] != tables[2]
 
 
-def test_a_norm_of_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_norm_of_weights(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Untrained, its scales are those of the untrained weights."""
-    path = save(classifier(WeightNorm(), cell="gru"), here / "WeightNorm.ckpt")
+    path = save(classifier(WeightNorm(), cell="gru"), in_tmp / "WeightNorm.ckpt")
     assert main([*COMMAND, "--ckpt", str(path), "--batch", "2", "--seed", "6"]) == 0
     title, _, *table = capsys.readouterr().out.splitlines()
     assert title == "2 test images of Digits, 8 steps"
@@ -135,12 +135,14 @@ def test_a_norm_of_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("cell", ["lstm", "rnn"])
-def test_layers_of_a_classifier(here: Path, cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_of_a_classifier(
+    in_tmp: Path, cell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each on top of the one below; beside a model of another length."""
     deep = classifier(LayerNorm(), cell=cell, num_layers=2)
-    save(deep, here / "deep.ckpt")
+    save(deep, in_tmp / "deep.ckpt")
     short = SequenceClassifier(64, hidden_size=3, step_features=16)
-    save(short, here / "short.ckpt")
+    save(short, in_tmp / "short.ckpt")
     files = ["deep.ckpt", "short.ckpt"]
     assert main([*COMMAND, "--ckpt", *files, "--batch", "3"]) == 0
     title, _, _, _, *table = capsys.readouterr().out.splitlines()
@@ -156,7 +158,7 @@ def test_layers_of_a_classifier(here: Path, cell: str, capsys: pytest.CaptureFix
     # The upper layer, trained: it is driven by what the lower one gives.
     images, labels = digits(3)
     model = classifier(LayerNorm(), cell=cell, num_layers=2).double().eval()
-    model.load_state_dict(torch.load(here / "deep.ckpt")["state_dict"])
+    model.load_state_dict(torch.load(in_tmp / "deep.ckpt")["state_dict"])
     whole = model.recurrent
     state = whole.state_dict()
     parts = []
@@ -196,13 +198,13 @@ def steps_of(number: int) -> np.ndarray:
 
 
 @pytest.fixture
-def iam(here: Path) -> str:
+def iam(in_tmp: Path) -> str:
     """A folder in the compact form."""
     names = [f"line {chr(97 + number)}" for number in range(len(LENGTHS))]
     lines = PenLines.from_steps([steps_of(number) for number in range(len(LENGTHS))], names, names)
     for part in ("train", "valid1", "valid2", "test"):
-        lines.save(here / "iam" / f"strokes_{part}")
-    return str(here / "iam")
+        lines.save(in_tmp / "iam" / f"strokes_{part}")
+    return str(in_tmp / "iam")
 
 
 def last_loss(model, points, below, shown, above, h: Tensor) -> Tensor:
@@ -216,13 +218,13 @@ def last_loss(model, points, below, shown, above, h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("text", [True, False])
 def test_layers_of_a_handwriting_model(
-    here: Path, text: bool, iam: str, capsys: pytest.CaptureFixture[str]
+    in_tmp: Path, text: bool, iam: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those above the window, by hand: each driven by offsets, the layer below and the window."""
     model = Handwriting(5, 3, text, 2, 3, norm=LayerNorm())
     model.offset_mean.fill_(1.0)
     model.offset_std.fill_(30.0)
-    path = save(model, here / "hand.ckpt")
+    path = save(model, in_tmp / "hand.ckpt")
     options = ["--steps", "9", "--batch", "3", "--root", iam]
     assert main([*COMMAND, "--ckpt", str(path), *options]) == 0
     title, _, *table = capsys.readouterr().out.splitlines()
@@ -262,25 +264,25 @@ def test_layers_of_a_handwriting_model(
 
 
 def test_lines_of_handwriting_that_are_too_short(
-    here: Path, iam: str, capsys: pytest.CaptureFixture[str]
+    in_tmp: Path, iam: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = save(Handwriting(5, 2, mixture_components=2), here / "hand.ckpt")
+    path = save(Handwriting(5, 2, mixture_components=2), in_tmp / "hand.ckpt")
     assert main([*COMMAND, "--ckpt", str(path), "--root", iam]) == 1
     told = capsys.readouterr().err
     assert all(word in told for word in ("steps", " 14,", "200"))
 
 
-def test_a_window_alone(here: Path, iam: str, capsys: pytest.CaptureFixture[str]) -> None:
-    path = save(Handwriting(5, 1, mixture_components=2), here / "hand.ckpt")
+def test_a_window_alone(in_tmp: Path, iam: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(Handwriting(5, 1, mixture_components=2), in_tmp / "hand.ckpt")
     assert main([*COMMAND, "--ckpt", str(path), "--root", iam, "--steps", "5"]) == 1
     assert "this Handwriting runs none" in capsys.readouterr().err
 
 
-def test_images_of_another_size(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_of_another_size(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = SequenceClassifier(6, hidden_size=2)
     hparams = dict(model.hparams) | {"_class_path": "ln_zoo.models.SequenceClassifier"}
-    torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, here / "m.ckpt")
+    torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, in_tmp / "m.ckpt")
     assert main([*COMMAND, "--ckpt", "m.ckpt"]) == 1
     told = capsys.readouterr().err
     assert all(word in told for word in ("in_features", " 6,", "784 (MNIST)", "64 (Digits)"))
