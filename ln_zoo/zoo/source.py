@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,7 +175,8 @@ def of_checkpoint(path: str, remedy: str = IMPORT_IT, named: Collection[str] = (
     """The source of a Lightning checkpoint; arguments as for `find`."""
     checkpoint = read_checkpoint(path)
     hparams = trust.check_classes(checkpoint.get("hyper_parameters"), path, remedy, named)
-    init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
+    stored = {k: v for k, v in hparams.items() if not k.startswith("_")}
+    init_args = _renamed(hparams["_class_path"], stored)
     return Source(path, hparams["_class_path"], init_args, checkpoint=checkpoint)
 
 
@@ -193,7 +194,7 @@ def of_card(
     if model is None and not (trusted and registry.is_own(card.model)):
         cls = registry.model_class(card.model)
         class_path = f"{public_module(cls)}.{cls.__qualname__}"
-    init_args = dict(card.config.init_args)
+    init_args = _renamed(class_path, card.config.init_args)
     if isinstance(file := init_args.get("vocabulary"), str):
         init_args["vocabulary"] = _words(card, file)
     if norm is not None:
@@ -205,6 +206,36 @@ def of_card(
             stored = to_config(registry.decode_norm(stored))
         init_args["norm"] = stored
     return Source(card.name, class_path, init_args, card=card, given=model)
+
+
+#: Arguments of models and norms in version 0.1, with their present names.
+_RENAMED = {
+    "hidden_features": "hidden_size",
+    "latent_features": "latent_size",
+    "bound": "log_clamp",
+    "least_log_std": "min_log_std",
+    "largest_correlation": "max_correlation",
+    "across_processes": "sync",
+}
+
+
+def _renamed(class_path: str, init_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by their present names; classes of users keep theirs."""
+    found = dict(init_args)
+    for old, new in _RENAMED.items() if _is_ours(class_path) else ():
+        if old in found:
+            # Only `MLPClassifier` has several.
+            several = new == "hidden_size" and isinstance(found[old], list | tuple)
+            found["hidden_sizes" if several else new] = found.pop(old)
+    norm = found.get("norm")
+    if isinstance(norm, Mapping) and isinstance(norm.get("init_args"), Mapping):
+        path = str(norm.get("class_path") or norm.get("class"))
+        found["norm"] = {**norm, "init_args": _renamed(path, norm["init_args"])}
+    return found
+
+
+def _is_ours(class_path: str) -> bool:
+    return class_path.startswith("ln_zoo.") or "." not in class_path
 
 
 def load_model(text: str) -> ZooModule:

@@ -66,6 +66,41 @@ def test_names_folders_and_strings(
     assert load("cards/mlp.none").card.folder == Path("cards/mlp.none")
 
 
+#: Names of version 0.1 by the present ones.
+FORMER = {"hidden_sizes": "hidden_features", "sync": "across_processes"}
+
+
+def former(init_args: dict[str, Any]) -> dict[str, Any]:
+    norm = init_args["norm"]
+    norm["init_args"] = {FORMER.get(k, k): v for k, v in norm["init_args"].items()}
+    return {FORMER.get(name, name): value for name, value in init_args.items()}
+
+
+def test_a_card_of_version_0_1(make_card: Callable[..., Path]) -> None:
+    folder = make_card("model", BatchNorm(sync=True))
+    config = json.loads((folder / "config.json").read_text())
+    edit(folder / "config.json", init_args=former(config["init_args"]))
+    model = load(folder)
+    assert model.hparams["norm"]["init_args"]["sync"] is True
+    assert model.hparams["hidden_sizes"] == [16]
+
+
+def test_a_checkpoint_of_version_0_1(tested_checkpoint: tuple[Path, Path]) -> None:
+    path, _ = tested_checkpoint
+    checkpoint = torch.load(path, weights_only=True)
+    expected = load(path)
+    hparams = checkpoint["hyper_parameters"]
+    own = {name: hparams[name] for name in hparams if name.startswith("_")}
+    checkpoint["hyper_parameters"] = own | former(
+        {name: hparams[name] for name in hparams if not name.startswith("_")}
+    )
+    assert "hidden_sizes" not in checkpoint["hyper_parameters"]
+    torch.save(checkpoint, path)
+    model = load(path)
+    assert dict(model.hparams) == dict(expected.hparams)
+    assert all(torch.equal(a, model.state_dict()[k]) for k, a in expected.state_dict().items())
+
+
 def test_missing_folders_and_misplaced_arguments(models_folder: Path) -> None:
     with pytest.raises(CardError, match="there is no card folder"):
         load(models_folder / "gone")
