@@ -267,10 +267,10 @@ def test_checkpoints_of_no_model_or_of_another_version(
 ) -> None:
     """One short line, without the arguments in the file."""
     _foreign_class(trained, here / "linear.ckpt", _class_path="torch.nn.Linear", secret="x" * 99)
-    _foreign_class(trained, here / "old.ckpt", hidden_features=[8])
+    _foreign_class(trained, here / "old.ckpt", hidden_units=[8])
     for name, says in (
         ("linear.ckpt", ["torch.nn.Linear"]),
-        ("old.ckpt", ["hidden_features", "MLPClassifier", "'in_features'"]),
+        ("old.ckpt", ["hidden_units", "MLPClassifier"]),
     ):
         line = fails("test", option, name, *DATA, *QUIET, says=[name, *says])
         assert len(line) < 300
