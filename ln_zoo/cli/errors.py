@@ -68,7 +68,7 @@ def run_command(command: str, run: Callable[[], int]) -> int:
 
 
 def report_error(error: Exception, command: str, code: int = 1) -> int:
-    """Prints an error in one line and returns its exit code, 1 for a bug or else ``code``.
+    """Print an error in one line and return the exit code: 1 for a bug, otherwise ``code``.
 
     With ``LN_ZOO_DEBUG=1``, raises the error itself.
     """

@@ -1,7 +1,7 @@
 """Fit gains and biases of normalised layers to the outputs of plain layers on a batch.
 
 Gain and shift of each feature minimise the squared error of ``gain * z + shift``, with normalised
-sums z, from the plain layer's ``a + b``; terms that are added (an LSTM's) are fitted jointly.
+sums z, from the plain layer's ``a + b``. Terms that are added (an LSTM's) are fitted jointly.
 Recurrent layers are fitted at the plain layer's states, then by gradient descent on the output.
 """
 

@@ -57,9 +57,9 @@ class OrderEmbedding(ZooModule):
     one at the state, both after normalisation. The code has one more inside the norm
     (``prenorm_bias``), and without normalisation none at the state.
 
-    A batch is a tuple: features (N, I); captions (C N, T), word indices with an end each, image i's
-    in rows C i to C i + C - 1; lengths (C N,), including the end; the index of each image in its
-    set, (N,). In training C is 1.
+    A batch is a tuple: features (N, I); captions (C N, T), word indices with an end each; lengths
+    (C N,), including the end; the index of each image in its set, (N,). Rows C i to C i + C - 1 are
+    captions of image i. In training C is 1.
 
     Args:
         vocabulary: the known words, or a file with one per line; other words share one unknown

@@ -220,22 +220,21 @@ _RENAMED = {
 
 
 def _renamed(class_path: str, init_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by their present names; classes of users keep theirs."""
-    found = dict(init_args)
-    for old, new in _RENAMED.items() if _is_ours(class_path) else ():
-        if old in found:
-            # Only `MLPClassifier` has several.
-            several = new == "hidden_size" and isinstance(found[old], list | tuple)
-            found["hidden_sizes" if several else new] = found.pop(old)
+    """Arguments of a model and its norm by their present names; classes of users keep theirs."""
+    found = _present_names(class_path, init_args)
     norm = found.get("norm")
     if isinstance(norm, Mapping) and isinstance(norm.get("init_args"), Mapping):
         path = str(norm.get("class_path") or norm.get("class"))
-        found["norm"] = {**norm, "init_args": _renamed(path, norm["init_args"])}
+        found["norm"] = {**norm, "init_args": _present_names(path, norm["init_args"])}
     return found
 
 
-def _is_ours(class_path: str) -> bool:
-    return class_path.startswith("ln_zoo.") or "." not in class_path
+def _present_names(class_path: str, init_args: Mapping[str, Any]) -> dict[str, Any]:
+    ours = class_path.startswith("ln_zoo.") or "." not in class_path
+    found = {_RENAMED.get(name, name) if ours else name: v for name, v in init_args.items()}
+    if ours and isinstance(found.get("hidden_size"), list | tuple):  # of `MLPClassifier`
+        found["hidden_sizes"] = found.pop("hidden_size")
+    return found
 
 
 def load_model(text: str) -> ZooModule:

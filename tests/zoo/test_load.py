@@ -19,7 +19,7 @@ from zoo_support import PREPROCESSING, RESULTS, Doubling, tiny
 
 from ln_zoo.models import DRAW
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.zoo import CardError, catalog, load, write_card
+from ln_zoo.zoo import CardError, catalog, load, source, write_card
 from ln_zoo.zoo.source import Source
 
 
@@ -99,6 +99,11 @@ def test_a_checkpoint_of_version_0_1(tested_checkpoint: tuple[Path, Path]) -> No
     model = load(path)
     assert dict(model.hparams) == dict(expected.hparams)
     assert all(torch.equal(a, model.state_dict()[k]) for k, a in expected.state_dict().items())
+
+
+def test_classes_of_users_keep_the_names_of_version_0_1() -> None:
+    own = {"bound": 1, "norm": {"class_path": "mine.Norm", "init_args": {"across_processes": True}}}
+    assert source._renamed("mine.Model", own) == own
 
 
 def test_missing_folders_and_misplaced_arguments(models_folder: Path) -> None:
