@@ -75,13 +75,18 @@ def pooled_empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     return empty(*size, like=like, dtype=dtype)
 
 
+#: Host memory that captured graphs read at each replay.
+_captured: list[Tensor] = []
+
+
 def to_device(a: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device without synchronising."""
     if device.type != "cuda" or torch.compiler.is_compiling():
         return a.to(device, non_blocking=True)
+    a = a.pin_memory()  # torch keeps it alive until copied
     if torch.cuda.is_current_stream_capturing():
-        return a.to(device)  # raises: the graph would read memory that others overwrite
-    return a.pin_memory().to(device, non_blocking=True)  # torch keeps it alive until copied
+        _captured.append(a)
+    return a.to(device, non_blocking=True)
 
 
 def release() -> None:

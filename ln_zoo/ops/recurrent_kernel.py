@@ -130,7 +130,8 @@ class Recurrence:
                 return f"its steps over a batch have no {kinds}"
             if call.reset is not None and spec.examples:
                 return "its steps over a batch have no resets"
-            reason = self.engine.unsupported_reason(spec, x, w.hh, dtype)
+            examples = call.states[0].shape[-2]
+            reason = self.engine.unsupported_reason(spec, x, w.hh, dtype, examples)
             if reason is not None:
                 return reason
         return None

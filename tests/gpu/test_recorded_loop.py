@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -203,3 +206,23 @@ def test_in_a_recording_of_the_users_own() -> None:
             found = layer(x)[0]
         graph.replay()
     assert torch.equal(found, wanted)
+
+
+FRESH = """
+import torch
+from ln_zoo.ops.loops import recorded
+from gpu.test_recorded_loop import LSTM, OwnNorm
+
+layer = LSTM(12, 40, norm=OwnNorm()).cuda()
+x = torch.randn(85, 5, 12, device="cuda", requires_grad=True)
+for _ in range(3):
+    output = layer(x)[0]
+    torch.autograd.grad(output, [x, *layer.parameters()], torch.ones_like(output))
+assert not recorded._refused, recorded._refused
+assert any(e.graphs for cache in recorded._CACHES.values() for e in cache._entries.values())
+"""
+
+
+def test_in_a_process_that_records_nothing_else() -> None:
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=100, env=own)

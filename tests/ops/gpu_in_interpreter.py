@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from accuracy import assert_as_accurate, moved
-from equations import equations, masks_for, random_operands, without_input_bias
+from accuracy import assert_as_accurate
+from equations import equations, masks_for
+from ops.engine_case import GUARD, as_float32, between_nans, operands, shifted, with_gradients
 from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
@@ -37,7 +38,7 @@ F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 ENGINE = engine_named("triton")
 #: Means and variances over examples: none.
 NO_STATISTICS = (None, None, None)
-GUARD, MARK = 8, 12345.0
+MARK = 12345.0
 #: Modules in which the interpreter has its own functions of triton.
 PATCHED: set[str] = set()
 
@@ -84,15 +85,6 @@ def patched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpretedFunction, "__call__", call)
 
 
-def between_nans(a: Tensor) -> Tensor:
-    """The same numbers in memory that has NaN on both sides."""
-    around = float("nan") if a.is_floating_point() else True
-    memory = torch.full((a.numel() + 2 * GUARD,), around, dtype=a.dtype)
-    inner = memory[GUARD:-GUARD].view(a.shape)
-    inner.copy_(a)
-    return inner
-
-
 def rows(*groups: int, center: bool = True) -> Rows:
     return Rows(True, center, 1e-3, groups)
 
@@ -101,13 +93,6 @@ NONE = Rows()
 LSTM = Spec("LSTM", rows(4), rows(4), rows(1))
 GRU = Spec("GRU", rows(2, 1), rows(2, 1), NONE)
 RNN = Spec("RNN_TANH", NONE, NONE, rows(1))
-
-
-def operands(spec: Spec, hidden: int, sizes: Sequence[int], *, seed: int = 0) -> Operands:
-    """Without the bias that a joint GRU's candidate does not have."""
-    offset = 0.3 * hidden**-0.5
-    o = random_operands(spec, (sum(sizes),), sizes[0], 3, hidden, offset=offset, seed=seed)
-    return without_input_bias(spec, o)
 
 
 def by_equations(
@@ -133,35 +118,6 @@ def by_engine(
         *o, *NO_STATISTICS, *masks, torch.tensor(sizes), spec.encode(), ENGINE.name, save
     )
     return results[:3] if spec.cell == "LSTM" else results[:2]
-
-
-def as_float32(o: Operands, products: torch.dtype = F32) -> Operands:
-    kinds = (products,) * 3 + (F32,) * (len(o) - 3)
-    converted = [
-        None if a is None else between_nans(a.to(kind)).requires_grad_()
-        for a, kind in zip(o, kinds, strict=True)
-    ]
-    return Operands(*converted)
-
-
-def shifted(o: Operands, k: int) -> Operands:
-    return Operands(*(moved(a, k) for a in o))
-
-
-def with_gradients(
-    run: Callable[..., tuple[Tensor, ...]], spec: Spec, o: Operands, sizes: Sequence[int], seed: int
-) -> dict[str, Tensor]:
-    """Outputs, final states and the gradients of all operands for random gradients of those."""
-    results = run(spec, o, sizes)
-    generator = torch.Generator().manual_seed(seed)
-    grads = [torch.randn(r.shape, dtype=F64, generator=generator).to(r.dtype) for r in results]
-    names = [name for name, a in zip(Operands._fields, o, strict=True) if a is not None]
-    found = torch.autograd.grad(results, [getattr(o, name) for name in names], grads)
-    named = dict(zip(("out", "h", "c"), results, strict=False))
-    named |= dict(zip((f"d {name}" for name in names), found, strict=True))
-    if spec.joint and spec.cell == "GRU" and o.bias is not None:
-        named["d bias"] = named["d bias"][: 2 * len(o.w_hh) // 3]
-    return named
 
 
 def check(

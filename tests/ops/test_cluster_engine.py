@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ln_zoo.ops import operator
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
-from ln_zoo.ops.engines.cluster import choice, driver, engine
+from ln_zoo.ops.engines.cluster import choice, driver, engine, persistent
 from ln_zoo.ops.engines.cluster.geometry import CELLS, SHARED_LIMIT, Layout, Problem
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
@@ -56,12 +56,12 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Emulated]:
         made.append(emulate(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(engine, "load_kernel", load)
-    monkeypatch.setattr(engine, "stream_of", lambda device: 0)
-    monkeypatch.setattr(engine, "on", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(engine, "resident_clusters", lambda device: choice.RESIDENT)
-    engine.compiled.cache_clear()
-    engine._kernel.cache_clear()
+    monkeypatch.setattr(persistent, "load_kernel", load)
+    monkeypatch.setattr(persistent, "stream_of", lambda device: 0)
+    monkeypatch.setattr(persistent, "on", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(persistent, "resident_clusters", lambda device: choice.RESIDENT)
+    persistent.compiled.cache_clear()
+    persistent.kernel_of.cache_clear()
     return made
 
 
@@ -73,7 +73,7 @@ def use(shape: Shape, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
         layout = Layout(problem, backward, blocks, units, rows, *warps[backward], 0, 0)
         return [choice.with_tiles(layout, tiles)]
 
-    monkeypatch.setattr(engine, "layouts", layouts)
+    monkeypatch.setattr(persistent, "layouts", layouts)
 
 
 def operands(spec: Spec, hidden: int, lead: Sequence[int], examples: int) -> Operands:
@@ -307,7 +307,7 @@ def test_inference_gives_the_same_numbers(
 @emulated
 def test_long_sequences_are_cut(on_cpu: list[Emulated], monkeypatch: pytest.MonkeyPatch) -> None:
     use(FOUR, 3, monkeypatch)
-    monkeypatch.setattr(engine, "CHUNK_BYTES", 2 * 6 * 4 * 29 * 4)
+    monkeypatch.setattr(persistent, "CHUNK_BYTES", 2 * 6 * 4 * 29 * 4)
     check(NORM["LSTM"], 29, 6, steps=5)
     check(NORM["LSTM"], 29, 6, sizes=[6, 6, 5, 2, 1], masked=True)
 
@@ -349,7 +349,7 @@ def test_layouts_fit_and_fill_the_gpu() -> None:
     ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
 )
 def test_no_local_memory(spec: Spec, hidden: int, examples: int, dtype: torch.dtype) -> None:
-    problem = engine.problem_of(spec, hidden, dtype)
+    problem = persistent.problem_of(spec, hidden, dtype)
     for backward, name in ((False, "forward"), (True, "backward")):
         layout = choice.layouts(problem, backward, examples)[0]
         found = driver.resource_usage(f"{name}.cu", layout.macros())[name]

@@ -22,8 +22,8 @@ from ln_zoo.ops.engines.cluster.arguments import (
     ScaleArguments,
     StatisticsArguments,
 )
-from ln_zoo.ops.engines.cluster.engine import after_loop_bytes
 from ln_zoo.ops.engines.cluster.geometry import Problem
+from ln_zoo.ops.engines.cluster.persistent import after_loop_bytes
 from ln_zoo.ops.spec import Rows
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

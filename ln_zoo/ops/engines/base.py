@@ -245,11 +245,12 @@ class Engine(Protocol):
         """Why the engine is unavailable here, or None; must not compile."""
 
     def unsupported_reason(
-        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype, examples: int = 1
     ) -> str | None:
         """Why it does not support this call, or None.
 
         x (T, N, I) or (total, I) and w_hh (G, H) are not yet cast to ``dtype``, that of products.
+        ``examples``: rows of the first step, N.
         """
 
     def stats(self, spec: Spec) -> int:

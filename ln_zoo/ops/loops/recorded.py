@@ -468,12 +468,16 @@ def _entry(
             entry = cache.get(key, lambda: _Fixed(loop, form))
             if entry is None:
                 return None
-            _record(cache, entry, len(sequences[0]), (sequences, states, constants))
+            # Nodes of autograd remember the stream that they were created on.
+            with cache.stream():
+                _record(cache, entry, len(sequences[0]), (sequences, states, constants))
         except Exception as error:
+            # Ending a capture fails as well after an error in it.
+            reason = str(error.__context__ or error)
             if len(_refused) >= REFUSALS:
                 _refused.clear()
-            _refused[key] = str(error)
-            _say(loop.cell, f"launched step by step: {error}")
+            _refused[key] = reason
+            _say(loop.cell, f"launched step by step: {reason}")
             return None
     _say(loop.cell, "launched as recorded CUDA graphs")
     return cache, entry

@@ -35,7 +35,7 @@ class AtenEngine:
         return None
 
     def unsupported_reason(
-        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype, examples: int = 1
     ) -> str | None:
         return None
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ln_zoo.ops.engines.base import Places, Statistics
+
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.c_float
 
 
@@ -43,9 +45,12 @@ _NOISE: _Fields = [
     ("share_h", _F),
     ("share_c", _F),
     ("reset", _P),
-    ("first_rows", _P),
-    ("steps", _I),
-    ("examples", _I),
+]
+_SEQUENCE: _Fields = [("first_rows", _P), ("steps", _I), ("examples", _I)]
+_STATISTICS: _Fields = [
+    *((f"{name}_{place}", _P) for place in Places._fields for name in Statistics._fields),
+    *((f"eps_{place}", _F) for place in Places._fields),
+    ("correction", _I),
 ]
 
 
@@ -56,6 +61,7 @@ class ForwardArguments(Arguments):
         *((name, _P) for name in ("high", "low", "scale", "v", "stats")),
         *_OPERANDS,
         *_NOISE,
+        *_SEQUENCE,
         *((name, _P) for name in ("h", "c", "out", "u", "cells")),
         ("eps_recurrent", _F),
         ("eps_out", _F),
@@ -69,9 +75,45 @@ class BackwardArguments(Arguments):
         *((name, _P) for name in ("high", "low", "scale", "v", "u", "stats")),
         *_OPERANDS,
         *_NOISE,
+        *_SEQUENCE,
         *((name, _P) for name in ("dout", "h_before", "c_before", "c_after")),
         *((name, _P) for name in ("back", "dh", "dc", "work", "du", "dv")),
         *((name, _P) for name in ("gain_out_sums", "shift_out_sums")),
+    ]
+
+
+class BatchForwardArguments(Arguments):
+    """Argument of ``batch_forward`` in batch_forward.cu."""
+
+    _fields_ = [
+        *((name, _P) for name in ("high", "low", "scale", "v")),
+        *_OPERANDS,
+        *_SEQUENCE,
+        *((name, _P) for name in ("h", "c", "out", "u", "cells")),
+        *_STATISTICS,
+    ]
+
+
+class BatchBackwardArguments(Arguments):
+    """Argument of ``batch_backward`` in batch_backward.cu."""
+
+    _fields_ = [
+        *((name, _P) for name in ("high", "low", "scale", "v", "u")),
+        *_OPERANDS,
+        *_SEQUENCE,
+        *((name, _P) for name in ("dout", "h_before", "c_before", "c_after")),
+        *((name, _P) for name in ("dh", "dc", "du", "dv")),
+        *((f"sum_{name}", kind) for name, kind in _OPERANDS),
+        *_STATISTICS,
+    ]
+
+
+class RowsLessMeansArguments(Arguments):
+    """Argument of ``rows_less_means`` in batch_rows.cu."""
+
+    _fields_ = [
+        *((name, _P) for name in ("a", "out", "means", "first_rows")),
+        *((name, _I) for name in ("n", "width", "kind")),
     ]
 
 

@@ -134,46 +134,6 @@ struct Inputs {
   }
 };
 
-// Send the products of this warp to the owners of the units.
-DEVICE void send_parts(const Weights& weights, const Weights::Sums& sums, const float* scales,
-                       u32 parts, u32 barrier, const Place& p) {
-  const int quad = p.lane & 3, group = p.lane >> 2;
-  const int pair = ROWS == 8 ? 2 * quad : 2 * (quad & 1);
-  const float first = scales[pair], second = scales[pair + 1];
-  const u32 own = parts + (p.rank * WARPS_K + weights.warp_k) * UNITS * ROWS * 4;
-#pragma unroll
-  for (int m = 0; m < OWN_M; ++m) {
-    const int tile = weights.warp_m * OWN_M + m;
-    if (tile >= TILES_M) continue;
-    float s[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      s[e] = sums(m, e, weights.column_scale) * (e % 2 ? second : first);
-    // Exchange between lanes, so that each gets four rows of one unit: the lower lane of a pair
-    // rows of unit `group`, the other rows of unit `group` + 8.
-    float four[4];
-    bool upper, sends = true;
-    if (SPLIT) {
-      upper = quad >= 2;
-      const float x = (upper ? s[2] : s[0]) + shuffle_xor(upper ? s[0] : s[2], 2);
-      const float y = (upper ? s[3] : s[1]) + shuffle_xor(upper ? s[1] : s[3], 2);
-      four[0] = x, four[1] = y, four[2] = shuffle_xor(x, 1), four[3] = shuffle_xor(y, 1);
-      sends = !(quad & 1);
-    } else {
-      upper = quad & 1;
-      const float x = shuffle_xor(upper ? s[0] : s[2], 1), y = shuffle_xor(upper ? s[1] : s[3], 1);
-      four[0] = upper ? x : s[0], four[1] = upper ? y : s[1];
-      four[2] = upper ? s[2] : x, four[3] = upper ? s[3] : y;
-      if (ROWS == 4) sends = quad < 2;
-    }
-    const int unit = tile * 16 + group + (upper ? 8 : 0);
-    if (!sends || unit >= SENT) continue;
-    const u32 to = own + unit % UNITS * ROWS * 4 + (ROWS == 8 ? (quad >> 1) * 16 : 0);
-    send4(to, barrier, unit / UNITS, float_bits(four[0]), float_bits(four[1]),
-          float_bits(four[2]), float_bits(four[3]));
-  }
-}
-
 KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
   SHARED_MEMORY(memory);
   const Place p;

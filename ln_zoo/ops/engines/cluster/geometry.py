@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +40,8 @@ class Problem:
     joint: bool = False  # whether both terms are added before normalisation; requires `recurrent`
     carried: bool = False  # whether an LSTM carries on the normalised cell state
     groups: tuple[int, ...] = ()  # runs of gates that share statistics; default: `GROUPS`
+    batch: bool = False  # whether statistics run over the rows of a step (`BatchLayout`)
+    given: bool = False  # whether these are given
     dropout: bool = False
     zoneout: bool = False
     resets: bool = False
@@ -58,7 +62,7 @@ class Problem:
 
     @property
     def stats(self) -> int:
-        return len(self.groups) * (self.input + self.recurrent) + self.out
+        return 0 if self.batch else len(self.groups) * (self.input + self.recurrent) + self.out
 
     @property
     def merged(self) -> bool:
@@ -93,6 +97,11 @@ class Layout:
     warps_k: int  # warps that split the contracted dimension
     high: int  # weight tiles in a warp's registers; the others are in shared memory
     low: int  # the same for their second pieces
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel, and of its source without suffix."""
+        return "backward" if self.backward else "forward"
 
     @cached_property
     def tiles(self) -> tuple[int, int]:
@@ -160,10 +169,7 @@ class Layout:
                 everyone * groups,
                 everyone * 2,
             ]
-        total = 0
-        for region in (*regions, 64):
-            total = _after(total, region)
-        return total + self.weights_bytes
+        return regions_bytes([*regions, 64]) + self.weights_bytes
 
     def macros(self) -> dict[str, int]:
         p = self.problem
@@ -218,6 +224,64 @@ class Layout:
         there &= (tile_m < mine) & (tile_k < all_tiles)
         index = (gate * hidden + unit) * hidden + column
         return torch.where(there, index, -1).flatten()
+
+
+@dataclass(frozen=True)
+class BatchLayout(Layout):
+    """Layout of one direction of time, with ``eights`` tiles of eight rows."""
+
+    eights: int = 1
+
+    @property
+    def kernel(self) -> str:
+        return f"batch_{super().kernel}"
+
+    @property
+    def line(self) -> int:
+        """Units of a warp."""
+        return 8 if self.units % 8 == 0 and self.eights > 1 else 4
+
+    @property
+    def parts(self) -> int:
+        """Warps that share the same units."""
+        return WARPS // (self.units // self.line)
+
+    @property
+    def mine(self) -> int:
+        """Rows of a thread."""
+        return _ceil(8 * self.eights, 32 // self.line * self.parts)
+
+    @property
+    def shared_bytes(self) -> int:
+        p, units, eights = self.problem, self.units, self.eights
+        operands = self.warps_k * self.warp_tiles[1] * 32 * (8 * p.pieces)
+        pitch = _ceil(units, 32) * 32 + 4
+        vectors = (3 * p.gates + 2) * pitch * 4
+        one = self.parts * units * 4 if self.parts > 1 else 0  # of a sum over rows
+        if self.backward:
+            sums = p.gates * (1 + p.input + p.recurrent) + (p.cell == 1)
+            regions = [
+                2 * eights * operands,
+                2 * eights * self.blocks * self.warps_k * units * 8 * 4,
+                vectors,
+                2 * one,
+                sums * one,
+                2 * eights * 8 * 4,
+                2 * eights * 8 * 4,
+            ]
+        else:
+            terms = self.warps_k * p.gates * eights * 8 * (units // self.line | 1) * self.line * 4
+            first = p.gates * (1 + p.input) * one
+            regions = [2 * eights * operands, terms, vectors, first, p.gates * one, one, one]
+        return regions_bytes([*regions, 64]) + self.weights_bytes
+
+    def macros(self) -> dict[str, int]:
+        return super().macros() | {"EIGHTS": self.eights, "GIVEN": int(self.problem.given)}
+
+
+def regions_bytes(regions: Iterable[int]) -> int:
+    """Shared memory of consecutive regions, each aligned to 16 bytes."""
+    return functools.reduce(_after, regions, 0)
 
 
 def _ceil(a: int, b: int) -> int:

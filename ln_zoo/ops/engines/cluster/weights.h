@@ -68,37 +68,56 @@ struct Weights {
   }
 
   MEMBER Sums product(const unsigned char* operands) const {
-    Sums sums;
+    Sums sums[1];
+    products(sums, operands);
+    return sums[0];
+  }
+
+  // Products with the operands of consecutive tiles of rows. Several hide the latency of each
+  // other's sums, and of weights in shared memory.
+  template <int N>
+  MEMBER void products(Sums (&sums)[N], const unsigned char* operands) const {
 #pragma unroll
-    for (int m = 0; m < OWN_M; ++m)
+    for (int n = 0; n < N; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sums.main[m][e] = 0.0f;
-        if (PIECES == 2) sums.below[PIECES == 2 ? m : 0][e] = 0.0f;
-      }
+      for (int m = 0; m < OWN_M; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          sums[n].main[m][e] = 0.0f;
+          if (PIECES == 2) sums[n].below[PIECES == 2 ? m : 0][e] = 0.0f;
+        }
 #pragma unroll
     for (int k = 0; k < OWN_K; ++k) {
-      const unsigned char* at = operands + (warp_k * OWN_K + k) * 32 * FRAGMENT + column;
-      uint4 b = {0, 0, 0, 0};
-      if (FRAGMENT == 16) {
-        b = *(const uint4*)at;
-      } else {
-        const uint2 half = *(const uint2*)at;
-        b.x = half.x, b.y = half.y;
+      uint4 b[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const unsigned char* at =
+            operands + n * OPERANDS + (warp_k * OWN_K + k) * 32 * FRAGMENT + column;
+        b[n] = uint4{0, 0, 0, 0};
+        if (FRAGMENT == 16) {
+          b[n] = *(const uint4*)at;
+        } else {
+          const uint2 half = *(const uint2*)at;
+          b[n].x = half.x, b[n].y = half.y;
+        }
       }
 #pragma unroll
       for (int m = 0; m < OWN_M; ++m) {
         const int i = k * OWN_M + m;
         const uint4 a = tile(i, HIGH, high, 0);
-        multiply(sums.main[m], a, b.x, b.y);
-        if (PIECES == 2) {
-          float(&below)[4] = sums.below[PIECES == 2 ? m : 0];
-          if (!SPLIT) multiply(below, a, b.z, b.w);
-          multiply(below, tile(i, LOW, low, OWN - HIGH), b.x, b.y);
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          multiply(sums[n].main[m], a, b[n].x, b[n].y);
+          if (PIECES == 2 && !SPLIT)
+            multiply(sums[n].below[PIECES == 2 ? m : 0], a, b[n].z, b[n].w);
         }
+        if (PIECES == 1) continue;
+        const uint4 rest = tile(i, LOW, low, OWN - HIGH);
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+          multiply(sums[n].below[PIECES == 2 ? m : 0], rest, b[n].x, b[n].y);
       }
     }
-    return sums;
   }
 };
 
@@ -174,3 +193,45 @@ struct Quartet {
  private:
   MEMBER Quartet() {}
 };
+
+#if BACKWARD
+// Send the products of this warp to the owners of the units.
+DEVICE void send_parts(const Weights& weights, const Weights::Sums& sums, const float* scales,
+                       u32 parts, u32 barrier, const Place& p) {
+  const int quad = p.lane & 3, group = p.lane >> 2;
+  const int pair = ROWS == 8 ? 2 * quad : 2 * (quad & 1);
+  const float first = scales[pair], second = scales[pair + 1];
+  const u32 own = parts + (p.rank * WARPS_K + weights.warp_k) * UNITS * ROWS * 4;
+#pragma unroll
+  for (int m = 0; m < OWN_M; ++m) {
+    const int tile = weights.warp_m * OWN_M + m;
+    if (tile >= TILES_M) continue;
+    float s[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      s[e] = sums(m, e, weights.column_scale) * (e % 2 ? second : first);
+    // Exchange between lanes, so that each gets four rows of one unit: the lower lane of a pair
+    // rows of unit `group`, the other rows of unit `group` + 8.
+    float four[4];
+    bool upper, sends = true;
+    if (SPLIT) {
+      upper = quad >= 2;
+      const float x = (upper ? s[2] : s[0]) + shuffle_xor(upper ? s[0] : s[2], 2);
+      const float y = (upper ? s[3] : s[1]) + shuffle_xor(upper ? s[1] : s[3], 2);
+      four[0] = x, four[1] = y, four[2] = shuffle_xor(x, 1), four[3] = shuffle_xor(y, 1);
+      sends = !(quad & 1);
+    } else {
+      upper = quad & 1;
+      const float x = shuffle_xor(upper ? s[0] : s[2], 1), y = shuffle_xor(upper ? s[1] : s[3], 1);
+      four[0] = upper ? x : s[0], four[1] = upper ? y : s[1];
+      four[2] = upper ? s[2] : x, four[3] = upper ? s[3] : y;
+      if (ROWS == 4) sends = quad < 2;
+    }
+    const int unit = tile * 16 + group + (upper ? 8 : 0);
+    if (!sends || unit >= SENT) continue;
+    const u32 to = own + unit % UNITS * ROWS * 4 + (ROWS == 8 ? (quad >> 1) * 16 : 0);
+    send4(to, barrier, unit / UNITS, float_bits(four[0]), float_bits(four[1]),
+          float_bits(four[2]), float_bits(four[3]));
+  }
+}
+#endif

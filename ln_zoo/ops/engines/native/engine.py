@@ -25,7 +25,7 @@ class NativeEngine:
         return build.status().reason
 
     def unsupported_reason(
-        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype, examples: int = 1
     ) -> str | None:
         if x.device.type != self.device:
             return f"it runs on the CPU, not on {x.device.type}"

@@ -25,7 +25,7 @@ class TritonEngine:
         return steps._unsupported_gpu(torch.device("cuda"), torch.float32)
 
     def unsupported_reason(
-        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype, examples: int = 1
     ) -> str | None:
         if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -98,16 +98,11 @@ class Cache:
         """
         if name in entry.graphs:
             return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-            self._pool = torch.cuda.graph_pool_handle()
         self.begin()
-        self._stream.wait_stream(torch.cuda.current_stream())
         # Compilation and library initialisation cannot be captured.
-        with torch.cuda.stream(self._stream):
+        with self.stream():
             for _ in range(3):
                 warm_up()
-        torch.cuda.current_stream().wait_stream(self._stream)
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # cuBLAS workspaces that others may free must not be captured: after clearing them, the
         # capture allocates its own, which lives as long as the graph.
@@ -123,6 +118,18 @@ class Cache:
         finally:
             torch._C._cuda_clearCublasWorkspaces()
         entry.graphs[name] = graph
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Context manager that runs work on the stream of captures, in order with the current's."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
+        current, own = torch.cuda.current_stream(), self._stream
+        own.wait_stream(current)
+        with torch.cuda.stream(own):
+            yield
+        current.wait_stream(own)
 
     def _recover(self, current: torch.cuda.Stream) -> None:
         """Restore the state that torch leaves if CUDA refuses to end a capture."""
