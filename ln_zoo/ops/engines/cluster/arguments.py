@@ -78,7 +78,7 @@ class BackwardArguments(Arguments):
         *_SEQUENCE,
         *((name, _P) for name in ("dout", "h_before", "c_before", "c_after")),
         *((name, _P) for name in ("back", "dh", "dc", "work", "du", "dv")),
-        *((name, _P) for name in ("gain_out_sums", "shift_out_sums")),
+        *((name, _P) for name in ("bias_sums", "gain_out_sums", "shift_out_sums")),
     ]
 
 

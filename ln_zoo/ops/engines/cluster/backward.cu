@@ -30,6 +30,7 @@ struct Arguments {
   float *dh, *dc;           // gradients of states, (N, H), updated
   float* work;              // gradients of the gates' sums, (rows, WORK, H); or, unnormalised:
   Stored *du, *dv;          // (rows, GATES * H); dv only of a GRU that is not joint
+  float* biases;            // gradients of biases by example, (N, WORK, H), unless normalised
   float *gain_out, *shift_out;  // gradients by example, (N, H)
 };
 
@@ -166,7 +167,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
   // Gradients of the states after a step; the part that bypasses the products; R' u of the next
   // step.
   float dh[PAIRS], dc[PAIRS], passed[PAIRS], back[PAIRS][GROUPS], kept[PAIRS];
-  float gain_out[PAIRS], shift_out[PAIRS];
+  float gain_out[PAIRS], shift_out[PAIRS], biases[PAIRS][NORMALIZED ? 1 : WORK];
 #pragma unroll
   for (int j = 0; j < PAIRS; ++j) {
     const bool there = p.owns(j) && example < a.sequence.examples;
@@ -177,6 +178,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
     passed[j] = gain_out[j] = shift_out[j] = 0.0f;
 #pragma unroll
     for (int n = 0; n < GROUPS; ++n) back[j][n] = 0.0f;
+    for (float& bias : biases[j]) bias = 0.0f;
   }
   bool reset = false, was_reset = false, was_active = false;
   HeldAt<PAIRS> held;
@@ -347,9 +349,12 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
         const long long to = (long long)row * WIDTH + p.global(j);
 #pragma unroll
         for (int k = 0; k < GATES; ++k) {
+          const float d_in = CELL == GRU && !JOINT && k == 2 ? candidate : d[j][k];
           store(a.du + to + k * HIDDEN, d[j][k]);
-          if (CELL == GRU && !JOINT) store(a.dv + to + k * HIDDEN, k == 2 ? candidate : d[j][k]);
+          if (CELL == GRU && !JOINT) store(a.dv + to + k * HIDDEN, d_in);
+          biases[j][NORMALIZED ? 0 : k] += d_in;
         }
+        if (CELL == GRU) biases[j][NORMALIZED ? 0 : WORK - 1] += d[j][2 < GATES ? 2 : 0];
       }
 #pragma unroll
       for (int k = 0; k < GATES; ++k) {
@@ -421,6 +426,9 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
       a.dh[at] = dh[j];
       if (CELL == LSTM) a.dc[at] = dc[j];
       if (OUT) a.gain_out[at] = gain_out[j], a.shift_out[at] = shift_out[j];
+#pragma unroll
+      for (int k = 0; k < WORK && !NORMALIZED; ++k)
+        a.biases[(example * WORK + k) * HIDDEN + p.global(j)] = biases[j][NORMALIZED ? 0 : k];
     }
   if (BLOCKS > 1) cluster_barrier();
 }

@@ -310,9 +310,9 @@ class Persistent(Steps):
         p, rows, hidden, examples = self.problem, len(du), self.hidden, sizes[0]
         with on(self._device):
             found = self._compiled(True, sizes, masks)
-            work = None
-            if p.normalized:
-                work = self._new(rows, 4 if self.spec.cell == "GRU" else p.gates, hidden)
+            parts = 4 if self.spec.cell == "GRU" else p.gates
+            work = self._new(rows, parts, hidden) if p.normalized else None
+            biases = None if p.normalized else self._new(examples, parts, hidden)
             by_example = self._new(2, examples, hidden) if p.out else None
             dout = None if dout is None else aligned(dout)
             h_before = aligned(h_prev) if self.spec.cell == "GRU" else None
@@ -334,6 +334,7 @@ class Persistent(Steps):
                 work=work,
                 du=du,
                 dv=dv,
+                bias_sums=biases,
                 gain_out_sums=None if by_example is None else by_example[0],
                 shift_out_sums=None if by_example is None else by_example[1],
             )
@@ -343,9 +344,9 @@ class Persistent(Steps):
                 _add(sums.shift_out, by_example[1])
             if work is not None:
                 self._after_loop(work, saved.v, saved.u, saved.stats, du, dv, sums)
-                return
-            _add(sums.bias, dv)
-            _add(sums.bias_hn, du[:, 2 * hidden :])
+            if biases is not None:
+                _add(sums.bias, biases[:, : p.gates].flatten(1))
+                _add(sums.bias_hn, biases[:, -1])
 
     def _back(self, u: Tensor, h_prev: Tensor, sizes: Sequence[int], masks: Masks) -> Tensor | None:
         """R' u of each group of statistics, (rows, groups, H); see backward.cu."""
