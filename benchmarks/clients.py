@@ -529,6 +529,119 @@ CLIENTS: dict[str, Client] = {
 }
 
 
+# Whole models
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of another library, some layers of which `adopt_` replaces.
+
+    Args:
+        requirements: what is installed, the library first.
+        make: makes the model in evaluation mode; the packages are on Python's path.
+        calls: its calls by what they do, which return tensors.
+        dialect: the dialect of `to_dialect`, if the library's layers are of one.
+    """
+
+    requirements: tuple[str, ...]
+    make: Callable[[Packages], nn.Module]
+    calls: Mapping[str, Callable[[Any], Any]]
+    dialect: str | None = None
+
+    @contextmanager
+    def made(self, packages: Packages) -> Iterator[nn.Module]:
+        """Install the library and make the model, the same at each call.
+
+        Raises:
+            Absent: if the library cannot be installed.
+        """
+        packages.install(*self.requirements)
+        torch.manual_seed(0)
+        with packages.path(*self.requirements):
+            yield self.make(packages)
+
+
+def _rnn_t(packages: Packages) -> nn.Module:
+    model: nn.Module = importlib.import_module("torchaudio.models").emformer_rnnt_base(4097)
+    return model.eval()
+
+
+def _predict(model: Any) -> Any:
+    tokens = torch.arange(320).mul(997).remainder(4097).view(8, 40)
+    return model.predict(tokens, torch.full((8,), 40), None)
+
+
+def _transcribe(model: Any) -> Any:
+    """Of two utterances: all of the model, encoder and joiner included."""
+    sources = torch.sin(torch.arange(2.0 * 132 * 80)).view(2, 132, 80)
+    tokens = torch.arange(40).mul(997).remainder(4097).view(2, 20)
+    lengths = (torch.tensor([n, n], dtype=torch.int32) for n in (132, 20))
+    source_lengths, target_lengths = lengths
+    return model(sources, source_lengths, tokens, target_lengths)[0]
+
+
+def _nemo_decoder(packages: Packages) -> nn.Module:
+    modules = packages.load(
+        "nemo.collections.asr.modules.rnnt_abstract", nemo__core={"NeuralModule": nn.Module}
+    )
+    rnnt = packages.load(
+        "nemo.collections.asr.modules.rnnt",
+        nemo__collections__common__parts={"rnn": nemo_rnn(packages)},
+        nemo__collections__asr__modules={"rnnt_abstract": modules},
+        omegaconf={},
+        hydra={},
+    )
+    network = {"pred_hidden": 640, "pred_rnn_layers": 2}
+    decoder: Any = rnnt.RNNTDecoder(network, vocab_size=1024, normalization_mode="layer")
+    decoder.is_adapter_available = lambda: False
+    return nn.Module.eval(decoder)
+
+
+def _decode(model: Any) -> Any:
+    return model.predict(torch.arange(320).mul(997).remainder(1024).view(8, 40), state=None)
+
+
+def _deepar(packages: Packages) -> nn.Module:
+    forecasting = importlib.import_module("pytorch_forecasting")
+    pandas = importlib.import_module("pandas")
+    series, days = torch.arange(90.0).sin().tolist(), [*range(90)]
+    table = pandas.DataFrame({"y": series * 64, "t": days * 64})
+    table["who"] = [str(k) for k in range(64) for _ in days]
+    data = forecasting.TimeSeriesDataSet(
+        table, time_idx="t", target="y", group_ids=["who"], max_encoder_length=60,
+        min_encoder_length=1, max_prediction_length=20, time_varying_unknown_reals=["y"],
+    )  # fmt: skip
+    model: Any = forecasting.DeepAR.from_dataset(data, hidden_size=64, rnn_layers=2)
+    model.batch, _ = next(iter(data.to_dataloader(train=False, batch_size=64)))
+    return nn.Module.eval(model)
+
+
+def _forecast(model: Any) -> Any:
+    torch.manual_seed(1)  # paths are sampled
+    return model(model.batch)["prediction"]
+
+
+MODELS: dict[str, Model] = {
+    "torchaudio emformer_rnnt_base": Model(
+        (_TORCHAUDIO,),
+        _rnn_t,
+        {"predictor, 8 x 40 tokens": _predict, "2 x 132 frames, 20 tokens": _transcribe},
+        "torchaudio",
+    ),
+    "NeMo RNNTDecoder": Model(
+        ("nemo-toolkit==3.0.0",), _nemo_decoder, {"8 x 40 tokens": _decode}, "torchscript"
+    ),
+    "pytorch-forecasting DeepAR": Model(
+        (
+            *("pytorch-forecasting==1.8.0", "scikit-base==1.2.0", "pandas==2.3.3"),
+            *("python-dateutil==2.9.0.post0", "pytz==2025.2", "tzdata==2025.2", "six==1.17.0"),
+        ),
+        _deepar,
+        {"64 series": _forecast},
+    ),
+}
+
+
 # Errors
 
 
@@ -649,32 +762,72 @@ def times(client: str, packages: Packages, threads: int, rounds: int) -> Iterato
     ours = entry.convert(copy.deepcopy(theirs))
     size = entry.size
     x = torch.randn(size.T, size.B, size.I)
-    contestants = {"theirs": (theirs, entry.run), "ours": (ours, entry.run_ours or entry.run)}
-
-    def infer(module: nn.Module, run: Run) -> object:
-        with torch.no_grad():
-            return run(module, x)
-
-    def train(module: nn.Module, run: Run) -> object:
-        module.zero_grad()
-        outputs = next(tensors(run(module, x.clone().requires_grad_())))
-        return outputs.sum().backward()
-
+    run_ours = entry.run_ours or entry.run
     torch.set_num_threads(threads)
-    for mode, call in (("infer", infer), ("train", train)):
-        calls = {
-            name: lambda pair=pair, call=call: call(*pair) for name, pair in contestants.items()
-        }
-        found = interleave(calls, rounds, seconds=30.0)
+
+    def leaf() -> Tensor:
+        return x.clone().requires_grad_()
+
+    calls = {
+        "theirs": lambda: entry.run(theirs, leaf()),
+        "ours": lambda: run_ours(ours, leaf()),
+    }
+    yield from _both_modes(client, threads, rounds, calls, (theirs, ours))
+
+
+def model_times(name: str, packages: Packages, threads: int, rounds: int) -> Iterator[Row]:
+    """The same of a whole model before and after `adopt_`."""
+    entry = MODELS[name]
+    torch.set_num_threads(threads)
+    with entry.made(packages) as theirs:
+        ours = copy.deepcopy(theirs)
+        adopt_(ours, subclasses=True)
+        for what, call in entry.calls.items():
+            calls = {
+                "theirs": lambda call=call: call(theirs),
+                "ours": lambda call=call: call(ours),
+            }
+            yield from _both_modes(f"{name}, {what}", threads, rounds, calls, (theirs, ours))
+
+
+def _both_modes(
+    client: str,
+    threads: int,
+    rounds: int,
+    calls: Mapping[str, Callable[[], Any]],
+    modules: Sequence[nn.Module],
+) -> Iterator[Row]:
+    def infer(call: Callable[[], Any]) -> object:
+        with torch.no_grad():
+            return call()
+
+    def train(call: Callable[[], Any]) -> object:
+        for module in modules:
+            module.zero_grad()
+        return next(tensors(call())).sum().backward()
+
+    for mode, do in (("infer", infer), ("train", train)):
+        timed = {name: lambda call=call, do=do: do(call) for name, call in calls.items()}
+        found = interleave(timed, rounds, seconds=30.0)
         wall = {name: sorted(t.wall)[len(t.wall) // 2] * 1000 for name, t in found.items()}
         ratio = ratios(found["theirs"].wall, found["ours"].wall).median
         yield Row(client, mode, threads, wall["theirs"], wall["ours"], ratio)
 
 
+def _error_line(name: str, packages: Packages) -> str:
+    client, size = CLIENTS[name], CLIENTS[name].size
+    found = errors(client, packages, Size(min(size.T, 12), 3, size.I // 8, size.H // 8))
+    return (
+        f"{name} ({size}): outputs {found.outputs:.0e}, gradient of input "
+        f"{found.input_gradient:.0e}, of weights {found.weight_gradients:.0e}"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line for each client; write a CSV file of the times."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
-    parser.add_argument("--clients", nargs="+", default=list(CLIENTS), choices=list(CLIENTS))
+    names = [*CLIENTS, *MODELS]
+    parser.add_argument("--clients", nargs="+", default=names, choices=names)
     parser.add_argument("--folder", type=Path, help="where libraries are installed; reused")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=7, help="0: errors only")
@@ -685,24 +838,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         packages.folder.mkdir(parents=True, exist_ok=True)
         rows: list[Row] = []
         for name in args.clients:
-            client = CLIENTS[name]
-            size = client.size
             try:
-                found = errors(client, packages, Size(min(size.T, 12), 3, size.I // 8, size.H // 8))
+                if name in CLIENTS:
+                    print(_error_line(name, packages))
+                timed = times if name in CLIENTS else model_times
+                for threads in args.threads if args.rounds else ():
+                    for row in timed(name, packages, threads, args.rounds):
+                        print(
+                            f"  {row.client}, {row.mode}, {threads} threads: theirs "
+                            f"{row.theirs:.2f} ms, ours {row.ours:.2f} ms, {row.ratio:.2f} times "
+                            "faster"
+                        )
+                        rows.append(row)
             except Absent as reason:
                 print(f"{name}: skipped: {reason}")
-                continue
-            print(
-                f"{name} ({size}): outputs {found.outputs:.0e}, gradient of input "
-                f"{found.input_gradient:.0e}, of weights {found.weight_gradients:.0e}"
-            )
-            for threads in args.threads if args.rounds else ():
-                for row in times(name, packages, threads, args.rounds):
-                    print(
-                        f"  {row.mode}, {threads} threads: theirs {row.theirs:.2f} ms, ours "
-                        f"{row.ours:.2f} ms, {row.ratio:.2f} times faster"
-                    )
-                    rows.append(row)
     if args.csv and rows:
         with args.csv.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
