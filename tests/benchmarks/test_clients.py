@@ -70,6 +70,11 @@ def test_errors_and_times_of_a_stand_in(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(clients, "CLIENTS", {"stand-in": client(clients._normalized)})
+    x = torch.randn(3, 2, 4)
+    model = clients.Model(
+        (), lambda _: nn.ModuleDict({"rnn": nn.GRU(4, 5)}), {"x": lambda m: m["rnn"](x)}
+    )
+    monkeypatch.setattr(clients, "MODELS", {"whole": model})
     table = tmp_path / "times.csv"
     threads = torch.get_num_threads()
     clients.main(["--folder", str(packages.folder), "--rounds", "1", "--csv", str(table)])
@@ -77,7 +82,8 @@ def test_errors_and_times_of_a_stand_in(
     assert "stand-in" in capsys.readouterr().out
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["mode"] for row in rows] == ["infer", "train"]
+    assert [row["mode"] for row in rows] == ["infer", "train"] * 2
+    assert [row["client"] for row in rows[2:]] == ["whole, x"] * 2
     assert all(float(row["ours"]) > 0 for row in rows)
 
 
