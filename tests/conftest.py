@@ -17,7 +17,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # Tensors of tests are small: threads would spend their time waiting for one another.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.setdefault("OMP_NUM_THREADS", "1") == "1":
+    torch.set_num_threads(1)  # without workers, torch was imported before the variable was set
 
 # Tests write some ten thousand small files, for each of which a disk may take milliseconds.
 MEMORY = Path("/dev/shm")

@@ -18,14 +18,21 @@ import signal
 import sys
 import tempfile
 import traceback
+import weakref
 from pathlib import Path
 from typing import NoReturn
 
+import matplotlib.backends.backend_agg  # noqa: F401
+import PIL.Image
 import quick_pictures
-import sklearn.datasets  # noqa: F401  # the digits, which most tests train on
+import sklearn.datasets
+import sklearn.model_selection  # noqa: F401
 
 import ln_zoo.cli.lightning  # noqa: F401  # all that a run needs
 from ln_zoo.cli import main
+from ln_zoo.cli.commands import load
+from ln_zoo.cli.table import COMMANDS
+from ln_zoo.zoo import reported
 
 
 def become(request: dict) -> object:
@@ -80,6 +87,15 @@ if __name__ == "__main__":
     os.dup2(2, 1)  # anything else on standard output must not be taken for an answer
     with contextlib.redirect_stdout(io.StringIO()):
         main(["fit", "--model=MLPClassifier", "--data=Digits", "--print_config"])
+    # What most commands import or read.
+    PIL.Image.preinit()
+    sklearn.datasets.load_digits()
+    reported.reported()
+    for command in COMMANDS.values():
+        load(command)
+    # Children have their own to finalize; freeing what is here would copy its memory.
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()  # a collection in a child would copy all memory
     # Not `for line in sys.stdin`, which reads ahead: a child that ends would rewind what it shares.
