@@ -62,7 +62,7 @@ def test_resuming_notes_ignored_arguments(trained: Path, here: Path) -> None:
     assert resumed["hyper_parameters"]["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
     assert resumed["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
     assert resumed["epoch"] == 1
-    for norm in ("LayerNorm", "ln_zoo.norms.LayerNorm", "ln_zoo.LayerNorm"):
+    for norm in ("LayerNorm", "ln_zoo.LayerNorm"):
         given = (f"--model.norm={norm}", "--model.lr=1e-2")
         assert "ignored" not in succeed("test", "--ckpt_path", trained, *SMALL, *QUIET, *given).err
 
@@ -162,10 +162,11 @@ def test_one_source_of_models(trained: Path, here: Path, monkeypatch: pytest.Mon
         for loaded in (found.load(), ln_zoo.load(text)):
             assert not loaded.training
             assert all(torch.equal(v, state[k]) for k, v in loaded.state_dict().items()), text
+    for text in (trained.parents[1], "mlp.again"):
         succeed("test", "--weights", text, *DATA, *QUIET)
         measured.append(results(here / "runs")["metrics"])
         shutil.rmtree(here / "runs")
-    assert all(each == measured[0] for each in measured)
+    assert measured[0] == measured[1]
 
 
 # Damaged files
@@ -301,11 +302,10 @@ def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> Non
     fit(*own, "--model.norm.eps=1e-3")
     mine = last(name="Decayed-Mine")
     config = mine.parents[1] / "config.yaml"
-    for argv in (["--ckpt_path", mine, *own], ["--ckpt_path", mine, "--config", config],
-                 ["--weights", mine, *own]):  # fmt: skip
+    for argv in (["--ckpt_path", mine, "--config", config], ["--weights", mine, *own]):
         assert "ignored" not in succeed("test", *argv, "--data=Digits", *QUIET).err
     fit(*own, "--ckpt_path=last", epochs=2)
-    assert load(last(4, "Decayed-Mine"))["hyper_parameters"]["norm"]["init_args"]["eps"] == 1e-3
+    assert load(last(3, "Decayed-Mine"))["hyper_parameters"]["norm"]["init_args"]["eps"] == 1e-3
     # Both of its classes are to be named.
     fails("test", "--ckpt_path", mine, own[0], "--data=Digits", *QUIET,
           says=["--model.norm my_models.Mine"])  # fmt: skip

@@ -188,20 +188,22 @@ def test_completion_of_all_commands(here: Path) -> None:
     """By the script itself, in bash."""
     done = succeed("--print_completion=shtab-bash")
     (here / "completion.bash").write_text(done.out)
-    for line, offered in (
-        ("ln-zoo eval", {"evaluate-sentences"}),
-        ("ln-zoo analyze inv", {"invariance"}),
-        ("ln-zoo analyze gradient_flow --data p", {"pixels", "permuted"}),
-        ("ln-zoo sweep --max_t", {"--max_time"}),
-        ("ln-zoo fit --weig", {"--weights", "--weights_only"}),
-    ):
-        code = (
-            "source completion.bash\nf=$(complete -p ln-zoo | sed 's/.*-F \\([^ ]*\\).*/\\1/')\n"
+    expected = {
+        "ln-zoo eval": {"evaluate-sentences"},
+        "ln-zoo analyze inv": {"invariance"},
+        "ln-zoo analyze gradient_flow --data p": {"pixels", "permuted"},
+        "ln-zoo sweep --max_t": {"--max_time"},
+        "ln-zoo fit --weig": {"--weights", "--weights_only"},
+    }
+    code = "source completion.bash\nf=$(complete -p ln-zoo | sed 's/.*-F \\([^ ]*\\).*/\\1/')\n"
+    for line in expected:
+        code += (
             f"COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1))\n"
-            '$f ln-zoo "${COMP_WORDS[-1]}"; echo "${COMPREPLY[@]}"'
+            'COMPREPLY=(); $f ln-zoo "${COMP_WORDS[-1]}"; echo "${COMPREPLY[@]}"\n'
         )
-        found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-        assert set(found.stdout.split()) == offered, line
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    offered = [set(line.split()) for line in found.stdout.splitlines()]
+    assert dict(zip(expected, offered, strict=True)) == expected
 
 
 # Losses that are no numbers

@@ -80,8 +80,7 @@ def test_default_root_dir(here: Path, logger: list[str]) -> None:
         assert (here / "logs/MLPClassifier-LayerNorm/version_0/metrics.csv").is_file()
 
 
-@pytest.mark.parametrize("checkpoints", [True, False])
-@pytest.mark.parametrize("version", ["7", "seed_0"])
+@pytest.mark.parametrize(("version", "checkpoints"), [("7", True), ("seed_0", False)])
 def test_a_test_into_the_folder_of_a_training_spares_its_files(
     here: Path, version: str, checkpoints: bool
 ) -> None:
@@ -96,9 +95,12 @@ def test_a_test_into_the_folder_of_a_training_spares_its_files(
         assert {path: path.read_bytes() for path in before} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert (folder / "test/test_results.json").is_file()
-    # A test may take the place of a test.
+
+
+def test_a_test_may_take_the_place_of_a_test(here: Path) -> None:
     for _ in range(2):
-        succeed("test", *SMALL, *QUIET, "--trainer.logger.version=8", named[1])
+        succeed("test", *SMALL, *QUIET, "--trainer.logger.version=8", "--trainer.logger.name=mine")
+    assert [path.name for path in (here / "runs/mine").iterdir()] == ["version_8"]
     assert not (here / "runs/mine/version_8/test").exists()
 
 
