@@ -331,11 +331,13 @@ def dedent(text):
 
 
 def test_the_example_of_the_documentation_passes(pytester):
+    """In some layers; every layer meets a user's norm in tests/norms/test_norm_cases.py."""
     pytester.makepyfile(test_mine=dedent(EXAMPLE))
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs")
+    some = "not RNN and not LSTM and not Conv2d"
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs", "-k", some)
     outcomes = result.parseoutcomes()
-    assert set(outcomes) == {"passed", "skipped"}, outcomes
-    assert outcomes["passed"] > 150
+    assert set(outcomes) == {"passed", "skipped", "deselected"}, outcomes
+    assert outcomes["passed"] > 60
     result.stdout.fnmatch_lines("*to_spec() is None at every site*")
 
 
@@ -347,7 +349,7 @@ def test_a_fault_shows_by_name_in_a_run_of_pytest(pytester):
     result.stdout.fnmatch_lines("*MyNorm(eps=1e-05) declares batch_dependent = True, but*")
 
 
-def test_a_case_without_a_norm_says_so(pytester):
+def test_a_case_that_lacks_a_norm_or_misspells_a_layer_says_so(pytester):
     pytester.makepyfile(
         test_mine="""
         from ln_zoo.norms import LayerNorm
@@ -358,23 +360,23 @@ def test_a_case_without_a_norm_says_so(pytester):
 
         class TestClass(NormCase):
             norm = LayerNorm
+
+        class TestMisspelt(NormCase):
+            norm = LayerNorm()
+            layers = ("Conv2D",)
         """
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "prints_itself")
-    assert result.parseoutcomes()["errors"] == 2
-    result.stdout.fnmatch_lines("*TestNothing: set the class attribute norm to the norm*")
+    assert result.parseoutcomes()["errors"] == 3
+    result.stdout.fnmatch_lines_random(
+        [
+            "*TestNothing: set the class attribute norm to the norm*",
+            "*TestMisspelt: layers has 'Conv2D'; known are Linear, Conv2d,*",
+        ]
+    )
 
 
-def test_a_check_set_to_none_is_left_out(pytester):
-    example = dedent(EXAMPLE) + "    test_prints_itself = None\n"
-    pytester.makepyfile(test_mine=example)
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--collect-only", "-q")
-    names = result.stdout.str()
-    assert "test_prints_itself" not in names
-    assert "test_is_a_frozen_value" in names
-
-
-def test_checks_run_in_the_layers_that_are_named(pytester):
+def test_checks_run_in_the_layers_that_are_named_unless_set_to_none(pytester):
     pytester.makepyfile(
         test_mine="""
         import pytest
@@ -392,10 +394,7 @@ def test_checks_run_in_the_layers_that_are_named(pytester):
         class TestSequences(NormCase):
             norm = LayerNorm(per_gate=True)
             layers = ("GRU", "GRUCell")
-
-        class TestMisspelt(NormCase):
-            norm = LayerNorm()
-            layers = ("Conv2D",)
+            test_prints_itself = None
         """
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--collect-only", "-q")
@@ -410,8 +409,9 @@ def test_checks_run_in_the_layers_that_are_named(pytester):
         f"TestSequences::test_fast_path_equals_the_generic_scan[GRU-{mode}]"
         for mode in ("training", "evaluation")
     }
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "Misspelt and prints")
-    result.stdout.fnmatch_lines("*TestMisspelt: layers has 'Conv2D'; known are Linear, Conv2d,*")
+    names = result.stdout.str()
+    assert names.count("::test_prints_itself") == 1
+    assert names.count("::test_is_a_frozen_value") == 2
 
 
 def test_the_random_numbers_of_other_tests_are_left_alone(pytester):
