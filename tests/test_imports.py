@@ -7,8 +7,6 @@
 """
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +55,7 @@ BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
 
+#: `test_light_install.py` loads them where Lightning is not installed.
 WITHOUT_LIGHTNING = (
     *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl", "tables"),
 )
@@ -165,20 +164,6 @@ def test_a_planted_circle_is_found(tmp_path):
 
 def test_imports_run_downward():
     assert violations(PACKAGE) == []
-
-
-def test_rooms_of_plain_torch_load_without_lightning():
-    present = {room_of(path, PACKAGE) for path in PACKAGE.rglob("*.py")}
-    rooms = [room for room in WITHOUT_LIGHTNING if room in present]
-    assert {"ops", "norms", "layers", "testing"} <= set(rooms)
-    code = f"""
-import importlib, sys
-for room in {rooms}:
-    importlib.import_module("ln_zoo." + room)
-    print(room, [m for m in sys.modules if m.partition("_")[0] in ("lightning", "pytorch")])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{room} []" for room in rooms]
 
 
 @pytest.mark.parametrize(
