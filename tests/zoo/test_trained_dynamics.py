@@ -54,8 +54,16 @@ def digits(examples: int) -> tuple[Tensor, Tensor]:
     return images.double(), labels
 
 
-@pytest.mark.parametrize("statistics", ["kept", "batch"])
-@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm(max_steps=8), Identity()], ids=repr)
+@pytest.mark.parametrize(
+    ("norm", "statistics"),
+    [
+        (LayerNorm(), "kept"),
+        (BatchNorm(max_steps=8), "kept"),
+        (BatchNorm(max_steps=8), "batch"),
+        (Identity(), "batch"),
+    ],
+    ids=str,
+)
 def test_a_model_before_and_after_training(
     in_tmp: Path, norm: Norm, statistics: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
