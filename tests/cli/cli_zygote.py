@@ -26,7 +26,7 @@ import matplotlib.backends.backend_agg  # noqa: F401
 import PIL.Image
 import quick_pictures
 import sklearn.datasets
-import sklearn.model_selection  # noqa: F401
+import sklearn.model_selection
 
 import ln_zoo.cli.lightning  # noqa: F401  # all that a run needs
 from ln_zoo.cli import main

@@ -164,8 +164,8 @@ def test_wrong_values(here: Path, given: str, says: str) -> None:
 
 
 def test_fisher(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = analysis.study_fisher(3, 2, 50, 1000, seed=3)
-    given = "fisher --units 3 --features 2 --examples 50 --draws 1000 --seed 3 --csv a/fisher.csv"
+    study = analysis.study_fisher(3, 2, 50, 5000, seed=3)
+    given = "fisher --units 3 --features 2 --examples 50 --draws 5000 --seed 3 --csv a/fisher.csv"
     out = analyze(capsys, given, "--format=csv")
     # Values at the level of rounding depend on the order of sums.
     found = {r["claim"]: r["measured"] for r in table_of(out) if r["expected"] != "<= 1e-12"}

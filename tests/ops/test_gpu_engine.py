@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from cli_support import python as forked_python
 
 from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.engines.triton import TritonEngine, batch, graphs, steps
@@ -197,7 +198,10 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "other makers" in str(refusal(monkeypatch))
 
 
-def test_kernels_are_not_made_before_a_gpu_asks_for_them() -> None:
+def test_kernels_are_not_made_before_a_gpu_asks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "triton,aten")
     code = (
         "import sys, torch, ln_zoo.ops.engines.triton\n"
         "from ln_zoo.layers import LSTM; from ln_zoo.norms import LayerNorm\n"
@@ -205,8 +209,8 @@ def test_kernels_are_not_made_before_a_gpu_asks_for_them() -> None:
         "assert 'ln_zoo.ops.engines.triton.steps' in sys.modules\n"
         "assert 'ln_zoo.ops.engines.triton.kernels' not in sys.modules"
     )
-    environment = {**os.environ, "LN_ZOO_KERNELS": "triton,aten"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    done = forked_python(tmp_path, code)
+    assert done.code == 0, done.err
 
 
 def test_a_kind_is_recorded_when_it_comes_again_and_the_oldest_makes_room() -> None:
