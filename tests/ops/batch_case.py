@@ -28,7 +28,7 @@ def with_given(spec: Spec) -> Spec:
 
 
 def given_for(spec: Spec, hidden: int, rows: int = 2) -> FixedStatistics:
-    """Means and variances of places that use given ones: of so many steps, the last also later."""
+    """Given means and variances, (2, rows, F) by place; later steps use the last row."""
     generator = torch.Generator().manual_seed(7)
 
     def statistics(width: int) -> Tensor:
