@@ -17,6 +17,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.signals import signal_handler
 
+#: State of `ModelCheckpoint` that holds paths.
+_PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
+
 
 class Interrupted(SystemExit):
     """A signal ended a run. The exit code is 128 plus the signal's number: 130 or 143.
@@ -59,6 +62,21 @@ class LastCheckpoint(EveryUpdate, ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """No-op: the state of older checkpoints belongs to another run."""
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Let each `ModelCheckpoint` keep its best checkpoints when their folder was moved.
+
+        Lightning would forget them, because their paths differ.
+        """
+        for callback in trainer.checkpoint_callbacks:
+            state = checkpoint["callbacks"].get(callback.state_key, {})
+            if state.get("best_model_path") and (folder := getattr(callback, "dirpath", None)):
+                moved = {a: _in(folder, state[a]) for a in _PATHS}
+                if Path(moved["best_model_path"]).is_file():
+                    best = {_in(folder, a): score for a, score in state["best_k_models"].items()}
+                    state |= {**moved, "best_k_models": best, "dirpath": folder}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -125,3 +143,7 @@ class LastCheckpoint(EveryUpdate, ModelCheckpoint):
 
     def _restore(self) -> None:
         self._handlers.close()
+
+
+def _in(folder: str, path: str) -> str:
+    return path and str(Path(folder, Path(path).name))

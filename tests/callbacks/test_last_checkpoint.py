@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
 
 from ln_zoo.callbacks import EpochEvaluation, LastCheckpoint
@@ -100,6 +101,24 @@ def test_goes_on_where_it_stopped(
     if stopped_at < whole["global_step"]:
         resumed = fit(tmp_path / "resumed", EpochEvaluation(), resume=written, **options)
         assert same(resumed, whole)
+
+
+def test_the_best_checkpoint_is_kept_when_its_folder_was_moved(tmp_path: Path) -> None:
+    """The first epoch is the best of all: loss is compared as if larger were better."""
+
+    def best() -> ModelCheckpoint:
+        return ModelCheckpoint(monitor="val_nll", mode="max")
+
+    first = best()
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "here", first, Sender(13, signal.SIGTERM))
+    (tmp_path / "here").rename(tmp_path / "there")
+    resumed = best()
+    fit(tmp_path / "there", resumed, resume=tmp_path / "there/checkpoints/last.ckpt")
+    assert resumed.best_model_score == first.best_model_score
+    there = tmp_path / "there/checkpoints" / Path(first.best_model_path).name
+    assert list(resumed.best_k_models) == [resumed.best_model_path] == [str(there)]
+    assert [a.name for a in there.parent.glob("epoch*")] == [there.name]
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:

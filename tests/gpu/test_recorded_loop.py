@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import subprocess
@@ -206,6 +207,66 @@ def test_in_a_recording_of_the_users_own() -> None:
             found = layer(x)[0]
         graph.replay()
     assert torch.equal(found, wanted)
+
+
+def recorded_product() -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    a, b = torch.randn(16, 8192, device="cuda"), torch.randn(8192, 16, device="cuda")
+    a @ b
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = a @ b
+    return graph, found
+
+
+def used_blocks() -> set[tuple[int, int]]:
+    torch.cuda.synchronize()
+    return {
+        (block["address"], block["size"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+def test_recording_frees_nothing_that_graphs_of_the_user_may_need() -> None:
+    first = recorded_product()  # its pool holds the workspace of the second as well
+    second, product = recorded_product()
+    second.replay()
+    wanted = product.clone()
+    layer = LSTM(12, 40, norm=LayerNorm()).cuda()
+    x = torch.randn(21, 5, 12, device="cuda")
+    step(layer, x)
+    layer.zero_grad()
+    gc.collect()
+    before = used_blocks()
+    kept = step(layer, x)
+    assert any(e.graphs for cache in recorded._CACHES.values() for e in cache._entries.values())
+    assert before <= used_blocks()
+    del first
+    torch.cuda.empty_cache()
+    others = [torch.zeros(2**23, device="cuda") for _ in range(16)]
+    second.replay()
+    assert torch.equal(product, wanted)
+    assert not any(a.any() for a in others)
+    assert all(torch.equal(step(layer, x)[name], a) for name, a in kept.items())
+
+
+def test_others_may_free_the_memory_of_their_products() -> None:
+    layer = LSTM(12, 40, norm=LayerNorm()).cuda()
+    x = torch.randn(21, 5, 12, device="cuda")
+    wanted = [step(layer, x) for _ in range(3)][-1]
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.zeros(2**23, device="cuda") for _ in range(16)]
+    found = step(layer, x)
+    assert all(torch.equal(found[name], a) for name, a in wanted.items())
+    assert not any(a.any() for a in others)
+    # Recorded afterwards.
+    longer = torch.randn(85, 5, 12, device="cuda")
+    for _ in range(3):
+        step(layer, longer)
+    assert all(torch.equal(step(layer, x)[name], a) for name, a in wanted.items())
 
 
 FRESH = """

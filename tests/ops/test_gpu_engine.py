@@ -238,6 +238,21 @@ def test_many_kinds_in_turn_do_not_drive_each_other_out() -> None:
     assert made == [0, 1]
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_products_that_reserve_workspaces_run_anywhere_and_save_nothing(inference: bool) -> None:
+    def fail(a: torch.Tensor) -> None:
+        pytest.fail("a tensor was saved")
+
+    with (
+        torch.profiler.profile() as profile,
+        torch.inference_mode(inference),
+        torch.autograd.graph.saved_tensors_hooks(fail, fail),
+    ):
+        graphs._products(torch.device("cpu"))
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::linear"] == 4
+
+
 @pytest.mark.parametrize("count", [1, 15, 16, 63, 64, 500])
 def test_pieces_are_all_steps_in_order(count: int) -> None:
     pieces = graphs.pieces(count)

@@ -468,9 +468,10 @@ def _entry(
             entry = cache.get(key, lambda: _Fixed(loop, form))
             if entry is None:
                 return None
-            # Nodes of autograd remember the stream that they were created on.
-            with cache.stream():
-                _record(cache, entry, len(sequences[0]), (sequences, states, constants))
+            if not _is_recorded(entry, len(sequences[0])):
+                # Nodes of autograd remember the stream that they were created on.
+                with cache.stream():
+                    _record(cache, entry, len(sequences[0]), (sequences, states, constants))
         except Exception as error:
             # Ending a capture fails as well after an error in it.
             reason = str(error.__context__ or error)
@@ -481,6 +482,12 @@ def _entry(
             return None
     _say(loop.cell, "launched as recorded CUDA graphs")
     return cache, entry
+
+
+def _is_recorded(entry: graphs.Entry, steps: int) -> bool:
+    lengths = {length for _, length in _pieces(steps, entry.tensors.lengths)}
+    last = "backward" if entry.tensors.form.save else "forward"
+    return bool(lengths) and all((length, last) in entry.graphs for length in lengths)
 
 
 def _record(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 #: Lengths of captured runs in steps; any number of steps is a sum of a few.
 LENGTHS = (64, 16, 4, 1)
@@ -58,6 +60,9 @@ class Cache:
         self._used: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._workspaces: Any = None
+        #: A pool's memory lives as long as a graph of it.
+        self._reserved: dict[Any, torch.cuda.CUDAGraph] = {}
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Entry | None:
         """The entry of a key, or None if nothing is to be captured now."""
@@ -104,9 +109,6 @@ class Cache:
             for _ in range(3):
                 warm_up()
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        # cuBLAS workspaces that others may free must not be captured: after clearing them, the
-        # capture allocates its own, which lives as long as the graph.
-        torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -115,21 +117,40 @@ class Cache:
         except BaseException:
             self._recover(current)
             raise
-        finally:
-            torch._C._cuda_clearCublasWorkspaces()
         entry.graphs[name] = graph
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
         """Context manager that runs work on the stream of captures, in order with the current's."""
         if self._stream is None:
-            self._stream = torch.cuda.Stream()
-            self._pool = torch.cuda.graph_pool_handle()
+            # Few use streams of high priority, so that its cuBLAS workspace is not another's.
+            self._stream = torch.cuda.Stream(priority=-1)
+            self._pool, self._workspaces = (torch.cuda.graph_pool_handle() for _ in range(2))
         current, own = torch.cuda.current_stream(), self._stream
         own.wait_stream(current)
+        self._reserve_workspace(own)
+        try:
+            with torch.cuda.stream(own):
+                yield
+        finally:
+            if self._stream is own:
+                current.wait_stream(own)
+
+    def _reserve_workspace(self, own: torch.cuda.Stream) -> None:
+        """Let cuBLAS workspaces on a stream be memory that lives as long as the cache.
+
+        Graphs contain the address of the workspace, which torch allocates at a thread's first
+        product on a stream, and frees when anything clears workspaces, such as torch.compile.
+        """
+        _products(own.device)  # cuBLAS cannot be initialised in a capture
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(own):
-            yield
-        current.wait_stream(own)
+            graph.capture_begin(pool=self._workspaces, capture_error_mode="thread_local")
+            try:
+                _products(own.device)
+            finally:
+                graph.capture_end()
+        self._reserved[self._workspaces] = graph
 
     def _recover(self, current: torch.cuda.Stream) -> None:
         """Restore the state that torch leaves if CUDA refuses to end a capture."""
@@ -155,6 +176,26 @@ class Cache:
         if self._used is None:
             self._used = torch.cuda.Event()
         self._used.record()
+
+
+def _products(device: torch.device) -> None:
+    """Multiply with and without a bias, in this thread and in autograd's.
+
+    Autograd saves nothing, because hooks of saved tensors, such as those of activation
+    checkpointing, would notice.
+    """
+
+    def multiply(a: Tensor) -> None:
+        with torch.no_grad():
+            F.linear(a, a)
+            F.linear(a, a, a[0])
+
+    with torch.inference_mode(False), torch.enable_grad():
+        a = torch.zeros(8, 8, device=device, requires_grad=True)
+        multiply(a)
+        negative = -a
+        negative.register_hook(multiply)
+        torch.autograd.grad(negative, a, a.detach())
 
 
 _CACHES: dict[int, Cache] = {}
