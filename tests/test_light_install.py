@@ -67,7 +67,10 @@ found["converted"] = type(torch_model[0]).__module__.partition(".")[0]
 from ln_zoo.cli import main
 
 for command in (
-    ["list"], ["fit", "--config", "configs/quickstart.yaml"], ["write", "a", "--model", "b"]
+    ["list"],
+    ["kernels"],
+    ["fit", "--config", "configs/quickstart.yaml"],
+    ["write", "a", "--model", "b"],
 ):
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
@@ -93,7 +96,7 @@ def test_torch_alone_is_enough_for_layers() -> None:
     assert len(trained) == 8
     assert all(share < 0.5 for share in trained.values()), trained
     assert found["converted"] == "ln_zoo"
-    assert found["list"] == [0, ""]
+    assert found["list"] == found["kernels"] == [0, ""]
     for name, package in (("fit", "PyYAML"), ("write", r"[\w\[\]]+")):
         code, said = found[name]
         assert code == 1

@@ -81,23 +81,13 @@ def _kernels() -> Iterator[dict[str, Any]]:
 
 
 def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("kernel", "description", "runs", "available"):
-        table.add_column(heading)
+    """One line per fact; rich may not be installed."""
     for kernel in kernels:
-        runs = ", ".join(kernel["tasks"])
-        table.add_row(kernel["name"], kernel["title"], runs, kernel["reason"] or "yes")
-    table.add_row("(none)", "the generic loop", "everything", "always: the fallback")
-    facts = Table(box=None, pad_edge=False, show_header=False)
+        tasks, state = ", ".join(kernel["tasks"]), kernel["reason"] or "available"
+        print(f"{kernel['name']:7}  {kernel['title']} ({tasks}): {state}")
+    print("(none)   the generic loop (everything): always available\n")
     for name, value in _facts(native):
-        facts.add_row(f"native {name}", value)
-    console = Console(highlight=False, markup=False)
-    console.print(table)
-    console.print(facts)
+        print(f"native {name:9}  {value}")
 
 
 def _facts(native: Status) -> Iterator[tuple[str, str]]:

@@ -168,40 +168,32 @@ class NativeLibrary:
         return self._loaded.library
 
     def _try(self, rebuild: bool) -> None:
+        troubles: list[str] = []
         try:
-            self._loaded = self._find_or_build(rebuild)
+            self._loaded = self._find_or_build(rebuild, troubles)
         except Unavailable as error:
-            self._reason = error.reason
-            _log.info("no native CPU kernels: %s", error.reason)
+            self._reason = "; ".join([*troubles, error.reason])
+            wrong = troubles or "LN_ZOO_CPU_LEVEL" in os.environ
+            severity = logging.WARNING if wrong else logging.INFO
+            _log.log(severity, "no native CPU kernels: %s", self._reason)
         else:
+            for trouble in troubles:
+                _log.warning("%s", trouble)
             made = self._loaded.made
             _log.info(
                 "native CPU kernels: %s (level: %s; compiler: %s; OpenMP: %s)",
                 *(self._loaded.path, made.level, made.compiler, made.openmp),
             )
 
-    def _find_or_build(self, rebuild: bool) -> _Loaded:
-        try:
-            chosen = _chosen_level()
-        except Unavailable as error:
-            _log.warning("no native CPU kernels: %s", error.reason)
-            raise
-        troubles: list[str] = []
-        loaded = None
+    def _find_or_build(self, rebuild: bool, troubles: list[str]) -> _Loaded:
+        """What was tried in vain before is appended to ``troubles``."""
+        chosen = _chosen_level()
         for path, made in () if rebuild else self._prebuilt_libraries(chosen, troubles):
             try:
-                loaded = _Loaded(_open(path), path, made)
-                break
+                return _Loaded(_open(path), path, made)
             except OSError as error:
                 troubles.append(f"{path} cannot be loaded: {error}")
-        for trouble in troubles:
-            _log.warning("%s", trouble)
-        if loaded is not None:
-            return loaded
-        try:
-            return self._find_cached_or_build(chosen or NATIVE, rebuild)
-        except Unavailable as error:
-            raise Unavailable("; ".join([*troubles, error.reason])) from None
+        return self._find_cached_or_build(chosen or NATIVE, rebuild)
 
     def _find_cached_or_build(self, level: Level, rebuild: bool) -> _Loaded:
         cache = cache_folder()

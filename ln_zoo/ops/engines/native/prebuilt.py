@@ -57,12 +57,15 @@ def find(folder: Path, levels: Collection[Level], troubles: list[str]) -> list[t
     except Unavailable as error:
         troubles.append(error.reason)
         return []
-    found = []
-    for path, made in [libraries[level.name] for level in levels if level.name in libraries]:
-        if not path.exists():
-            troubles.append(f"{path} is missing; reinstall ln-zoo")
-        elif checksum(path) != made.sha256:
-            troubles.append(f"{path} does not match its checksum; reinstall ln-zoo")
-        else:
-            found.append((path, made))
+    wanted = [libraries[level.name] for level in levels if level.name in libraries]
+    found = [(path, made) for path, made in wanted if _is_whole(path, made)]
+    if damaged := [path.name for path, made in wanted if (path, made) not in found]:
+        troubles.append(f"damaged or missing in {folder}: {', '.join(damaged)}; reinstall ln-zoo")
     return found
+
+
+def _is_whole(path: Path, made: Made) -> bool:
+    try:
+        return checksum(path) == made.sha256
+    except OSError:
+        return False
