@@ -34,7 +34,7 @@ const char* run_{name}(u32 grid, u32 threads, u32 cluster, size_t shared, const 
 """
 _FLAGS = (
     "-std=c++17",
-    "-O1",
+    "-Og",
     "-march=native",
     "-shared",
     "-fPIC",
