@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse.typing import register_type
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from torch import Tensor
 
 # Imported to register their classes: short names on the command line need an import.
 import ln_zoo.callbacks
@@ -43,6 +45,15 @@ from ln_zoo.zoo.source import Source
 
 #: Properties of data modules that set the model's argument of the same name.
 _LINKS = ("image_features", "image_shape", "in_features", "num_classes", "vocabulary")
+
+
+def _no_tensor(value: object) -> Tensor:
+    raise ValueError(f"a tensor cannot be written as {value!r}")
+
+
+# As a class whose constructor takes a tensor (torch 2.14), completion would offer arguments of
+# tensors of tensors of tensors, in 150 MB.
+register_type(Tensor, deserializer=_no_tensor)
 
 
 def run_trainer(argv: list[str], given: Arguments | None = None) -> int:

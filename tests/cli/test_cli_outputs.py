@@ -187,6 +187,7 @@ def test_environment_variables(here: Path, monkeypatch: pytest.MonkeyPatch, trai
 def test_completion_of_all_commands(here: Path) -> None:
     """By the script itself, in bash."""
     done = succeed("--print_completion=shtab-bash")
+    assert len(done.out) < 4 << 20
     (here / "completion.bash").write_text(done.out)
     expected = {
         "ln-zoo eval": {"evaluate-sentences"},
