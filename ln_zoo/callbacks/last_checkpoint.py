@@ -73,9 +73,10 @@ class LastCheckpoint(EveryUpdate, ModelCheckpoint):
         for callback in trainer.checkpoint_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key, {})
             if state.get("best_model_path") and (folder := getattr(callback, "dirpath", None)):
-                moved = {a: _in(folder, state[a]) for a in _PATHS}
+                moved = {a: _in(folder, state[a]) for a in _PATHS if a in state}
                 if Path(moved["best_model_path"]).is_file():
-                    best = {_in(folder, a): score for a, score in state["best_k_models"].items()}
+                    scores = state.get("best_k_models", {}).items()
+                    best = {_in(folder, a): score for a, score in scores}
                     state |= {**moved, "best_k_models": best, "dirpath": folder}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
