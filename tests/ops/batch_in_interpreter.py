@@ -142,7 +142,7 @@ def test_packed_with_given_statistics(cell: str, monkeypatch: pytest.MonkeyPatch
         (GRU, [6] * 2),
         (RNN, [11, 7, 3]),
         pytest.param(Spec("LSTM", BATCH, GIVEN, NONE), [11] * 2, marks=pytest.mark.slow),
-        pytest.param(Spec("LSTM", GIVEN, NONE, GIVEN), [11] * 2, marks=pytest.mark.slow),
+        pytest.param(Spec("LSTM", GIVEN, BATCH, GIVEN), [11] * 2, marks=pytest.mark.slow),
     ],
 )
 def test_more_rows_than_registers_hold(

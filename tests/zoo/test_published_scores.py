@@ -257,8 +257,9 @@ def test_reviews_are_told_apart_as_the_card_says(name: str, data_root: Path) -> 
     if not root.is_dir():
         pytest.skip(f"needs the sentence tasks: {root} does not exist")
     found = model_scores(load(name), read_task("CR", str(root)), "fast")["cr"]
-    # Last digits, which follow the kernel, turn some of 3,771 sentences.
-    assert found == pytest.approx(stated(describe(name), "cr_fast"), abs=0.3)
+    # Last digits, which follow the kernel, turn some of 3,771 sentences: without a norm, torch's
+    # loop scores 66.45 and the generic loop 67.12. The card's standard error is 0.77.
+    assert found == pytest.approx(stated(describe(name), "cr_fast"), abs=0.8)
 
 
 @pytest.mark.slow
