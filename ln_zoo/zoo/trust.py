@@ -25,8 +25,8 @@ _REFUSED = (
     re.compile(r"load (\S+) whose module \S+ is blocked"),
     re.compile(r"instantiate class (\S+)"),
 )
-#: Text that names a class of a module, or a file.
-_PATH = re.compile(r"[\w/-]+(\.[\w/-]+)+")
+#: Text that names neither a class nor a file.
+_WORD = re.compile(r"[\w-]*")
 
 
 def check_classes(
@@ -150,9 +150,11 @@ def _class_paths(hyper_parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
             for key, inner in value.items():
                 if key == "vocabulary" and isinstance(inner, list):
                     continue
+                if key == "vocabulary" and isinstance(inner, str) and ours:
+                    found.append((f"{place}.{key}", inner))  # of any file
                 waiting.append((place if key == "init_args" else f"{place}.{key}", inner))
-        elif isinstance(value, str) and ours and (_PATH.fullmatch(value) or "{" in value):
-            # An argument that takes a class would import it; a vocabulary would read the file.
+        elif isinstance(value, str) and ours and not _WORD.fullmatch(value):
+            # An argument that takes a class would import it, also as YAML or JSON in text.
             found.append((place, value))
         elif isinstance(value, list | tuple | set | frozenset):
             waiting += [(place, inner) for inner in value]
