@@ -236,7 +236,9 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
     # Text that the parser would import, or read as a class.
     _foreign_class(trained, here / "cell.ckpt", activation="redteam.Foo")
     _foreign_class(trained, here / "json.ckpt", activation='{"class_path": "redteam.Foo"}')
+    _foreign_class(trained, here / "yaml.ckpt", activation="class_path: redteam.Foo")
     _foreign_class(trained, here / "words.ckpt", vocabulary="mine.yaml")
+    _foreign_class(trained, here / "file.ckpt", vocabulary="mine")
     (here / "mine.yaml").write_text("ckpt_path: model.ckpt\n")
     for given, says in (
         ("test --ckpt_path=model.ckpt", "model.ckpt redteam.Foo"),
@@ -244,7 +246,9 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
         ("test --ckpt_path=path.ckpt", "norm class_path"),
         ("test --ckpt_path=cell.ckpt", "redteam.Foo"),
         ("fit --weights=json.ckpt", "redteam.Foo"),
+        ("fit --weights=yaml.ckpt", "redteam.Foo"),
         ("test --weights=words.ckpt", "mine.yaml"),
+        ("test --weights=file.ckpt", "mine"),
         ("test --weights=model.ckpt", "--model redteam.Foo"),
         ("fit --ckpt_path=norm.ckpt", "redteam.Foo"),
         ("predict --weights=norm.ckpt", "redteam.Foo"),
