@@ -73,10 +73,10 @@ class LastCheckpoint(EveryUpdate, ModelCheckpoint):
         for callback in trainer.checkpoint_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key, {})
             if state.get("best_model_path") and (folder := getattr(callback, "dirpath", None)):
-                moved = {a: _in(folder, state[a]) for a in _PATHS if a in state}
+                moved = {a: _moved_to(folder, state[a]) for a in _PATHS if a in state}
                 if Path(moved["best_model_path"]).is_file():
                     scores = state.get("best_k_models", {}).items()
-                    best = {_in(folder, a): score for a, score in scores}
+                    best = {_moved_to(folder, a): score for a, score in scores}
                     state |= {**moved, "best_k_models": best, "dirpath": folder}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -146,5 +146,5 @@ class LastCheckpoint(EveryUpdate, ModelCheckpoint):
         self._handlers.close()
 
 
-def _in(folder: str, path: str) -> str:
+def _moved_to(folder: str, path: str) -> str:
     return path and str(Path(folder, Path(path).name))

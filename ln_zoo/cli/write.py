@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ln_zoo.cli.commands import Count, OwnModules, Picture, Seed, at_least, positive, suffix
-from ln_zoo.files import relative
+from ln_zoo.files import read_bounded, relative
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _MAX_SAMPLES = 1_000
 #: Characters from which writing takes long enough for a note: some ten seconds.
 _LONG = 500
+#: Bytes of a text file.
+_LONGEST = 1_000_000
 
 
 def write(
@@ -114,7 +116,7 @@ def _lines(given: list[str], file: Path | None, width: int, samples: int) -> lis
     text = "\n".join(given)
     if file:
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_bounded(file, _LONGEST).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--file {file} cannot be read as text in UTF-8: {error}") from error
     lines: list[str | None] = []

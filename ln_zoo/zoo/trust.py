@@ -25,8 +25,8 @@ _REFUSED = (
     re.compile(r"load (\S+) whose module \S+ is blocked"),
     re.compile(r"instantiate class (\S+)"),
 )
-#: Text that names neither a class nor a file.
-_WORD = re.compile(r"[\w-]*")
+#: Text in which a parser may find the path of a class, or a file: also as YAML or JSON.
+_CLASS = re.compile(r"\w\.\w|\{|class_path|\\[xuUN]")
 
 
 def check_classes(
@@ -151,10 +151,11 @@ def _class_paths(hyper_parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
                 if key == "vocabulary" and isinstance(inner, list):
                     continue
                 if key == "vocabulary" and isinstance(inner, str) and ours:
-                    found.append((f"{place}.{key}", inner))  # of any file
+                    found.append((f"{place}.{key}", inner))  # any word may name a file
+                    continue
                 waiting.append((place if key == "init_args" else f"{place}.{key}", inner))
-        elif isinstance(value, str) and ours and not _WORD.fullmatch(value):
-            # An argument that takes a class would import it, also as YAML or JSON in text.
+        elif isinstance(value, str) and ours and _CLASS.search(value):
+            # An argument that takes a class would import it.
             found.append((place, value))
         elif isinstance(value, list | tuple | set | frozenset):
             waiting += [(place, inner) for inner in value]

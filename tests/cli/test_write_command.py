@@ -265,5 +265,5 @@ def test_nothing_to_write(here: Path, text: list[str]) -> None:
     """Said before a model is looked for."""
     fails("write", *text, "--model", "none.ckpt", code=1, says=["text"])
     (here / "a.txt").write_bytes(b"\xff\xfe")
-    for file in ("a.txt", "b.txt"):
+    for file in ("a.txt", "b.txt", "/dev/zero"):
         fails("write", "--file", file, "--model", "none.ckpt", code=1, says=[file])
