@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import typing
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import torch
 from cli_support import QUIET, SMALL, fails, fit, last, load, results, succeed
 
 import ln_zoo
+from ln_zoo import models
 from ln_zoo.data import Digits
-from ln_zoo.models import MLPClassifier
+from ln_zoo.models import MLPClassifier, ZooModule
 from ln_zoo.norms import RMSNorm
 from ln_zoo.zoo import card_from_checkpoint, source
 
@@ -264,6 +266,46 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
         more = DATA if trains else ()
         fails(*given.split(), *more, code=2 if trains else 1, says=says.split())
         assert not (here / "imported").exists(), given
+
+
+def takes_a_class(annotation: object) -> bool:
+    """Whether an argument of that type may be given as a class, or as a dict that names one."""
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) in (type, dict) or annotation in (typing.Any, object):
+        return True
+    plain = (bool, int, float, str, type(None))
+    return any(map(takes_a_class, inner)) or (
+        isinstance(annotation, type) and not inner and annotation not in plain
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "argument"),
+    [
+        (model, argument)
+        for model in (getattr(models, name) for name in models.__all__)
+        if isinstance(model, type) and model is not ZooModule and issubclass(model, ZooModule)
+        for argument, annotation in typing.get_type_hints(model.__init__).items()
+        if argument != "return" and takes_a_class(annotation)
+    ],
+)
+@pytest.mark.slow
+def test_arguments_that_take_a_class(
+    trained: Path, here: Path, model: type[ZooModule], argument: str
+) -> None:
+    """No command imports what a checkpoint names, in any spelling that the parser reads."""
+    (here / "redteam.py").write_text("open('imported', 'w')\nclass Foo: pass\n")
+    path = f"ln_zoo.models.{model.__name__}"
+    for spelling in (
+        "redteam.Foo",
+        '{"class_path": "redteam.Foo"}',
+        "class_path: redteam.Foo",
+        {"class_path": "redteam.Foo"},
+    ):
+        _foreign_class(trained, here / "x.ckpt", _class_path=path, **{argument: spelling})
+        for option in ("test --ckpt_path", "fit --weights", "predict --ckpt_path"):
+            fails(*option.split(), "x.ckpt", *DATA, *QUIET, says=["x.ckpt"])
+            assert not (here / "imported").exists(), spelling
 
 
 @pytest.mark.parametrize("option", ["--ckpt_path", "--weights"])

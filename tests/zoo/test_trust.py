@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import pathlib
 import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
+from ln_zoo import models
+from ln_zoo.models import ZooModule
 from ln_zoo.norms import LayerNorm, to_config
+from ln_zoo.zoo import source
 from ln_zoo.zoo.trust import (
     OwnModuleError,
     check_classes,
@@ -67,6 +72,50 @@ def test_foreign_classes_are_refused(red: Path, stored: Any, message: str) -> No
     with pytest.raises(ValueError, match=message):
         check_classes(stored, "x.ckpt", "give --{place} {path}")
     assert not (red / "imported").exists()
+
+
+#: Spellings of a class that some reader of arguments would import: plain, YAML, JSON, nested.
+SPELLINGS: list[Any] = [
+    "redteam_mod.Foo",
+    " redteam_mod.Foo",
+    '"redteam_mod.Foo"',
+    "[redteam_mod.Foo]",
+    "class_path: redteam_mod.Foo",
+    '{"class_path": "redteam_mod.Foo"}',
+    '{"class_path": "redteam\\u005fmod\\u002eFoo"}',
+    {"class_path": "redteam_mod.Foo"},
+    {"class_path": "redteam_mod.Foo", "init_args": {}},
+    {"init_args": {"class_path": "redteam_mod.Foo"}},
+    ["redteam_mod.Foo"],
+    [["redteam_mod.Foo"]],
+    [{"class_path": "redteam_mod.Foo"}],
+]
+
+
+def arguments() -> list[tuple[type[ZooModule], str]]:
+    """Every argument of every model."""
+    classes = [getattr(models, name) for name in models.__all__]
+    mine = [c for c in classes if inspect.isclass(c) and issubclass(c, ZooModule)]
+    return [(c, name) for c in mine for name in get_type_hints(c.__init__) if name != "return"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), arguments(), ids=[f"{c.__name__}-{name}" for c, name in arguments()]
+)
+def test_no_argument_of_a_model_imports_a_module(
+    red: Path, model: type[ZooModule], name: str
+) -> None:
+    """Whatever its type, its spelling in the checkpoint, and whether building then fails."""
+    for spelling in SPELLINGS:
+        stored = {"_class_path": f"ln_zoo.models.{model.__name__}", name: spelling}
+        torch.save({"state_dict": {}, "hyper_parameters": stored}, "x.ckpt")
+        if name == "vocabulary" and isinstance(spelling, list):  # of words, whatever they say
+            with contextlib.suppress(ValueError):
+                source.find("x.ckpt").build()
+        else:
+            with pytest.raises(ValueError, match=r"x\.ckpt"):
+                source.find("x.ckpt")
+        assert not (red / "imported").exists(), spelling
 
 
 def test_our_own_and_named_and_imported_classes_are_admitted(red: Path) -> None:
