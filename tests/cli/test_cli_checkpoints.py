@@ -295,14 +295,15 @@ def test_arguments_that_take_a_class(
 ) -> None:
     """No command imports what a checkpoint names, in any spelling that the parser reads."""
     (here / "redteam.py").write_text("open('imported', 'w')\nclass Foo: pass\n")
-    path = f"ln_zoo.models.{model.__name__}"
+    checkpoint = load(trained)
     for spelling in (
         "redteam.Foo",
         '{"class_path": "redteam.Foo"}',
         "class_path: redteam.Foo",
         {"class_path": "redteam.Foo"},
     ):
-        _foreign_class(trained, here / "x.ckpt", _class_path=path, **{argument: spelling})
+        stored = {"_class_path": f"ln_zoo.models.{model.__name__}", argument: spelling}
+        torch.save(checkpoint | {"hyper_parameters": stored}, "x.ckpt")
         for option in ("test --ckpt_path", "fit --weights", "predict --ckpt_path"):
             fails(*option.split(), "x.ckpt", *DATA, *QUIET, says=["x.ckpt"])
             assert not (here / "imported").exists(), spelling
