@@ -39,7 +39,7 @@ def reproduce(
     Args:
         claim: name of the claim; default: list all
         size: size of the sweep
-        out: folder of the sweep; default: sweeps/CLAIM-SIZE
+        out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or the current one
         seeds: as for ln-zoo sweep, in place of the claim's; may be increased later
         jobs: runs at a time
         print_: run nothing, print one command per line, as in ln-zoo sweep
@@ -83,7 +83,7 @@ def _test(
     if not shown:
         print(f"section {claim.section}: {claim.claim}")
     if claim.rule.kind == "measured":
-        return _measure(claim, shown, gather)
+        return _measure(claim, out, shown, gather)
     if size not in claim.sweep:
         raise SweepError(
             f"{claim.name} has no sweep of --size {size}, only {', '.join(claim.sweep)}"
@@ -117,20 +117,25 @@ def _format_finding(found: Finding) -> str:
     return text
 
 
-def _measure(claim: Claim, shown: bool, gather: bool) -> int:
+def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
     if claim.command is None:
         raise SweepError(f"{claim.name} has no command: {claim.verdict}. {claim.reason}".strip())
+    command, *words = shlex.split(claim.command)
+    if out and command == "analyze":
+        words.append(f"--out={Path(out, words[0])}.png")
+    elif out:
+        words[words.index("--out") + 1] = out
     if shown:
-        print(f"ln-zoo {claim.command}")
+        print(shlex.join(["ln-zoo", command, *words]))
         return 0
-    code = 0
     if not gather:
-        from ln_zoo.cli import main as command
+        from ln_zoo.cli import main
 
-        code = command(shlex.split(claim.command))
+        if code := main([command, *words]):
+            return code
     print(f"rule: {claim.rule.words}")
     print(f"our verdict: {claim.verdict}")
-    return code
+    return 0
 
 
 def _recompute() -> int:

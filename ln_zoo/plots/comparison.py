@@ -122,7 +122,8 @@ def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[st
             ) from error
     for metric, curve in curves.items():
         if not curve:
-            raise ValueError(f"{file} has no {metric!r}, only {', '.join(logged) or 'nothing'}")
+            there = ", ".join(logged) or "no metrics at all"
+            raise ValueError(f"{file} has no {metric!r}: it has {there}")
     return curves
 
 

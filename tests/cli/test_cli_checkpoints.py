@@ -60,6 +60,8 @@ def test_resuming_notes_ignored_arguments(trained: Path, here: Path) -> None:
         assert str(word) in norm
     for word in ("model.lr", "0.5", trained, "0.01"):
         assert str(word) in rate
+    # The run goes where its norm belongs.
+    assert [path.name for path in (here / "runs").iterdir()] == ["MLPClassifier-LayerNorm"]
     resumed = load(last())  # in the folder of what was trained
     assert resumed["hyper_parameters"]["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
     assert resumed["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01

@@ -98,11 +98,13 @@ def test_activity(here: Path, capsys: Capture) -> None:
         ("--weight_geometry a={geometry} a={geometry}", "--weight_geometry a"),
         ("A=file.ckpt", "file.ckpt"),
         ("A=file.csv", "file.csv"),
+        ("A=empty.csv", "empty.csv step_train_nll"),
     ],
 )
 def test_wrong_input(three: list[str], here: Path, given: str, says: str) -> None:
     (here / "file.ckpt").write_bytes(bytes(range(256)))
     (here / "file.csv").write_text("step,step_train_nll\nx,1\n")
+    (here / "empty.csv").touch()
     names = {
         "runs": " ".join(three), "run": three[0],
         "other": write_steps(here / "c/0", {3: 1.0, 7: 0.1}),

@@ -19,6 +19,7 @@ from cli_support import (
     SMALL,
     environment,
     fails,
+    installed,
     run,
     succeed,
 )
@@ -126,6 +127,9 @@ def test_options_of_training(here: Path, given: str, says: str) -> None:
         ("model: {init_args: x}", "model.init_args 'x'"),
         ("model: {class_path: .inf}", "model.class_path inf"),
         ("model: {init_args: {norm: {class_path: ''}}}", "norm.class_path"),
+        ("model: {init_args: {norm: {class_path: .inf}}}", "norm.class_path inf"),
+        ("model: {init_args: {norm: {class_path: {a: 1}}}}", "norm.class_path"),
+        ("trainer: {plugins: [3]}", "trainer.plugins 3"),
         ("model: [MLPClassifier]", "model MLPClassifier"),
         ("optimizer: [Adam]", "optimizer Adam"),
         ("trainer: {callbacks: [null]}", "trainer.callbacks null"),
@@ -225,6 +229,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str,
         ("card none.ckpt --results x --out y", 1, "none.ckpt"),
         ("sweep --out s --model DRAW", 2, "--model fit --"),
         ("sweep --out s --gather", 2, "s"),
+        (f"sweep --config {QUICKSTART} --norms layer --out s --seeds 30000000", 2, "--seeds 30000000"),
         ("reproduce curvature --size huge", 2, "--size huge"),
         ("kernels --biuld", 2, "--biuld"),
         ("list --nrom x", 2, "--nrom"),
@@ -324,3 +329,11 @@ def test_standard_output_that_takes_nothing(redirection: str, code: int, says: s
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == bool(says)
+
+
+@pytest.mark.parametrize("command", ["cards mlp.none", "reproduce", "kernels"])
+def test_standard_output_in_ascii(here: Path, command: str) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = installed(here, *command.split(), **ascii_only)
+    assert (done.code, done.err) == (0, "")
+    assert done.out

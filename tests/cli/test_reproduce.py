@@ -67,6 +67,16 @@ def test_an_analysis_is_printed_and_not_run(
     assert main(["reproduce", "invariance", "--gather"]) == 0
     assert "our verdict: holds" in capsys.readouterr().out
     assert not list(in_tmp.iterdir())
+    assert main(["reproduce", "invariance", "--print", "--out=there"]) == 0
+    assert capsys.readouterr().out == "ln-zoo analyze invariance --out=there/invariance.png\n"
+    assert main(["reproduce", "batch-size-one", "--print", "--out=there"]) == 0
+    assert " --out there " in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written(in_tmp: Path) -> None:
+    (in_tmp / "file").touch()
+    fails("reproduce", "invariance", "--out=file", code=1, says=["--out", "file/invariance.png"])
+    assert [path.name for path in in_tmp.iterdir()] == ["file"]
 
 
 def test_claims_that_cannot_be_run(in_tmp: Path) -> None:

@@ -83,6 +83,10 @@ def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capt
 
     assert main(["card", *argv]) == 1
     assert "--overwrite" in capsys.readouterr().err
+    nested = tmp_path / "nested.json"
+    nested.write_text("[" * 100_000)
+    assert main(["card", checkpoint, "--results", str(nested), "--out", str(tmp_path / "x")]) == 1
+    assert str(nested) in capsys.readouterr().err
     assert main(["card", *argv, "--overwrite"]) == 0
     assert load(out).card.name == "mlp.tiny"
 
