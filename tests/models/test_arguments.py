@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from ln_zoo.models import (
     DRAW,
@@ -19,7 +22,7 @@ from ln_zoo.models import (
     SkipThought,
     ZooModule,
 )
-from ln_zoo.norms import RMSNorm, Site
+from ln_zoo.norms import LayerNorm, RMSNorm, Site, to_config
 
 WORDS = ["a", "cat", "@entity0", "rain", "dog"]
 #: Arguments that keep each model small.
@@ -138,8 +141,42 @@ def test_a_wrong_type(cls: Any, name: str, value: Any) -> None:
     assert repr(value) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("cls", "arguments", "expected", "shapes"),
+    [
+        # 9 x 9 pixels are pooled to 4 x 4 and 2 x 2, as 8 x 8 are.
+        (
+            ConvClassifier,
+            {"image_shape": (1, 8, 8), "channels": [[2], [3]], "hidden_size": 4},
+            "(N, 1, 8, 8)",
+            [(2, 1, 9, 9), (2, 1, 8, 4), (2, 3, 8, 8), (2, 8, 8), (1, 8, 8), (8, 8), (2, 64)],
+        ),
+        (DRAW, {}, "(N, 1, 4, 6)", [(2, 1, 6, 4), (2, 4, 6), (2, 2, 4, 6), (2, 1, 24)]),
+        (MLPClassifier, {}, "12 numbers", [(3, 4), (12,)]),
+        (SequenceClassifier, {}, "12 numbers", [(2, 4, 4)]),
+        (SequenceClassifier, {"permuted": True}, "12 numbers", [(2, 4, 4)]),
+    ],
+)
+def test_inputs_of_another_size(
+    cls: Any, arguments: dict[str, Any], expected: str, shapes: list[tuple[int, ...]]
+) -> None:
+    model = cls(**SMALL[cls] | arguments)
+    for shape in shapes:
+        for training in (True, False):
+            with pytest.raises(ValueError, match=re.escape(str(shape))) as caught:
+                model.train(training)(torch.rand(shape))
+            assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("cls", [ConvClassifier, MLPClassifier])
+def test_an_image_that_is_not_prepared(cls: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"ndarray.*card\.preprocess"):
+        cls(**SMALL[cls])(np.zeros((1, 12)))
+
+
 @pytest.mark.parametrize("cls", SMALL)
 def test_stored_arguments_rebuild_the_model(cls: Any) -> None:
+    assert cls(**SMALL[cls]).hparams["norm"] == to_config(LayerNorm())
     norm = RMSNorm(eps=1e-3)
     model = cls(**SMALL[cls], norm=norm)
     again = cls(**json.loads(json.dumps(model.hparams)))

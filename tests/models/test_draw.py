@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, TensorDataset
 from training import Resumable, quiet_trainer
 
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
-from ln_zoo.models import DRAW, ZooModule
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.models import DRAW
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm
 from ln_zoo.ops.engines.native import build
 
 SIZE = (4, 6)
@@ -49,26 +46,12 @@ def bound(model: DRAW, images: Tensor, noise: Tensor) -> Tensor:
     return model.nll(images, output) + model.kl_by_glimpse(output).sum(0)
 
 
-class Images(Dataset[Any]):
-    def __init__(self, images: Tensor) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor]:
-        return (self.images[index],)
+def loader(images: Tensor, batch_size: int = 5) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(images), batch_size=batch_size)
 
 
-class Pictures(LightningDataModule):
-    def __init__(self, images: Tensor, batch_size: int = 5) -> None:
-        super().__init__()
-        self.images, self.batch_size = images, batch_size
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(Images(self.images), batch_size=self.batch_size)
-
-    train_dataloader = test_dataloader = predict_dataloader = val_dataloader
+def parts() -> Resumable:
+    return Resumable((part,) for part in pictures(25).split(5))
 
 
 def test_made_up_images_have_no_divergence() -> None:
@@ -134,9 +117,9 @@ def test_measures_are_means_over_draws() -> None:
     assert {value.dtype for value in found.values()} == {torch.float64}
 
 
-def test_evaluation_gives_the_same_numbers_whatever_was_drawn_before(tmp_path: Path) -> None:
+def test_evaluation_gives_the_same_numbers_whatever_was_drawn_before() -> None:
     model = small(importance_samples=5, eval_samples=3)
-    data = Pictures(pictures(12))
+    data = loader(pictures(12))
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -173,10 +156,10 @@ def test_models_are_compared_with_the_same_noise(monkeypatch: pytest.MonkeyPatch
     assert not torch.equal(drawn[0], drawn[4])
 
 
-def test_metrics_are_means_over_images(tmp_path: Path) -> None:
+def test_metrics_are_means_over_images() -> None:
     """The last batch is smaller."""
     model, images = small(val_samples=2, eval_samples=4), pictures(12)
-    data = Pictures(images)
+    data = loader(images)
     with torch.no_grad():
         each = [model.eval()._measure(part, 4, 0) for part in images.split(5)]
     (found,) = quiet_trainer().test(model, data, verbose=False)
@@ -238,26 +221,37 @@ def test_options_change_the_start(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "precision"),
     [
-        {"norm": BatchNorm(), "filter_norm": "eps"},
-        {"norm": WeightNorm(), "peephole": True, "read_size": None, "write_size": None},
-        {"normalize": ["input", "recurrent", "cell"], "read_size": 1, "write_size": 1},
-        {"norm": Identity(), "init_std": None, "clip_norm": None, "glimpses": 1},
-        {"norm": RMSNorm(), "learn_initial_state": False, "latent_size": 1},
+        ({"norm": BatchNorm(), "filter_norm": "eps"}, "32-true"),
+        (
+            {"norm": WeightNorm(), "peephole": True, "read_size": None, "write_size": None},
+            "32-true",
+        ),
+        (
+            {"normalize": ["input", "recurrent", "cell"], "read_size": 1, "write_size": 1},
+            "32-true",
+        ),
+        ({"norm": RMSNorm(), "learn_initial_state": False, "latent_size": 1}, "32-true"),
+        (
+            {"norm": Identity(), "init_std": None, "clip_norm": None, "glimpses": 1},
+            "64-true",
+        ),
+        ({}, "bf16-mixed"),
+        ({}, "bf16-true"),
     ],
     ids=str,
 )
-def test_every_option_trains(options: dict[str, Any], tmp_path: Path) -> None:
+def test_every_option_trains_in_every_precision(options: dict[str, Any], precision: Any) -> None:
     model = small(**{"init_std": 0.1} | options, lr=0.02)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    data = Pictures(pictures(30), 10)
-    (first,) = quiet_trainer().validate(model, data, verbose=False)
-    run = quiet_trainer(max_epochs=8, limit_val_batches=0)
+    data = loader(pictures(30), 10)
+    (first,) = quiet_trainer(precision=precision).validate(model, data, verbose=False)
+    run = quiet_trainer(max_epochs=8, limit_val_batches=0, precision=precision)
     run.fit(model, data)
     assert run.global_step == 24
-    (last,) = quiet_trainer().validate(model, data, verbose=False)
-    assert last["val_bound"] < first["val_bound"]
+    (last,) = quiet_trainer(precision=precision).validate(model, data, verbose=False)
+    assert last["val_bound"] < first["val_bound"] - (0.0 if precision == "32-true" else 0.5)
     # A stride of a single filter has no gradient; the rest of its map moves.
     assert all((p != before[name]).any() for name, p in model.named_parameters())
     assert all(p.isfinite().all() for p in model.parameters())
@@ -270,19 +264,13 @@ def test_stored_arguments_do_not_compile(monkeypatch: pytest.MonkeyPatch) -> Non
     assert modes == ["default"]
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 6, 4), (2, 4, 6), (2, 2, 4, 6), (2, 1, 24)])
-def test_images_of_another_size(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"\(N, 1, 4, 6\).*--model.image_size"):
-        small()(torch.rand(shape))
-
-
 def bars(size: int = 6) -> Tensor:
     """All images with one line or one column lit."""
     lines = torch.eye(size).unsqueeze(2).expand(size, size, size)
     return torch.cat([lines, lines.mT]).unsqueeze(1).contiguous()
 
 
-def test_it_learns(tmp_path: Path) -> None:
+def test_it_learns() -> None:
     """More than what each pixel is by itself: its mean over all images."""
     images = bars()
     mean = images.mean(0)
@@ -292,36 +280,14 @@ def test_it_learns(tmp_path: Path) -> None:
         image_size=(6, 6), glimpses=3, hidden_size=24, latent_size=4, write_size=4,
         lr=0.02, eval_samples=20, init_std=None,
     )  # fmt: skip
-    data = Pictures(images.repeat(4, 1, 1, 1), 48)
+    data = loader(images.repeat(4, 1, 1, 1), 48)
     quiet_trainer(max_epochs=150, limit_val_batches=0).fit(model, data)
-    (found,) = quiet_trainer().test(model, Pictures(images, 12), verbose=False)
+    (found,) = quiet_trainer().test(model, loader(images, 12), verbose=False)
     assert pixels > 16
     assert math.log(12) < found["test_bound"] < 0.9 * float(pixels)
 
 
-class Parts(LightningDataModule):
-    def train_dataloader(self) -> Resumable:
-        return Resumable((part,) for part in pictures(25).split(5))
-
-
-@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm(max_steps=3)], ids=str)
-def test_a_run_resumed_is_one_never_interrupted(norm: Norm, tmp_path: Path) -> None:
-    whole = small(norm=norm)
-    torch.manual_seed(5)
-    quiet_trainer(max_steps=4).fit(whole, Parts())
-    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
-    stopped = small(norm=norm)
-    torch.manual_seed(5)
-    quiet_trainer(keep, max_steps=3).fit(stopped, Parts())
-    resumed = small(norm=norm)
-    torch.manual_seed(99)
-    rest = quiet_trainer(max_steps=4)
-    rest.fit(resumed, Parts(), ckpt_path=tmp_path / "step=2.ckpt", weights_only=True)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
-
-
-def test_each_update_draws_noise_of_its_own(tmp_path: Path, monkeypatch: Any) -> None:
+def test_each_update_draws_noise_of_its_own(monkeypatch: Any) -> None:
     drawn: list[Tensor] = []
     draw = DRAW._noise
 
@@ -330,25 +296,25 @@ def test_each_update_draws_noise_of_its_own(tmp_path: Path, monkeypatch: Any) ->
         return drawn[-1]
 
     monkeypatch.setattr(DRAW, "_noise", seen)
-    quiet_trainer(max_steps=3).fit(small(), Parts())
+    quiet_trainer(max_steps=3).fit(small(), parts())
     assert [tuple(a.shape) for a in drawn] == [(3, 5, 2)] * 3
     # Each glimpse and each update its own.
     flat = torch.cat(drawn).flatten()
     assert len(flat.unique()) == len(flat)
 
 
-def test_what_training_logs(tmp_path: Path) -> None:
+def test_what_training_logs() -> None:
     model = small()
     run = quiet_trainer(max_steps=1)
     torch.manual_seed(8)
-    run.fit(model, Parts())
+    run.fit(model, parts())
     logged = {name: float(value) for name, value in run.callback_metrics.items()}
     assert set(logged) == {"train_bound", "train_nll", "train_kl", "train_clamped"}
     assert logged["train_bound"] == pytest.approx(logged["train_nll"] + logged["train_kl"])
     assert logged["train_clamped"] == 0
 
 
-def test_the_share_of_clamped_logarithms(tmp_path: Path) -> None:
+def test_the_share_of_clamped_logarithms() -> None:
     """Of 3 glimpses x 5 images: 2 latents' logarithms, 2 of each of 2 grids."""
     for options, share in (({}, 1 / 6), ({"read_size": None}, 0.0), ({"write_size": None}, 0.25)):
         model = small(init_std=1e-3, log_clamp=1.0, **options)
@@ -356,63 +322,8 @@ def test_the_share_of_clamped_logarithms(tmp_path: Path) -> None:
             with torch.no_grad():
                 model.network.read.bias[3] = 2.0
         run = quiet_trainer(max_steps=1)
-        run.fit(model, Parts())
+        run.fit(model, parts())
         assert float(run.callback_metrics["train_clamped"]) == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
-    ("options", "of_trainer", "expected"),
-    [
-        ({"clip_norm": 0.5}, None, 0.5),
-        ({"clip_norm": None}, None, None),
-        ({"clip_norm": 100.0}, 0.25, 0.25),
-        ({}, None, 10.0),
-    ],
-)
-def test_gradients_are_clipped(
-    tmp_path: Path, options: dict[str, Any], of_trainer: float | None, expected: float | None
-) -> None:
-    norms: list[float] = []
-
-    class Spy(DRAW):
-        def configure_gradient_clipping(self, *given: Any, **named: Any) -> None:
-            super().configure_gradient_clipping(*given, **named)
-            flat = [p.grad.flatten() for p in self.parameters() if p.grad is not None]
-            norms.append(float(torch.cat(flat).norm()))
-
-    model = small(init_std=1.0, **options)
-    model.__class__ = Spy
-    quiet_trainer(max_steps=1, gradient_clip_val=of_trainer).fit(model, Parts())
-    if expected is None:
-        assert norms[0] > 10
-    else:
-        assert norms == [pytest.approx(expected, rel=1e-4)]
-
-
-def test_adam_is_the_sources() -> None:
-    optimizer = small().configure_optimizers()
-    assert isinstance(optimizer, torch.optim.Adam)
-    settings = optimizer.param_groups[0]
-    assert (settings["lr"], settings["betas"], settings["eps"]) == (1e-3, (0.9, 0.999), 1e-8)
-    assert small(lr=3e-4).configure_optimizers().param_groups[0]["lr"] == 3e-4  # type: ignore
-
-
-@pytest.mark.parametrize(
-    ("precision", "norm"),
-    [
-        ("bf16-mixed", LayerNorm()),
-        ("bf16-true", LayerNorm()),
-        ("64-true", Identity()),
-    ],
-    ids=str,
-)
-def test_every_precision_trains(tmp_path: Path, precision: Any, norm: Norm) -> None:
-    model = small(norm=norm, init_std=0.1, lr=0.02)
-    data = Pictures(pictures(30), 10)
-    (first,) = quiet_trainer(precision=precision).validate(model, data, verbose=False)
-    quiet_trainer(precision=precision, max_epochs=8, limit_val_batches=0).fit(model, data)
-    (last,) = quiet_trainer(precision=precision).validate(model, data, verbose=False)
-    assert last["val_bound"] < first["val_bound"] - 0.5
 
 
 def test_in_mixed_precision_losses_are_precise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,28 +337,6 @@ def test_in_mixed_precision_losses_are_precise(monkeypatch: pytest.MonkeyPatch) 
     assert {a.dtype for a in (rounded, kl, output.logits, output.means)} == {torch.float32}
     assert not torch.equal(rounded, exact)
     assert torch.allclose(rounded, exact, rtol=0.02)
-
-
-def test_checkpoints_come_back(tmp_path: Path) -> None:
-    norm = RMSNorm(eps=1e-3)
-    model = small(norm=norm, peephole=True, filter_norm="eps", read_size=None)
-    keep = ModelCheckpoint(tmp_path, "kept")
-    quiet_trainer(keep, max_epochs=1).fit(model, Pictures(pictures()))
-    stored = torch.load(tmp_path / "kept.ckpt", weights_only=True)["hyper_parameters"]
-    assert stored["_class_path"] == "ln_zoo.models.DRAW"
-    assert stored["image_size"] == [4, 6]
-    expected = model.per_example((pictures(),))
-    for again in (
-        DRAW.load_from_checkpoint(tmp_path / "kept.ckpt", weights_only=True),
-        ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt"),
-        DRAW(**model.hparams),
-    ):
-        assert type(again) is DRAW
-        assert again.hparams == model.hparams
-        assert again.network.encoder.sites["cell"].norm == norm  # type: ignore[index]
-        again.load_state_dict(model.state_dict())
-        found = again.per_example((pictures(),))
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_pictures_depend_on_their_seed_alone() -> None:

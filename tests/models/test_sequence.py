@@ -24,28 +24,6 @@ def small(**arguments: Any) -> SequenceClassifier:
 
 
 @pytest.mark.parametrize(
-    ("norm", "count"),
-    [
-        # 4 x 100 x (1 + 100) weights, 800 biases, 2 x 100 initial states, 1,010 of the softmax
-        (Identity(), 42_410),
-        # gains of both terms (400 each), gain and shift of the cell (100 each)
-        (LayerNorm(), 43_410),
-        (RMSNorm(), 43_410),
-        (BatchNorm(max_steps=784), 43_410),
-        # a scale for each row of both weights
-        (WeightNorm(), 43_210),
-    ],
-)
-def test_number_of_parameters_at_the_sources_size(norm: Norm, count: int) -> None:
-    model = SequenceClassifier(norm=norm)
-    assert sum(p.numel() for p in model.parameters()) == count
-
-
-def test_default_norm_is_layer_norm() -> None:
-    assert small().hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
-
-
-@pytest.mark.parametrize(
     ("cell", "norm"), zip(["lstm", "gru", "rnn", "lstm", "gru"], NORMS, strict=True), ids=repr
 )
 def test_initial_weights(cell: Any, norm: Norm) -> None:
@@ -189,21 +167,6 @@ def test_the_norm_may_act_at_some_places() -> None:
     assert [name for name, _ in model.named_parameters() if "gain" in name] == [
         "recurrent.sites.l0.recurrent.gain"
     ]
-
-
-@pytest.mark.parametrize("permuted", [False, True])
-def test_inputs_of_another_size(permuted: bool) -> None:
-    with pytest.raises(ValueError, match=r"12 .*\(2, 4, 4\).* 16"):
-        small(permuted=permuted)(torch.rand(2, 4, 4))
-
-
-def test_rmsprop_is_the_sources() -> None:
-    """Squared gradients decay by 0.9; there is no momentum."""
-    model = small()
-    optimizer = model.configure_optimizers()
-    assert isinstance(optimizer, torch.optim.RMSprop)
-    settings = optimizer.param_groups[0]
-    assert (settings["alpha"], settings["momentum"], settings["lr"]) == (0.9, 0, 1e-3)
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])

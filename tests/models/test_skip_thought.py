@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -14,16 +13,13 @@ import pytest
 import torch
 from accuracy import DOUBLE, assert_as_accurate, error, generic_loop, moved
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.callbacks import ModelCheckpoint
 from reference import read
 from torch import Tensor
 from torch.utils.data import DataLoader
 from training import quiet_trainer
 
 from ln_zoo.callbacks.evaluation_loop import score
-from ln_zoo.data import SyntheticBooks
 from ln_zoo.models import CombinedSkipThoughts, SkipThought, word_softmax
-from ln_zoo.models.legacy_adam import LegacyAdam
 from ln_zoo.models.word_softmax import AdaptiveSoftmax, FullSoftmax, SampledSoftmax
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 
@@ -196,28 +192,6 @@ def test_what_lies_behind_a_sentence_changes_nothing(norm: Norm) -> None:
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
 
 
-def test_number_of_parameters_at_the_papers_size() -> None:
-    words = [f"w{i}" for i in range(19_998)]
-
-    def count(**arguments: Any) -> int:
-        with torch.device("meta"):
-            model = SkipThought(words, **arguments)
-        return sum(p.numel() for p in model.parameters())
-
-    # Table, three GRUs and softmax of the released code: 125.7 M. torch has a second bias.
-    code = 20_000 * 620 + 3 * (620 + 2400 + 1) * 7200 + 2401 * 20_000
-    assert round(code / 1e6, 1) == 125.7
-    assert count(norm=Identity()) == code + 3 * 7200
-    # Four gains and biases, 12 D in each GRU; here the two biases of torch are the latter.
-    assert count(norm=LayerNorm()) == code - 3 * 7200 + 3 * 12 * 2400
-    # The code's own biases inside the normalisation are 3 D more.
-    assert count(prenorm_bias=True) == code + 3 * 12 * 2400
-    # Two encoders of half the size; matrices of the vector in both decoders.
-    assert count(norm=Identity(), encoder="bi") == code + 3 * 7200 - 1200 * 7200
-    wider = count(norm=Identity(), conditioning="every_step")
-    assert wider == code + 3 * 7200 + 2 * 2400 * 7200
-
-
 @pytest.mark.parametrize("prenorm_bias", [False, True])
 def test_weights_start_as_in_the_released_code(prenorm_bias: bool) -> None:
     model = SkipThought(WORDS, 8, 8, prenorm_bias=prenorm_bias)
@@ -356,26 +330,6 @@ class Triples(LightningDataModule):
         return self.train_dataloader()
 
 
-def test_a_resumed_run_is_one_that_was_never_interrupted(tmp_path: Path) -> None:
-    def train(**arguments: Any) -> dict[str, Tensor]:
-        data = SyntheticBooks(books=5, paragraphs=3, batch_size=4)
-        model = small(vocabulary=data.vocabulary, softmax="sampled", adam_bias_correction="legacy")
-        kept = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
-        trainer = quiet_trainer(kept, max_steps=8, gradient_clip_val=5.0)
-        trainer.fit(model, data, weights_only=True, **arguments)
-        return model.state_dict()
-
-    whole = train()
-    resumed = train(ckpt_path=tmp_path / "step=3.ckpt")
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
-
-
-def test_data_with_other_words_are_refused() -> None:
-    data = SyntheticBooks(books=5, paragraphs=3, batch_size=4)
-    with pytest.raises(ValueError, match="vocabulary="):
-        quiet_trainer(max_steps=1).fit(small(), data)
-
-
 def test_training_lowers_what_validation_and_test_measure() -> None:
     torch.manual_seed(0)
     model = SkipThought(WORDS, hidden_size=16, embedding_features=8, lr=0.02)
@@ -392,10 +346,3 @@ def test_training_lowers_what_validation_and_test_measure() -> None:
     tested = trainer.test(model, data, verbose=False)[0]
     # The ratio over the whole set, whatever the batches.
     assert score(trainer, data.test_dataloader(), "test") == pytest.approx(tested, rel=1e-6)
-
-
-def test_adam_may_be_that_of_the_released_code() -> None:
-    assert type(small().configure_optimizers()) is torch.optim.Adam
-    assert type(small(adam_bias_correction="legacy").configure_optimizers()) is LegacyAdam
-    rate = small(lr=0.5).configure_optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
-    assert rate == 0.5

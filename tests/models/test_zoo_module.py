@@ -1,23 +1,43 @@
-"""What every model shares: arguments in plain values, checkpoints, noise that goes on."""
+"""What every model shares: arguments in plain values, checkpoints, noise that goes on, clipping."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from training import quiet_trainer
 
-from ln_zoo.data import Digits
-from ln_zoo.models import MLPClassifier, OrderEmbedding, SequenceClassifier, ZooModule
+from ln_zoo.data import (
+    BinarizedDigits,
+    Digits,
+    SyntheticBooks,
+    SyntheticClozeQA,
+    SyntheticHandwriting,
+    SyntheticScenes,
+    ZooDataModule,
+)
+from ln_zoo.models import (
+    DRAW,
+    AttentiveReader,
+    ConvClassifier,
+    Handwriting,
+    MLPClassifier,
+    OrderEmbedding,
+    SequenceClassifier,
+    SkipThought,
+    ZooModule,
+)
 from ln_zoo.models.base import fused_on_cpu
 from ln_zoo.models.run_counter import RunCounter
-from ln_zoo.norms import BatchNorm, Norm, RMSNorm
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
 
 class Noisy(MLPClassifier):
@@ -32,18 +52,6 @@ class Noisy(MLPClassifier):
         return super().training_step(
             (images + self.noise * torch.randn_like(images), labels), batch_idx
         )
-
-
-class Stop(ModelCheckpoint):
-    """Writes a checkpoint after some update, and stops there."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        super().__init__(folder, "stopped", every_n_train_steps=step, save_top_k=-1)
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *args, **kwargs) -> None:
-        super().on_train_batch_end(trainer, *args, **kwargs)
-        trainer.should_stop = trainer.global_step >= self.step
 
 
 def data() -> Digits:
@@ -77,23 +85,225 @@ def test_refuses_a_norm_that_cannot_be_stored() -> None:
         MLPClassifier(norm=Plain())
 
 
-@pytest.mark.parametrize("step", [3, 5, 7])  # within an epoch, at its end, within the next
-def test_noise_goes_on_where_it_stopped(tmp_path: Path, step: int) -> None:
-    def model() -> Noisy:
-        torch.manual_seed(1)
-        return Noisy(0.5, norm=RMSNorm())
+def draw(norm: Norm | None = None, **arguments: Any) -> DRAW:
+    sizes = {"glimpses": 3, "hidden_size": 6, "latent_size": 2, "write_size": 3}
+    return DRAW((8, 8), norm=norm, **sizes | arguments)
 
-    whole = model()
-    quiet_trainer(max_epochs=3).fit(whole, datamodule=data())
 
-    quiet_trainer(Stop(tmp_path, step), max_epochs=3).fit(model(), datamodule=data())
-    (stopped,) = tmp_path.glob("stopped*.ckpt")
-    assert load(stopped)["global_step"] == step
-    resumed = model()
-    torch.manual_seed(99)  # what another process would draw
-    quiet_trainer(max_epochs=3).fit(resumed, datamodule=data(), ckpt_path=stopped)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+def images() -> BinarizedDigits:
+    return BinarizedDigits(8, batch_size=5, train_size=15)
+
+
+def lines() -> SyntheticHandwriting:
+    """Three parts of most lines, over which a model carries its state."""
+    sizes: dict[str, Any] = {"train_size": 12, "val_size": 4, "test_size": 4, "characters": 3}
+    return SyntheticHandwriting(batch_size=4, length_mode="tbptt", max_points=20, **sizes)
+
+
+def books() -> SyntheticBooks:
+    return SyntheticBooks(books=5, paragraphs=3, batch_size=4)
+
+
+def questions() -> SyntheticClozeQA:
+    sizes = {"train_size": 24, "val_size": 10, "test_size": 10, "passage_sentences": 2}
+    return SyntheticClozeQA(batch_size=8, num_entities=4, **sizes)
+
+
+def scenes() -> SyntheticScenes:
+    return SyntheticScenes(batch_size=8, train_size=16, val_size=4, test_size=4)
+
+
+def small_order(words: list[str], **arguments: Any) -> OrderEmbedding:
+    return OrderEmbedding(words, 256, 4, 5, **arguments)
+
+
+def small_skip_thought(words: list[str], **arguments: Any) -> SkipThought:
+    return SkipThought(words, 8, 5, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        (data, lambda data: Noisy(0.5, norm=RMSNorm())),
+        # Dropout and the names of entities.
+        (questions, lambda data: AttentiveReader(data.vocabulary, 4, dropout=0.5)),
+        (images, lambda data: draw()),
+        (images, lambda data: draw(BatchNorm(max_steps=3))),
+        (lines, lambda data: Handwriting(7, 2, mixture_components=2, weight_noise=0.1)),
+        (
+            books,
+            lambda data: small_skip_thought(
+                data.vocabulary, softmax="sampled", adam_bias_correction="legacy"
+            ),
+        ),
+        (scenes, lambda data: small_order(data.vocabulary, word_dropout=0.5)),
+    ],
+    ids=["noise", "dropout", "draw", "draw-batch-norm", "lines", "softmax", "words"],
+)
+def test_a_resumed_run_is_one_never_interrupted(
+    tmp_path: Path, data: Callable[[], Any], model: Callable[[Any], ZooModule]
+) -> None:
+    def fit(seed: int, start: Path | None = None) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        given = data()
+        trained = model(given)
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+        runner = quiet_trainer(keep, max_steps=8)
+        runner.fit(trained, datamodule=given, ckpt_path=start, weights_only=True)
+        return trained.state_dict()
+
+    whole = fit(1)
+    for step in (2, 3, 5, 7):  # within epochs of two to five steps, and at their ends
+        resumed = fit(99, tmp_path / f"step={step}.ckpt")
+        for name, value in whole.items():
+            assert torch.equal(value, resumed[name]), (step, name)
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        (questions, AttentiveReader([*questions().vocabulary, "another"], 4)),
+        (scenes, small_order(["a", "dog"])),
+        (books, small_skip_thought(["a", "dog"])),
+    ],
+    ids=["passages", "captions", "sentences"],
+)
+def test_data_with_other_words_are_refused(
+    data: Callable[[], ZooDataModule], model: ZooModule
+) -> None:
+    with pytest.raises(ValueError, match="vocabulary="):
+        quiet_trainer(max_steps=1).fit(model, datamodule=data())
+
+
+class Gradients(Callback):
+    """Keep the gradient with which an update is taken."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        self.found = torch.cat([p.grad.flatten() for p in pl_module.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "of_trainer", "expected"),
+    [
+        (images, draw(init_std=1.0), None, 10.0),
+        (images, draw(init_std=1.0, clip_norm=0.5), None, 0.5),
+        (images, draw(init_std=1.0, clip_norm=100.0), 0.25, 0.25),
+        (images, draw(init_std=1.0, clip_norm=None), None, None),
+        (lines, Handwriting(7, clip_bound=0.5, loss_reduction="line"), None, 0.5),
+        (lines, Handwriting(7, clip_bound=100.0, loss_reduction="line"), 0.5, 0.5),
+        (lines, Handwriting(7, clip_mode="none", loss_reduction="line"), None, None),
+        (scenes, small_order(scenes().vocabulary, clip="global"), None, 2.0),
+        (scenes, small_order(scenes().vocabulary, clip="global", clip_norm=0.5), None, 0.5),
+        (scenes, small_order(scenes().vocabulary, clip="per_tensor"), 0.25, 0.25),
+        (scenes, small_order(scenes().vocabulary, clip="none"), 0.125, 0.125),
+        (scenes, small_order(scenes().vocabulary, clip="none"), None, None),
+    ],
+)
+def test_the_gradient_norm_is_clipped(
+    data: Callable[[], Any], model: ZooModule, of_trainer: float | None, expected: float | None
+) -> None:
+    """By the model's bound, over which the trainer's has priority."""
+    seen = Gradients()
+    quiet_trainer(seen, max_steps=1, gradient_clip_val=of_trainer).fit(model, datamodule=data())
+    norm = seen.found.norm().item()
+    assert norm > 3 if expected is None else norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_largest_derivative_is_clipped() -> None:
+    seen = Gradients()
+    model = Handwriting(7, clip_mode="value", clip_bound=0.01, loss_reduction="line")
+    quiet_trainer(seen, max_steps=1).fit(model, datamodule=lines())
+    assert seen.found.abs().max().item() == pytest.approx(0.01)
+
+
+HANDWRITING = 3_650_151 + 4_800  # torch's second biases of three layers are not in the sources
+PIXELS = 42_410
+MLP = 784 * 1000 + 1000 * 1000 + 1000 * 10 + 2010
+#: Four convolutions, 7 x 7 positions of 64 channels into the dense layer, the logits.
+CONV = 320 + 32 * 289 + 64 * 289 + 64 * 577 + (64 * 49 + 1) * 256 + 2570
+CONV_UNITS = 2 * 32 * 28 * 28 + 2 * 64 * 14 * 14
+#: Tables, LSTMs, square matrices and biases for 65,830 words and d = 240; torch's second biases.
+READER = 2 * 65_830 * 240 + 65_830 + 4 * (4 * 240 * 240 + 480) + 6 * 240 * 240 + 720 + 1920
+READER_WORDS = [*(f"w{i}" for i in range(65_300)), *(f"@entity{i}" for i in range(528))]
+#: Table, three GRUs and softmax of the released code, 125.7 M.
+SKIP = 20_000 * 620 + 3 * (620 + 2400 + 1) * 7200 + 2401 * 20_000
+SKIP_WORDS = [f"w{i}" for i in range(19_998)]
+#: GRU 4.07 M with torch's second bias, image map 4.20 M, vectors of the two special tokens.
+ORDER = 4_070_400 + 3_072 + 4_195_328 + 600
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "count"),
+    [
+        (MLPClassifier, {"norm": Identity()}, MLP),
+        # Gains of the two hidden layers; under batch norm of all three.
+        *((MLPClassifier, {"norm": n}, MLP + 2000) for n in (None, RMSNorm(), WeightNorm())),
+        (MLPClassifier, {"norm": BatchNorm()}, MLP + 2010),
+        (ConvClassifier, {"norm": Identity()}, CONV),
+        *(
+            (ConvClassifier, {"norm": norm}, CONV + 448)
+            for norm in (
+                *(None, LayerNorm(convolution="position"), RMSNorm(), BatchNorm(), WeightNorm()),
+            )
+        ),
+        # A gain and a shift for each unit of the convolutions, gains of the dense layer.
+        (ConvClassifier, {"norm": LayerNorm(convolution="unit")}, CONV + 2 * CONV_UNITS + 256),
+        # 4 x 100 x (1 + 100) weights, 800 biases, 2 x 100 initial states, 1,010 of the softmax.
+        (SequenceClassifier, {"norm": Identity()}, PIXELS),
+        # Gains of both terms (400 each), gain and shift of the cell (100 each).
+        *(
+            (SequenceClassifier, {"norm": norm}, PIXELS + 1000)
+            for norm in (None, RMSNorm(), BatchNorm(max_steps=784))
+        ),
+        # A scale for each row of both weights.
+        (SequenceClassifier, {"norm": WeightNorm()}, PIXELS + 800),
+        (Handwriting, {"norm": Identity()}, HANDWRITING),
+        (Handwriting, {"norm": Identity(), "peephole": True}, HANDWRITING + 3_600),
+        # Gains of both sums (1600 each), gain and shift of the cell (400 each), for 3 layers; the
+        # paper's shifts of both sums are the two biases.
+        (Handwriting, {}, HANDWRITING + 12_000),
+        (Handwriting, {"peephole": True}, HANDWRITING + 15_600),
+        (Handwriting, {"norm": Identity(), "output_from": "top"}, 3_553_351 + 4_800),
+        (Handwriting, {"norm": Identity(), "text": False}, 3_364_521 + 4_800),
+        # Each further character has a column in the gates of three layers.
+        (
+            Handwriting,
+            {"norm": Identity(), "alphabet": "".join(map(chr, range(33, 112)))},
+            HANDWRITING + 4_800 * 23,
+        ),
+        (AttentiveReader, {"norm": Identity()}, READER),
+        (AttentiveReader, {"norm": Identity(), "initial_state": "learned"}, READER + 480),
+        # For each LSTM gains of both terms (960 each), gain and shift of the cell; the paper's
+        # shifts of both terms are the two biases.
+        (AttentiveReader, {}, READER + 2 * 2_400),
+        (AttentiveReader, {"norm": BatchNorm()}, READER + 2 * 2_400),
+        (AttentiveReader, {"norm": BatchNorm(), "everywhere": True}, READER + 2 * 2_400 + 1_200),
+        (SkipThought, {"norm": Identity()}, SKIP + 3 * 7200),
+        # Four gains and biases, 12 D in each GRU; here the two biases of torch are the latter.
+        (SkipThought, {}, SKIP - 3 * 7200 + 3 * 12 * 2400),
+        # The code's own biases inside the normalisation are 3 D more.
+        (SkipThought, {"prenorm_bias": True}, SKIP + 3 * 12 * 2400),
+        # Two encoders of half the size; matrices of the vector in both decoders.
+        (SkipThought, {"norm": Identity(), "encoder": "bi"}, SKIP + 3 * 7200 - 1200 * 7200),
+        (
+            SkipThought,
+            {"norm": Identity(), "conditioning": "every_step"},
+            SKIP + 3 * 7200 + 2 * 2400 * 7200,
+        ),
+        (OrderEmbedding, {"norm": Identity()}, ORDER),
+        # 12,288 in the source: gains of both sums, and biases in place of which torch's two stand.
+        (OrderEmbedding, {}, ORDER + 6_144),
+        (OrderEmbedding, {"prenorm_bias": True}, ORDER + 6_144 + 3_072),
+    ],
+)
+def test_number_of_parameters_at_the_size_of_the_sources(
+    cls: Any, arguments: dict[str, Any], count: int
+) -> None:
+    words = {AttentiveReader: READER_WORDS, SkipThought: SKIP_WORDS}
+    vocabulary = {"vocabulary": words[cls]} if cls in words else {}
+    with torch.device("meta"):
+        model = cls(**vocabulary, **arguments)
+    assert sum(p.numel() for p in model.parameters()) == count
 
 
 def test_a_model_that_was_merely_loaded_has_no_past_noise(tmp_path: Path) -> None:
