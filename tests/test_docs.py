@@ -24,10 +24,10 @@ from cli_support import python
 import ln_zoo
 from ln_zoo.cli import _HELP, check_training, main
 from ln_zoo.cli.commands import parser_of
+from ln_zoo.cli.listing import markdown_table, results_csv
 from ln_zoo.cli.sweep import grid_of, sweep
 from ln_zoo.cli.sweep.check import check_grid
 from ln_zoo.zoo.catalog import list_models
-from ln_zoo.zoo.listing import markdown_table, results_csv
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

@@ -30,6 +30,7 @@ BELOW = {
     "files": set(),
     "tables": set(),
     "packages": set(),
+    "strict_yaml": {"files"},
     "vocabulary": {"files"},
     "data": {"files", "vocabulary"},
     "metrics": {"tables"},

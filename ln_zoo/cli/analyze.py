@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ln_zoo.cli.commands import Count, File, OwnModules, Picture, Seed, at_least, positive
-from ln_zoo.zoo.names import layer_class, norm_class
+from ln_zoo.zoo.names import norm_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ln_zoo.analysis import Dynamics
+    from ln_zoo.layers import RecurrentLayer
 
 NonNegative = Annotated[float, at_least(0)]
 Positive = Annotated[float, positive]
@@ -62,7 +63,7 @@ def gradient_flow(
     from ln_zoo import analysis
     from ln_zoo.plots import plot_gradient_flow
 
-    norms, layer = [norm_class(name) for name in norm], layer_class(cell)
+    norms, layer = [norm_class(name) for name in norm], _layer(cell)
     inputs, described = _sequences(data, root, steps, batch, seed)
     flows = analysis.gradient_flow(inputs, layer, hidden, norms, gains, candidate, noise, seed)
     title = (
@@ -73,6 +74,13 @@ def gradient_flow(
     plot_gradient_flow(flows, out, title)
     if csv:
         analysis.write_gradient_flow(flows, csv, described)
+
+
+def _layer(name: str) -> type[RecurrentLayer]:
+    """The recurrent layer of that name, ``LSTM``, ``GRU`` or ``RNN``, or of that class path."""
+    from ln_zoo.layers import recurrent_layer
+
+    return recurrent_layer({"class_path": name} if "." in name else name)
 
 
 def _sequences(
@@ -299,7 +307,7 @@ def dynamics(
     from ln_zoo.plots import plot_dynamics
 
     if trained:
-        from ln_zoo.zoo.trained_dynamics import trained_dynamics
+        from ln_zoo.cli.trained_dynamics import trained_dynamics
 
         found, title = trained_dynamics(
             trained, steps, batch, exponents, skip, seed, statistics or "kept", root
@@ -330,7 +338,7 @@ def _untrained_dynamics(
     from ln_zoo.analysis import initial_dynamics
 
     norms = [norm_class(name) for name in layers["norm"]]
-    cells = [layer_class(name) for name in layers["cell"]]
+    cells = [_layer(name) for name in layers["cell"]]
     generator = torch.Generator().manual_seed(seed)
     size = (steps, batch, layers["features"])
     inputs = torch.randn(size, generator=generator, dtype=torch.float64)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from ln_zoo.files import check_checkpoint
+from ln_zoo.strict_yaml import parse_yaml
 from ln_zoo.zoo.names import nearest
-from ln_zoo.zoo.strict_yaml import parse_yaml
 
 #: Options that take no value.
 _FLAGS = ("--help", "-h", "--print_config")

@@ -68,7 +68,6 @@ def evaluate_sentences(
     from ln_zoo.cli.sentence_encoders import maker
     from ln_zoo.data.sentence_tasks import read_task
     from ln_zoo.metrics.sentence_scores import as_text, curve_csv, table
-    from ln_zoo.zoo.reported import sentence_scores
 
     names = check_tasks(tasks.split(","))
     read = functools.cache(lambda: [read_task(name, data, not as_is) for name in names])
@@ -80,7 +79,7 @@ def evaluate_sentences(
         else _scores(label, maker(text, seed, features), read, protocol, jobs)
         for label, text in given
     ]
-    published = sentence_scores()
+    published = _published_scores()
     scores: list[Score] = []
     for found in itertools.chain.from_iterable(rows):
         scores += found
@@ -92,6 +91,24 @@ def evaluate_sentences(
     Console(highlight=False, markup=False).print(table(scores, published))
     if out is not None:
         print(f"scores: {relative(out)}")
+
+
+def _published_scores() -> dict[str, dict[str, float]]:
+    """Reported scores of sentence vectors by metric, by method and table."""
+    from ln_zoo.zoo.rendering import read_data
+    from ln_zoo.zoo.reported import reported
+
+    found: dict[str, dict[str, float]] = {}
+    for table in read_data("zoo/reported.yaml")["sentence_tables"]:
+        for r in reported(model="SkipThought"):
+            here = (r.source, r.place) == (table["source"], table["place"])
+            if not (here and r.method.startswith(tuple(table["methods"]))):
+                continue
+            metric, value = r.metric, r.value
+            if metric == "sick_relatedness":  # the same correlation, in per cent
+                metric, value = "sick_pearson", value / 100
+            found.setdefault(f"{r.method} ({table['title']})", {})[metric] = value
+    return found
 
 
 def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:

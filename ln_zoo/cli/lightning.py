@@ -31,7 +31,7 @@ from ln_zoo.callbacks import (
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import newest_whole, use_atomic_checkpoints
-from ln_zoo.cli import notes, optimizers, run_folders, run_output, score_table, signals, threads
+from ln_zoo.cli import notes, optimizers, run_folders, run_output, scores, signals, threads
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.commands import add_parsers
 from ln_zoo.cli.errors import OneLineErrors, report_error
@@ -39,8 +39,6 @@ from ln_zoo.cli.table import COMMANDS
 from ln_zoo.files import relative
 from ln_zoo.models.base import ZooModule
 from ln_zoo.zoo import source
-from ln_zoo.zoo.loading import load_into
-from ln_zoo.zoo.measured import Evaluated
 from ln_zoo.zoo.source import Source
 
 #: Properties of data modules that set the model's argument of the same name.
@@ -195,7 +193,7 @@ class ZooCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        # `score_table` replaces Lightning's own table.
+        # `scores` replaces Lightning's own table.
         return kwargs | {"verbose": False} if subcommand in ("test", "validate") else kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -384,7 +382,7 @@ class ZooCLI(LightningCLI):
             source.check_fits(self.model, self._loaded, self.source.where)
             notes.check_complete(self.source.checkpoint, self.source.where, str(self.subcommand))
         else:
-            head = load_into(self.model, self.source, new_head=self.subcommand == "fit")
+            head = self.source.load_into(self.model, new_head=self.subcommand == "fit")
             if head:
                 notes.print_note(
                     f"new weights for {self.model.hparams.get('num_classes')} classes: "
@@ -413,7 +411,7 @@ class ZooCLI(LightningCLI):
 
     def after_validate(self) -> None:
         notes.check_finite(self.trainer.callback_metrics, "the scores of validation")
-        score_table.report_validation(self._evaluated())
+        scores.report_validation(self._evaluated())
         run_output.print_written(self.trainer)
 
     def after_test(self) -> None:
@@ -422,11 +420,11 @@ class ZooCLI(LightningCLI):
 
     def _report_test(self) -> None:
         notes.check_finite(self.trainer.callback_metrics, "the scores of the test")
-        score_table.report(self._evaluated())
+        scores.report(self._evaluated())
 
-    def _evaluated(self) -> Evaluated:
+    def _evaluated(self) -> scores.Evaluated:
         parts = self.trainer, self.model, self.datamodule
-        return Evaluated(*parts, self.settings.as_dict(), self.argv, str(self.subcommand))
+        return scores.Evaluated(*parts, self.settings.as_dict(), self.argv, str(self.subcommand))
 
     def after_predict(self) -> None:
         run_output.print_written(self.trainer)

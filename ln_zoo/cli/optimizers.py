@@ -26,8 +26,9 @@ from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.notes import print_note
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.zoo import trust
-from ln_zoo.zoo.measured import OPTIMIZATION
 
+#: Key under which checkpoints hold the optimizer and schedule that replaced the model's own.
+OPTIMIZATION = "optimization"
 #: The options, also the keys in checkpoints.
 OPTIONS = ("optimizer", "lr_scheduler", "lr_scheduler_config")
 

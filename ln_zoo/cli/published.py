@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ln_zoo.cli import listing
 from ln_zoo.cli.commands import File, OwnModules
-from ln_zoo.zoo import catalog, listing
+from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import CardError
 
 

@@ -12,10 +12,11 @@ from ln_zoo.packages import missing_package
 from ln_zoo.zoo.catalog import Card, CardError, describe, list_models
 
 if TYPE_CHECKING:
-    from ln_zoo.zoo.cards import Facts, card_from_checkpoint, render_card, write_card
-    from ln_zoo.zoo.loading import load
+    from ln_zoo.zoo.cards import Facts, card_from_checkpoint, write_card
     from ln_zoo.zoo.publishing import publish
+    from ln_zoo.zoo.readme import render_card
     from ln_zoo.zoo.reported import comparison, render
+    from ln_zoo.zoo.source import load
 
 __all__ = [
     "Card",
@@ -36,10 +37,10 @@ _LATE = {
     "Facts": "cards",
     "card_from_checkpoint": "cards",
     "comparison": "reported",
-    "load": "loading",
+    "load": "source",
     "publish": "publishing",
     "render": "reported",
-    "render_card": "cards",
+    "render_card": "readme",
     "write_card": "cards",
 }
 

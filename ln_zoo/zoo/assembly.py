@@ -18,10 +18,6 @@ from ln_zoo.zoo.catalog import Card, CardError
 _MAX_TENSORS = 10_000
 
 
-class _TooLargeError(CardError):
-    """The model of a card is much larger than its weights."""
-
-
 class _Limited(TorchFunctionMode):
     """Abort a build that calls torch more often than the number of weights explains."""
 
@@ -38,7 +34,7 @@ class _Limited(TorchFunctionMode):
     ) -> Any:
         self.left -= 1
         if self.left < 0:
-            raise _TooLargeError(self.message)
+            raise CardError(self.message)
         return func(*args, **(kwargs or {}))
 
 
@@ -53,13 +49,12 @@ def check_size(
         raise CardError(
             f"{card.folder / catalog.WEIGHTS} holds {len(state):,} tensors, more than any model"
         )
+    limit = _Limited(card, len(state))
     try:
-        with _Limited(card, len(state)), torch.device("meta"):
+        with limit, torch.device("meta"):
             sketch = build()
-    except _TooLargeError:
-        raise
     except CardError:
-        if not is_own:
+        if limit.left < 0 or not is_own:
             raise
         return
     count = sum(parameter.numel() for parameter in sketch.parameters())

@@ -20,24 +20,13 @@ from torch import Tensor
 from ln_zoo._version import __version__
 from ln_zoo.files import atomic_write_text
 from ln_zoo.models.base import ZooModule
+from ln_zoo.strict_yaml import parse_yaml
 from ln_zoo.training_runs import Run, read_runs
 from ln_zoo.zoo import catalog, registry, reported, schema
 from ln_zoo.zoo.errors import CardError
-from ln_zoo.zoo.readme import front_matter, render_card
+from ln_zoo.zoo.readme import render_card
 from ln_zoo.zoo.schema import Must
 from ln_zoo.zoo.source import IMPORT_IT, of_checkpoint
-from ln_zoo.zoo.strict_yaml import parse_yaml
-
-__all__ = [
-    "Facts",
-    "card_from_checkpoint",
-    "front_matter",
-    "refresh",
-    "render_card",
-    "training_facts",
-    "write_card",
-    "write_measured",
-]
 
 
 @dataclass(frozen=True)
@@ -81,7 +70,7 @@ _Nothing = Annotated[Any, Must(lambda part: not part, "null: test without limit_
 
 @dataclass(frozen=True)
 class _TestResults:
-    """What a card takes from ``test_results.json``; see `ln_zoo.zoo.measured.collect`."""
+    """What a card takes from ``test_results.json``; `ln_zoo.cli.scores` writes it."""
 
     model: str
     norm: str
@@ -338,16 +327,14 @@ def refresh(
     ``facts`` replace the author's facts in ``results.json``, as for `card_from_checkpoint`.
     """
     card = catalog.read_card(folder)
-    if facts is not None:
-        given, old = _read_facts(facts), card.results
-        commands = given.training_commands or old.training.get("commands", [])
-        of_class = {k: old.card[k] for k in ("pipeline_tag", "example") if k in old.card}
-        results = asdict(old)
-        results["training"] = {**old.training, "commands": commands}
-        results["card"] = given.stated() | of_class
-        with _writing(card.folder):
-            atomic_write_text(card.folder / catalog.RESULTS, _json(results))
     with _writing(card.folder):
+        if facts is not None:
+            given, old = _read_facts(facts), card.results
+            commands = given.training_commands or old.training.get("commands", [])
+            of_class = {k: old.card[k] for k in ("pipeline_tag", "example") if k in old.card}
+            training = {**old.training, "commands": commands}
+            changed = {"training": training, "card": given.stated() | of_class}
+            atomic_write_text(card.folder / catalog.RESULTS, _json(asdict(old) | changed))
         atomic_write_text(card.folder / catalog.README, render_card(folder))
 
 

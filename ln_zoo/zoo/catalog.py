@@ -52,8 +52,8 @@ _MOST_LEVELS = 50
 _NESTED = (dict, list)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# In an installed package, or next to the package of a checkout.
-_SHIPPED = (_PACKAGE / "model_cards", _PACKAGE.parent / "model_cards")
+#: Folders of cards in an installed package, or next to the package of a checkout.
+SHIPPED = (_PACKAGE / "model_cards", _PACKAGE.parent / "model_cards")
 
 
 @dataclass(frozen=True)
@@ -371,15 +371,9 @@ def find_all(name: str) -> list[Path]:
     raise CardError(f"no model {name!r}: {guess}{here}there are {', '.join(folders)}")
 
 
-def is_shipped(card: Card) -> bool:
-    """Whether a card came with the package, whose wheel leaves the weights of large models out."""
-    return card.folder.parent in _SHIPPED
-
-
 def _roots() -> list[Path]:
-    roots = list(_SHIPPED)
-    chosen = os.environ.get(MODELS_VARIABLE)
-    if chosen:
+    roots = list(SHIPPED)
+    if chosen := os.environ.get(MODELS_VARIABLE):
         first = Path(chosen).expanduser()
         if not first.is_dir():
             raise CardError(f"{MODELS_VARIABLE} is set to {chosen!r}, which is not a folder")

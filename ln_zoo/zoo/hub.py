@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,21 +34,16 @@ def download(repo_id: str, *, revision: str | None = None, options: HubOptions =
 
     With ``HF_HUB_OFFLINE=1`` only the cache is used.
     """
-
-    def fetch(revision: str | None, names: Sequence[str]) -> Path:
-        found = snapshot_download(
-            repo_id, revision=revision, allow_patterns=[*names], **asdict(options)
-        )
-        return Path(found)
-
+    fetch = functools.partial(snapshot_download, repo_id, **asdict(options))
     try:
-        folder = fetch(revision, [catalog.CONFIG])
+        folder = Path(fetch(revision=revision, allow_patterns=[catalog.CONFIG]))
         if not (folder / catalog.CONFIG).is_file():
             raise CardError(
                 f"{repo_id} on the hub is not an ln_zoo model: it has no {catalog.CONFIG}"
             )
         # The folder is named after its commit: both steps then refer to the same files.
-        return fetch(folder.name, [*catalog.CARD_FILES, *catalog.read_config(folder).files])
+        names = [*catalog.CARD_FILES, *catalog.read_config(folder).files]
+        return Path(fetch(revision=folder.name, allow_patterns=names))
     except (OSError, HFValidationError) as error:
         # The client's own errors, of the network and of its cache, are all OSErrors.
         why = first_line(error)

@@ -1,7 +1,4 @@
-"""Lookup of norms and layers by name, and suggestions for misspelt names.
-
-Imports no torch unless a norm or a layer is looked up.
-"""
+"""Suggestions for misspelt names, and norms by name; torch is imported for a norm alone."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ln_zoo.layers import RecurrentLayer
     from ln_zoo.norms import Norm
 
 
@@ -26,24 +22,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
-def layer_class(name: str) -> type[RecurrentLayer]:
-    """The recurrent layer of that name, ``LSTM``, ``GRU`` or ``RNN``, or of that class path."""
-    from ln_zoo.layers import recurrent_layer
-
-    return recurrent_layer({"class_path": name} if "." in name else name)
-
-
 def norm_class(name: str) -> type[Norm]:
     """The norm of that name in `ln_zoo.norms`, or of that class path."""
     from ln_zoo import norms
 
     if "." in name:
         return type(norms.from_config({"class_path": name}))
-    known = {
-        key: value
-        for key, value in vars(norms).items()
-        if isinstance(value, type) and issubclass(value, norms.Norm) and value is not norms.Norm
-    }
+    classes = {key: value for key, value in vars(norms).items() if isinstance(value, type)}
+    known = {k: c for k, c in classes.items() if issubclass(c, norms.Norm) and c is not norms.Norm}
     if name not in known:
         raise ValueError(
             f"no norm {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"

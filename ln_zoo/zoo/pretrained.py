@@ -15,7 +15,7 @@ import torch
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
 from ln_zoo.training_runs import UNKNOWN, dataset_metadata
-from ln_zoo.zoo import cards, catalog, loading, publishing, registry, source
+from ln_zoo.zoo import cards, catalog, publishing, registry, source
 from ln_zoo.zoo.catalog import Card, CardError
 from ln_zoo.zoo.hub import HubOptions
 
@@ -40,7 +40,7 @@ def load_as(
         )
     if not abstract and (ours is None or issubclass(cls, ours)):
         options.setdefault("model", cls)
-    model = loading.load(card.folder, **options)
+    model = source.load(card.folder, **options)
     assert isinstance(model, cls)
     return model
 

@@ -8,9 +8,10 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
-from ln_zoo.zoo import cards, catalog, loading
+from ln_zoo.zoo import catalog, source
 from ln_zoo.zoo.catalog import Card
 from ln_zoo.zoo.errors import CardError, first_line
+from ln_zoo.zoo.readme import render_card
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ def publish(
     Raises:
         CardError: if the card is damaged, its README is outdated, or the hub refuses.
     """
-    card: Card = loading.load(name, norm=norm, model=model).__dict__["card"]
+    card: Card = source.load(name, norm=norm, model=model).__dict__["card"]
     readme = card.folder / catalog.README
-    if not readme.is_file() or readme.read_text(encoding="utf-8") != cards.render_card(card.folder):
+    if not readme.is_file() or readme.read_text(encoding="utf-8") != render_card(card.folder):
         raise CardError(
             f"{readme} was edited, or is older than {catalog.CONFIG} and {catalog.RESULTS}: "
             f"regenerate it with ln_zoo.zoo.cards.refresh({str(card.folder)!r}); text belongs in "

@@ -18,12 +18,8 @@ from ln_zoo.zoo.names import nearest
 
 
 def _subclasses(room: Any, base: type[Any]) -> dict[str, type[Any]]:
-    public = {name: getattr(room, name) for name in room.__all__}
-    return {
-        name: value
-        for name, value in public.items()
-        if inspect.isclass(value) and issubclass(value, base) and value is not base
-    }
+    classes = {name: cls for name in room.__all__ if inspect.isclass(cls := getattr(room, name))}
+    return {k: cls for k, cls in classes.items() if issubclass(cls, base) and cls is not base}
 
 
 #: Classes of the zoo by name.
@@ -43,9 +39,8 @@ def is_own(name: str) -> bool:
 
 def model_name(cls: type[Any]) -> str:
     """Name of a model's class in cards: short for ours, dotted for a class of the user's own."""
-    for name, known in MODELS.items():
-        if known is cls:
-            return name
+    if MODELS.get(cls.__name__) is cls:
+        return cls.__name__
     path = f"{cls.__module__}.{cls.__qualname__}"
     if not issubclass(cls, ZooModule):
         raise CardError(

@@ -18,23 +18,13 @@ def read_data(path: str) -> dict[str, Any]:
     return content
 
 
-@functools.cache
-def _environment() -> Any:
-    """Lines of statements leave no line in the output, and nothing is escaped."""
+def render_template(path: str, filters: dict[str, Callable[..., Any]], **values: Any) -> str:
+    """A template with its filters and values; lines of statements leave no line."""
     import jinja2  # not needed to compare numbers
 
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("ln_zoo", ""),
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    loader = jinja2.PackageLoader("ln_zoo", "")
+    env = jinja2.Environment(
+        loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-
-
-def render_template(path: str, filters: dict[str, Callable[..., Any]], **values: Any) -> str:
-    """A template with its filters and values."""
-    env = _environment().overlay()
-    env.filters = env.filters | filters
-    text: str = env.get_template(path).render(**values)
-    return text
+    env.filters |= filters
+    return env.get_template(path).render(**values)

@@ -148,19 +148,19 @@ class Row:
         if self.reported is None or self.difference is None:
             return ""
         if not self.at:
-            return _with_unit(f"{self.difference:+.4g}", unit)
+            return f"{self.difference:+.4g} {unit}".strip()
         if not self.difference:
             return f"equal at {self.at}"
         better = (self.difference > 0) == self.reported.higher_is_better
-        side = "ahead" if better else "behind"
-        return f"{_with_unit(f'{abs(self.difference):.4g}', unit)} {side} at {self.at}"
+        distance = f"{abs(self.difference):.4g} {unit}".strip()
+        return f"{distance} {'ahead' if better else 'behind'} at {self.at}"
 
     def cells(self) -> tuple[str, str, str, str]:
         """Metric, measured, reported with place and data, outcome; the last two may be empty."""
-        measured = _with_unit(f"{self.measured:.5g}", self.unit)
+        measured = f"{self.measured:.5g} {self.unit}".strip()
         if self.reported is None:
             return self.metric, measured, "", ""
-        value = _with_unit(f"{self.reported.value:g}", self.unit)
+        value = f"{self.reported.value:g} {self.unit}".strip()
         return self.metric, measured, f"{value} ({self.origin})", self.outcome
 
     @property
@@ -186,21 +186,6 @@ def reported(
         for r in _numbers()
         if model in (None, r.model) and norm in (None, r.norm) and metric in (None, r.metric)
     ]
-
-
-def sentence_scores() -> dict[str, dict[str, float]]:
-    """Reported scores of sentence vectors by metric, by method and table."""
-    found: dict[str, dict[str, float]] = {}
-    for table in read_data("zoo/reported.yaml")["sentence_tables"]:
-        for r in reported(model="SkipThought"):
-            here = (r.source, r.place) == (table["source"], table["place"])
-            if not (here and r.method.startswith(tuple(table["methods"]))):
-                continue
-            metric, value = r.metric, r.value
-            if metric == "sick_relatedness":  # the same correlation, in per cent
-                metric, value = "sick_pearson", value / 100
-            found.setdefault(f"{r.method} ({table['title']})", {})[metric] = value
-    return found
 
 
 @functools.cache
@@ -287,9 +272,7 @@ def comparison(
 
 def bare_metric(name: str) -> str:
     """A metric's name without the split that tests put before it: ``test/nll`` is ``nll``."""
-    for prefix in ("test/", "test_"):
-        name = name.removeprefix(prefix)
-    return name
+    return re.sub("^test[/_]", "", name)
 
 
 def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") -> str:
@@ -369,10 +352,6 @@ def render(
     below = [f"[{number}] {text}" for text, number in notes.items()] + [note] * bool(note)
     table.caption = Text("\n".join(below)) if below else None
     return table
-
-
-def _with_unit(number: str, unit: str) -> str:
-    return f"{number} {unit}" if unit else number
 
 
 def _obstacles(r: Reported, size: Mapping[str, Any]) -> list[str]:

@@ -15,8 +15,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ln_zoo.cli import optimizers
 from ln_zoo.cli.arguments import Arguments
+from ln_zoo.cli.optimizers import OPTIMIZATION
 from ln_zoo.models import Handwriting, MLPClassifier, ZooModule
-from ln_zoo.zoo.measured import OPTIMIZATION
 
 COSINE = (
     "--lr_scheduler=CosineAnnealingLR",

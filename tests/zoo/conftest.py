@@ -38,7 +38,7 @@ def models_folder(
     tmp_path: Path, make_card: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Cards of LayerNorm, BatchNorm and Identity in the folder that LN_ZOO_MODELS names, only."""
-    monkeypatch.setattr(catalog, "_SHIPPED", ())
+    monkeypatch.setattr(catalog, "SHIPPED", ())
     make_card("mlp.layernorm")
     make_card("mlp.batchnorm", BatchNorm())
     other = [{**metric, "dataset": "mnist"} for metric in RESULTS["metrics"]]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from zoo_support import RESULTS
 
-from ln_zoo.zoo import catalog, listing
+from ln_zoo.cli import listing
+from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import CardError, card_folders, describe, find, list_models, read_card
 
 

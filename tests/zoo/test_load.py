@@ -123,7 +123,7 @@ def test_versions_of_weights(
     """Two folders of one name, as where a newer ln_zoo brings other weights."""
     newer = {**RESULTS, "card": {"version": "2"}}
     write_card(tmp_path / "shipped/mlp.none", tiny(seed=1), newer, preprocessing=PREPROCESSING)
-    monkeypatch.setattr(catalog, "_SHIPPED", (tmp_path / "shipped",))
+    monkeypatch.setattr(catalog, "SHIPPED", (tmp_path / "shipped",))
     first, second = load("mlp.none").card, load("mlp.none", revision="2").card
     assert (first.folder, first.version) == (models_folder / "mlp.none", "")
     assert (second.folder, second.version) == (tmp_path / "shipped/mlp.none", "2")

@@ -138,7 +138,7 @@ def test_weights_that_the_wheel_leaves_out_come_from_the_hub(
     other = write_card(theirs, tiny(seed=1), RESULTS, preprocessing=PREPROCESSING)
     publish(str(other), f"stranger/{folder.name}")
     (folder / "model.safetensors").unlink()
-    monkeypatch.setattr(catalog, "_SHIPPED", (folder.parent,))
+    monkeypatch.setattr(catalog, "SHIPPED", (folder.parent,))
 
     with pytest.raises(CardError, match="LN_ZOO_MODELS"):
         load(folder.name)

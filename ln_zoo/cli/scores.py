@@ -1,8 +1,12 @@
-"""Content of ``test_results.json``: metrics of an evaluation, and how to reproduce it."""
+"""Scores of an evaluation: the table of the terminal, and ``test_results.json``.
+
+The file holds the metrics and how to reproduce them; `ln_zoo.zoo.cards` reads it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -15,15 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from rich.console import Console
 
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
+from ln_zoo.cli.optimizers import OPTIMIZATION
+from ln_zoo.files import relative
 from ln_zoo.training_runs import dataset_metadata
 from ln_zoo.zoo import reported
 from ln_zoo.zoo.source import checkpoint_in, find_card, read_checkpoint
-
-#: Key under which checkpoints hold the optimizer and schedule that replaced the model's own.
-OPTIMIZATION = "optimization"
 
 
 class Evaluated(NamedTuple):
@@ -37,16 +41,54 @@ class Evaluated(NamedTuple):
     subcommand: str
 
 
-def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
+def report(run: Evaluated) -> None:
+    """Prints the table of a test and writes ``test_results.json``."""
+    trainer = run.trainer
+    folder = Path(trainer.log_dir or ".")  # a collective call
+    if not trainer.is_global_zero:
+        return
+    results = _collect(run, "test")
+    _print_table(results, "test", *_card_scores(run, results))
+    if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "test_results.json"
+        path.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        print(f"results: {relative(path)}")
+
+
+def report_validation(run: Evaluated) -> None:
+    """Prints the table of a validation."""
+    if run.trainer.is_global_zero:
+        _print_table(_collect(run, "val"), "validation")
+
+
+def _print_table(
+    results: dict[str, Any], split: str, card: dict[str, float] | None = None, note: str = ""
+) -> None:
+    part = results["part"]
+    rows = reported.comparison(
+        results["model"],
+        results["norm"],
+        results["metrics"],
+        data=reported.measured_on(results["data"], split),
+        size=reported.run_size(results["size"], results["data"], results["training_runs"]),
+        obstacles=[f"a part of the {split} set here"] if part else [],
+    )
+    title = f"{results['model']}, {results['norm']}"
+    if part:
+        title += (
+            f", on a part of the {split} set: {part['batches']} of {part['of_batches']} batches"
+        )
+    if part and part["examples"] is not None:
+        title += f", {part['examples']:,} examples"
+    Console().print(reported.render(rows, title=title, card=card, note=note))
+
+
+def _collect(run: Evaluated, stage: str) -> dict[str, Any]:
     """Metrics of an evaluation and how to reproduce it, as plain values."""
-    trainer, model, data = run.trainer, run.model, run.data
-    settings = run.settings
-    path = _tested_file(run)
-    population = _population(run)
-    runs = model.training_runs
-    optimization = read_checkpoint(str(path)).get(OPTIMIZATION) if path else None
-    norm = model.hparams.get("norm") or {}
-    facts = dataset_metadata(data)
+    trainer, model, data, settings = run.trainer, run.model, run.data, run.settings
+    path, population, runs = _tested_file(run), _population(run), model.training_runs
+    norm, facts = model.hparams.get("norm") or {}, dataset_metadata(data)
     part = _part(run, stage)
     if part and part["examples"] is not None:
         facts[f"{stage}_size"] = part["examples"]
@@ -70,11 +112,11 @@ def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
         "epochs": runs[-1].get("epochs") if runs else None,
         "steps": runs[-1].get("steps") if runs else None,
         "training_runs": [dict(run) for run in runs],
-        "optimization": optimization,
+        "optimization": read_checkpoint(str(path)).get(OPTIMIZATION) if path else None,
         "seed": settings.get("seed_everything"),
         "precision": str(trainer.precision),
         "processes": trainer.world_size,
-        "hardware": hardware(model),
+        "hardware": _hardware(model),
         "date": date.today().isoformat(),
         "versions": {
             "ln_zoo": __version__,
@@ -84,7 +126,7 @@ def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
     }
 
 
-def card_scores(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
+def _card_scores(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
     """Scores of the tested card on the same data, in the units of tables; None if it has none.
 
     The second value is a note if the card was tested with other preprocessing.
@@ -119,13 +161,8 @@ def _size(model: LightningModule) -> dict[str, Any]:
     return hparams
 
 
-def hardware(model: LightningModule) -> str:
-    """The hardware class: GPU name, or processor name and core count.
-
-    Example:
-        >>> hardware(LightningModule())
-        'CPU, ...'
-    """
+def _hardware(model: LightningModule) -> str:
+    """The hardware class: GPU name, or processor name and core count."""
     if model.device.type == "cuda":
         return f"GPU, {torch.cuda.get_device_name(model.device)}"
     name = platform.processor() or platform.machine()
