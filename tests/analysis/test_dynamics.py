@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from cli_support import rows_of
 from torch import Tensor, nn
 
 from ln_zoo.analysis import (
@@ -462,8 +462,7 @@ def test_table_csv_and_picture(tmp_path: Path) -> None:
     assert cells[3:5] == ["-0.6931", "+300.0 %"]
     assert cells[6] == "sum 1"
     write_dynamics(found, tmp_path / "a/dynamics.csv")
-    with (tmp_path / "a/dynamics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "a/dynamics.csv")
     assert len(rows) == 9
     assert rows[1] == {
         "group": "LSTM", "layer": "LayerNorm 1", "t": "2",

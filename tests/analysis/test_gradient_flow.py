@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_support import rows_of
 from reference import read
 from torch import Tensor
 from torch.nn import functional as F
@@ -277,8 +277,7 @@ def test_table() -> None:
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "new" / "flow.csv"
     write_gradient_flow(SHOWN, path, "pixels, in order")
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(path)
     assert list(rows[0]) == ["inputs", "t", "BatchNorm 0.1", "BatchNorm 1", "Identity"]
     assert [row["t"] for row in rows] == ["1", "2", "3", "4"]
     assert {row["inputs"] for row in rows} == {"pixels, in order"}

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from cli_support import rows_of
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -97,6 +98,13 @@ def test_verdicts_do_not_depend_on_the_size_of_weights(scale: float) -> None:
         assert [cell.verdict for cell in cells.values()] == row.split()
 
 
+#: The order in which the maps come; the last four again for each factor.
+ORDER = (
+    "weight_matrix_recentering", "dataset_recentering", "weight_matrix_rescaling",
+    "weight_vector_rescaling", "dataset_rescaling", "example_rescaling",
+)  # fmt: skip
+
+
 class Recorder(nn.Linear):
     """Notes with which weights and inputs it was run."""
 
@@ -117,49 +125,27 @@ def test_the_maps_are_those_of_the_paper() -> None:
     w, x = made(Identity()).weight.detach().clone(), random_inputs()
     layer = Recorder(w)
     deviations = measure_invariance(layer, x, FACTORS)
-    (before, *runs) = layer.runs
-    assert torch.equal(before[0], w)
-    assert torch.equal(before[1], x)
+    before, *runs = layer.runs
+    unit, example = (int(a.square().sum(1).argmax()) for a in (w, x))
+    # One vector is added to all rows.
+    gamma, shift = runs[0][0] - w, runs[1][1] - x
+    for moved in (gamma, shift):
+        torch.testing.assert_close(moved, moved[:1].expand_as(moved))
+        assert moved[0].abs().min() > 1e-3
+    expected = [(w, x), (w + gamma, x), (w, x + shift)]
+    for delta in FACTORS:
+        one_row, one_example = w.clone(), x.clone()
+        one_row[unit] *= delta
+        one_example[example] *= delta
+        expected += [(delta * w, x), (one_row, x), (w, delta * x), (w, one_example)]
+    for run, pair in zip([before, *runs], expected, strict=True):
+        torch.testing.assert_close(run, pair, rtol=1e-15, atol=1e-15)
     plain = x @ w.T
     spread = (plain - plain.mean(0)).abs().max()
-    found: dict[str, list[tuple[float | None, float]]] = {name: [] for name in INVARIANCES}
-    for mapped, data in runs:
-        moved = float((data @ mapped.T - plain).abs().max() / spread)
-        rows, examples = (mapped / w, data / x)
-        if torch.equal(data, x):
-            units = (mapped != w).any(1).nonzero().flatten().tolist()
-            if len(units) == 1:
-                assert units == [int(w.square().sum(1).argmax())]
-                ratio = rows[units[0]]
-                name, factor = "weight_vector_rescaling", float(ratio[0])
-                torch.testing.assert_close(ratio, torch.full_like(ratio, factor))
-            elif torch.allclose(rows, rows[0, 0]):
-                name, factor = "weight_matrix_rescaling", float(rows[0, 0])
-            else:  # one vector for all rows
-                gamma = mapped - w
-                torch.testing.assert_close(gamma, gamma[:1].expand_as(gamma))
-                assert gamma[0].abs().min() > 1e-3
-                name, factor = "weight_matrix_recentering", None
-        else:
-            assert torch.equal(mapped, w)
-            one = (data != x).any(1).nonzero().flatten().tolist()
-            if len(one) == 1:
-                assert one == [int(x.square().sum(1).argmax())]
-                ratio = examples[one[0]]
-                name, factor = "example_rescaling", float(ratio[0])
-                torch.testing.assert_close(ratio, torch.full_like(ratio, factor))
-            elif torch.allclose(examples, examples[0, 0]):
-                name, factor = "dataset_rescaling", float(examples[0, 0])
-            else:
-                shift = data - x
-                torch.testing.assert_close(shift, shift[:1].expand_as(shift))
-                assert shift[0].abs().min() > 1e-3
-                name, factor = "dataset_recentering", None
-        found[name].append((factor, moved))
-    for name, moves in found.items():
-        factors = [None] if name.endswith("recentering") else list(FACTORS)
-        assert [factor for factor, _ in moves] == pytest.approx(factors)
-        assert deviations[name] == pytest.approx(max(moved for _, moved in moves), rel=1e-9)
+    moves = [float((data @ mapped.T - plain).abs().max() / spread) for mapped, data in runs]
+    for number, name in enumerate(ORDER):
+        of_map = moves[number::4] if number > 1 else moves[number : number + 1]
+        assert deviations[name] == pytest.approx(max(of_map), rel=1e-9)
 
 
 def by_hand(norm: Norm, layer: Linear, w: Tensor, x: Tensor, eps: float = 0.0) -> Tensor:
@@ -186,12 +172,7 @@ def test_deviations_are_those_of_the_equations(norm: Norm, eps: float) -> None:
     expected: dict[str, float] = {}
     outputs = [by_hand(norm, layer, w, data, eps) for w, data in recorder.runs]
     spread = (outputs[0] - outputs[0].mean(0)).abs().max()
-    # The order in which the maps come.
-    names = (
-        "weight_matrix_recentering", "dataset_recentering", "weight_matrix_rescaling",
-        "weight_vector_rescaling", "dataset_rescaling", "example_rescaling",
-    )  # fmt: skip
-    for name, output in zip(names, outputs[1:], strict=True):
+    for name, output in zip(ORDER, outputs[1:], strict=True):
         expected[name] = float((output - outputs[0]).abs().max() / spread)
     found = measure_invariance(layer, x, (2.0,))
     for name in INVARIANCES:
@@ -730,8 +711,7 @@ def test_picture_and_its_numbers(tmp_path: Path) -> None:
     for text in ("a title", "BatchNorm", "LayerNorm", "weights times 0.25", "weights times 3"):
         assert f"<!-- {text} -->" in drawn
     write_eps_effect(effects, tmp_path / "other" / "eps.csv")
-    with (tmp_path / "other" / "eps.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "other" / "eps.csv")
     assert len(rows) == 4 * 25
     first = effects[0]
     assert rows[3]["norm"] == "BatchNorm"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ln_zoo.analysis import (
+    FisherBlock,
     layer_blocks,
     network_empirical_fisher,
     network_fisher,
@@ -56,8 +58,27 @@ def expected(
 ) -> Tensor:
     parameters = dict(network.named_parameters())
     chosen = [parameters[name] for name in names]
-    examples = [batch[n : n + 1] for n in range(len(batch))]
-    return sum(by_definition(network(x)[0], family, phi, chosen) for x in examples) / len(examples)
+    rows = [row for x in batch.split(1) for row in network(x).flatten(0, -2)]
+    return sum(by_definition(row, family, phi, chosen) for row in rows) / len(batch)
+
+
+def assert_blocks(
+    blocks: dict[str, FisherBlock],
+    sparse: dict[str, FisherBlock],
+    wanted: Callable[[list[str]], Tensor],
+    rtol: float = 1e-10,
+) -> None:
+    """Matrices, and what is known of them without, against the definition."""
+    for name, block in blocks.items():
+        matrix = wanted(list(block.parameters))
+        close = {"rtol": rtol, "atol": 1e-14 * float(matrix.abs().max())}
+        torch.testing.assert_close(block.matrix, matrix, **close)
+        assert sparse[name].matrix is None
+        largest = float(torch.linalg.eigvalsh(matrix)[-1])
+        for found in (block, sparse[name]):
+            torch.testing.assert_close(found.diagonal, matrix.diag(), **close)
+            assert found.trace == pytest.approx(float(matrix.trace()))
+            assert found.largest == pytest.approx(largest, rel=1e-7)
 
 
 NORMS = [LayerNorm(), BatchNorm(max_steps=4), WeightNorm(), RMSNorm(), Identity()]
@@ -94,19 +115,7 @@ def test_blocks_are_expected_outer_products_of_scores(kind: str, norm: Norm) -> 
     assert sorted(n for b in blocks.values() for n in b.parameters) == sorted(
         name for name, _ in model.named_parameters()
     )
-    for name, block in blocks.items():
-        wanted = expected(model, list(block.parameters), x)
-        assert block.matrix is not None
-        assert sparse[name].matrix is None
-        scale = float(wanted.abs().max())
-        torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-13 * scale)
-        largest = float(torch.linalg.eigvalsh(wanted)[-1])
-        for found in (block, sparse[name]):
-            torch.testing.assert_close(
-                found.diagonal, wanted.diag(), rtol=1e-10, atol=1e-13 * scale
-            )
-            assert found.trace == pytest.approx(float(wanted.trace()))
-            assert found.largest == pytest.approx(largest, rel=1e-7)
+    assert_blocks(blocks, sparse, lambda names: expected(model, names, x))
 
 
 @pytest.mark.parametrize(("family", "phi"), [("gaussian", 1), ("gaussian", 0.3), ("bernoulli", 1)])
@@ -125,13 +134,12 @@ def test_batch_statistics_are_differentiated_through() -> None:
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     model.train()
     parameters = dict(model.named_parameters())
-    for name, block in blocks.items():
-        chosen = [parameters[each] for each in block.parameters]
-        logits = model(x)
-        wanted = sum(by_definition(s, "categorical", 1, chosen) for s in logits) / N
-        torch.testing.assert_close(block.matrix, wanted, rtol=1e-8, atol=1e-14)
-        largest = float(torch.linalg.eigvalsh(wanted)[-1])
-        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+
+    def wanted(names: list[str]) -> Tensor:
+        chosen = [parameters[name] for name in names]
+        return sum(by_definition(s, "categorical", 1, chosen) for s in model(x)) / N
+
+    assert_blocks(blocks, sparse, wanted, rtol=1e-8)
 
 
 def test_noise_under_batch_statistics_is_one_draw() -> None:
@@ -191,17 +199,9 @@ class PerStep(nn.Module):
 def test_outputs_at_every_step(family: str) -> None:
     """Independent given the inputs: their matrices add up."""
     model, x = PerStep(), normal(N, 4, 2)
-    parameters = dict(model.named_parameters())
     blocks = network_fisher(model, x, family=family)
     sparse = network_fisher(model, x, family=family, max_size=0, outputs_at_once=1)
-    for name, block in blocks.items():
-        chosen = [parameters[each] for each in block.parameters]
-        rows = model(x).flatten(0, 1)
-        wanted = sum(by_definition(s, family, 1, chosen) for s in rows) / N
-        torch.testing.assert_close(block.matrix, wanted, rtol=1e-9, atol=1e-14)
-        torch.testing.assert_close(sparse[name].diagonal, wanted.diag(), rtol=1e-9, atol=1e-14)
-        largest = float(torch.linalg.eigvalsh(wanted)[-1])
-        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+    assert_blocks(blocks, sparse, lambda names: expected(model, names, x, family), rtol=1e-9)
 
 
 def test_mean_over_given_outputs() -> None:
@@ -214,13 +214,13 @@ def test_mean_over_given_outputs() -> None:
     blocks = network_empirical_fisher(model, (x, y), log_likelihood)
     sparse = network_empirical_fisher(model, (x, y), log_likelihood, max_size=0)
     parameters = dict(model.named_parameters())
-    for name, block in blocks.items():
-        chosen = [parameters[each] for each in block.parameters]
+
+    def wanted(names: list[str]) -> Tensor:
+        chosen = [parameters[name] for name in names]
         scores = [score(value, chosen) for value in log_likelihood((x, y))]
-        wanted = sum(torch.outer(g, g) for g in scores) / N
-        torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
-        largest = float(torch.linalg.eigvalsh(wanted)[-1])
-        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+        return sum(torch.outer(g, g) for g in scores) / N
+
+    assert_blocks(blocks, sparse, wanted)
 
 
 def test_blocks_of_ones_own() -> None:
