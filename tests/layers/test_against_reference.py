@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 import reference
 import torch
+from layer_results import assert_close, flat, gradients
 from reference import Direction
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
 F64 = torch.float64
-TOLERANCE = 1e-9
+TOLERANCE: dict[str, float] = {"tolerance": 0, "atol": 1e-9}
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN_TANH": RNN, "RNN_RELU": RNN}
 CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN_TANH": RNNCell, "RNN_RELU": RNNCell}
 NORMS: dict[str, Norm] = {
@@ -48,16 +49,12 @@ def build(cls: type[nn.Module], cell: str, norm: str, **options: object) -> nn.M
     return module.train("evaluation" not in norm)
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
-
-
 def assert_same_statistics(sites: Any, d: Direction) -> None:
     of_norm = {role: site.statistics for role, site in d.sites.items() if site.statistics}
     assert 3 * len(of_norm) == len(list(sites.buffers()))
     for role, statistics in of_norm.items():
-        assert_close(sites[role].running_mean, statistics.mean)
-        assert_close(sites[role].running_var, statistics.var)
+        assert_close(sites[role].running_mean, statistics.mean, **TOLERANCE)
+        assert_close(sites[role].running_var, statistics.var, **TOLERANCE)
         assert sites[role].num_batches_tracked.tolist() == statistics.count
 
 
@@ -66,10 +63,10 @@ def check_layer(layer: Any, cell: str, lengths: tuple[int, ...]) -> None:
     lstm = cell == "LSTM"
     for _ in range(2):
         ours = {suffix: reference.read(cell, layer, suffix) for suffix in layer.sites}
-        flat, both = list(ours.values()), 1 + layer.bidirectional
-        layers = [flat[k : k + both] for k in range(0, len(flat), both)]
+        directions, both = list(ours.values()), 1 + layer.bidirectional
+        layers = [directions[k : k + both] for k in range(0, len(directions), both)]
         sequences = [torch.randn(n, 3, dtype=F64) for n in lengths]
-        shape = (len(flat), len(lengths))
+        shape = (len(directions), len(lengths))
         h0 = torch.randn(*shape, layer.proj_size or 4, dtype=F64, requires_grad=True)
         c0 = torch.randn(*shape, 4, dtype=F64, requires_grad=True) if lstm else None
 
@@ -81,22 +78,12 @@ def check_layer(layer: Any, cell: str, lengths: tuple[int, ...]) -> None:
         else:
             packed, state = layer(pack_sequence(sequences, enforce_sorted=False), hx)
             outputs = unpack_sequence(packed)
-        found = [*outputs, *(state if lstm else (state,))]
-        expected = [a for a in (*wanted, *wanted_states) if a is not None]
-        sources = [a for a in (*layer.parameters(), h0, c0) if a is not None]
-        found += gradients(found, sources)
-        expected += gradients(expected, sources)
-        for one, two in zip(found, expected, strict=True):
-            assert_close(one, two)
+        found, expected = (outputs, state), (wanted, wanted_states)
+        sources = flat((layer.parameters(), h0, c0))
+        assert_close(found, expected, **TOLERANCE)
+        assert_close(gradients(found, sources), gradients(expected, sources), **TOLERANCE)
         for suffix, d in ours.items():
             assert_same_statistics(layer.sites[suffix], d)
-
-
-def gradients(results: list[Tensor], sources: list[Tensor]) -> list[Tensor]:
-    """Of a sum that weighs every element of the results differently."""
-    loss = sum((r * torch.linspace(-1, 1, r.numel(), dtype=F64).view_as(r)).sum() for r in results)
-    found = torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
-    return list(found)
 
 
 LAYOUTS: list[tuple[dict[str, Any], tuple[int, ...]]] = [
@@ -162,11 +149,7 @@ def test_cell(cell: str, norm: str, options: dict[str, Any]) -> None:
         found = module(x, state if cell == "LSTM" else state[0], step=t)
         state = found if cell == "LSTM" else (found,)
         h, c = d.step(x, h, c, t)
-        for one, two in zip(state, (h, c), strict=False):
-            assert_close(one, two)
-    sources = list(module.parameters())
-    wanted = [a for a in (h, c) if a is not None]
-    pairs = zip(gradients(list(state), sources), gradients(wanted, sources), strict=True)
-    for one, two in pairs:
-        assert_close(one, two)
+        assert_close(state, (h, c), **TOLERANCE)
+    found, wanted = (gradients(of, module.parameters()) for of in (state, (h, c)))
+    assert_close(found, wanted, **TOLERANCE)
     assert_same_statistics(module.sites, d)

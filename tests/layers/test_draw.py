@@ -12,6 +12,7 @@ import draw_reference
 import pytest
 import torch
 from draw_reference import Drawn
+from layer_results import assert_close, gradients
 from torch import Tensor
 
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
@@ -59,21 +60,9 @@ def given(network: DRAWNetwork) -> tuple[Tensor, Tensor]:
     return images, torch.randn(shape, generator=generator, dtype=F64)
 
 
-def gradients(results: list[Tensor], sources: list[Tensor]) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(6)
-    parts = [(a * torch.randn(a.shape, generator=generator, dtype=F64)).sum() for a in results]
-    return torch.autograd.grad(
-        torch.stack(parts).sum(), sources, allow_unused=True, materialize_grads=True
-    )
-
-
 def results(done: DRAWOutput | Drawn) -> list[Tensor]:
     last = done.canvases[-1] if isinstance(done, Drawn) else done.logits
     return [a for a in (last, done.means, done.log_stds) if a is not None]
-
-
-def assert_close(one: Tensor, two: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance / 10)
 
 
 def check(network: DRAWNetwork, eps: float | None = None, generates: bool = False) -> None:
@@ -87,8 +76,7 @@ def check(network: DRAWNetwork, eps: float | None = None, generates: bool = Fals
     p = draw_reference.parameters_of(network)
     expected = draw_reference.draw(p, None if generates else images, noise, eps)
     done = network.generate(noise, True) if generates else network(images, noise, True)
-    for one, two in zip(results(done), results(expected), strict=True):
-        assert_close(one, two)
+    assert_close(results(done), results(expected), 1e-10, 1e-11)
     assert done.trace is not None
     # The stride of a single filter is free.
     sizes = {"canvases": None, "read": network.read_size, "write": network.write_size}
@@ -98,16 +86,16 @@ def check(network: DRAWNetwork, eps: float | None = None, generates: bool = Fals
         if one is not None:
             assert not one.requires_grad
             kept = [0, 1, 3, 4] if size == 1 else slice(None)
-            assert_close(one[..., kept], two.detach()[..., kept])
-    wanted = gradients(results(expected), sources)
-    for one, two in zip(gradients(results(done), sources), wanted, strict=True):
-        assert_close(one, two, 1e-9)
+            assert_close(one[..., kept], two.detach()[..., kept], 1e-10, 1e-11)
+    found, wanted = (gradients(results(a), sources) for a in (done, expected))
+    assert_close(found, wanted, 1e-9, 1e-10)
     if not generates:
         for cell, d in ((network.encoder, p.encoder), (network.decoder, p.decoder)):
             for role, site in d.sites.items():
                 if site.statistics is not None:
-                    assert_close(cell.sites[role].running_mean, site.statistics.mean)
-                    assert_close(cell.sites[role].running_var, site.statistics.var)
+                    own, of_site = cell.sites[role], site.statistics
+                    assert_close(own.running_mean, of_site.mean, 1e-10, 1e-11)
+                    assert_close(own.running_var, of_site.var, 1e-10, 1e-11)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -505,10 +493,8 @@ def test_a_glimpse_is_one_graph(
     network.compile_glimpse("reduce-overhead")
     done = results(network(images, noise))
     assert without_compiler == ["max-autotune", "reduce-overhead"]
-    for one, two in zip(done, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
-    for one, two in zip(gradients(done, sources), gradients(expected, sources), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
+    assert_close(done, expected, 1e-10, 1e-11)
+    assert_close(gradients(done, sources), gradients(expected, sources), 1e-9, 1e-10)
     # A CUDA graph would overwrite the glimpse before, where no gradients are to come.
     with torch.no_grad(), monkeypatch.context() as patch:
         patch.setattr("ln_zoo.layers.draw._compiled", None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import assert_close, gradients
 from reference import batch_norm, layer_norm, weight_norm
 from torch import Tensor, nn
 
@@ -62,13 +63,9 @@ def weight_of(layer: Any, norm: Norm) -> Tensor:
     return weight_norm(layer.weight.flatten(1), layer.site.scale).view_as(layer.weight)
 
 
-def assert_close(found: Tensor, wanted: Tensor, layer: nn.Module) -> None:
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
-    head = torch.randn_like(found)
-    gradients = (
-        torch.autograd.grad((a * head).sum(), list(layer.parameters())) for a in (found, wanted)
-    )
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+def check(found: Tensor, wanted: Tensor, layer: nn.Module) -> None:
+    assert_close(found, wanted, 0, 1e-9)
+    assert_close(*(gradients(a, layer.parameters()) for a in (found, wanted)), 0, 1e-9)
 
 
 @every_norm
@@ -80,7 +77,7 @@ def test_linear(norm: Norm, bias: bool, lead: tuple[int, ...], training: bool) -
     x = torch.randn(*lead, 3, dtype=F64)
     sums = x.flatten(0, -2) @ weight_of(layer, norm).T
     wanted = expected(sums[..., None, None], norm, layer).view(*lead, 4)
-    assert_close(layer(x), wanted, layer)
+    check(layer(x), wanted, layer)
 
 
 @every_norm
@@ -98,7 +95,7 @@ def test_conv2d(norm: Norm, training: bool, options: dict[str, Any]) -> None:
     randomize(layer).train(training)
     sums = torch.func.functional_call(plain, {"weight": weight_of(layer, norm)}, x)
     found, wanted = layer(x), expected(sums, norm, layer)
-    assert_close(found, wanted, layer)
+    check(found, wanted, layer)
     if not norm.batch_dependent:
         torch.testing.assert_close(layer(x[1]), found[1], rtol=0, atol=1e-12)
         spread = layer(x.to(memory_format=torch.channels_last))

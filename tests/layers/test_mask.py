@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import flat
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
@@ -20,11 +21,6 @@ MASK = torch.arange(T).unsqueeze(1) < torch.tensor(LENGTHS)
 def made(cls: type, **options: Any) -> Any:
     torch.manual_seed(0)
     return cls(E, H, norm=LayerNorm(), dtype=torch.float64, **options)
-
-
-def flat(result: Any) -> tuple[Tensor, ...]:
-    output, states = result
-    return output, *(states if isinstance(states, tuple) else (states,))
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["", "resets"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import randomised
 from own_cell import JOINT_GRU_CELL, MGU, MGU_CELL, JointGRU, JointGRUCell, MGUCell, main
 from reference import layer_norm
 from torch import Tensor
@@ -46,13 +47,6 @@ class TestLSTM(CellCase):
 
     layer, step = LSTM, LSTMCell
     norms = (LayerNorm(),)
-
-
-def randomised(layer: Any) -> Any:
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return layer
 
 
 def test_the_minimal_gated_unit_is_its_equations() -> None:

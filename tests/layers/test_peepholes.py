@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import assert_close, gradients, randomised
 from torch import Tensor
 
 from ln_zoo import ops
@@ -29,21 +30,7 @@ some_norms = pytest.mark.parametrize("norm", [LayerNorm(eps=1e-3), BatchNorm()],
 
 def randomise(module: Any) -> Any:
     torch.manual_seed(6)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.rand_like(parameter) - 0.5)
-    return module
-
-
-def assert_close(one: Any, two: Any, tolerance: float = 1e-11) -> None:
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def gradients(results: Any, sources: Any) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(5)
-    loss = sum((a * torch.randn(a.shape, generator=generator).to(a.dtype)).sum() for a in results)
-    return torch.autograd.grad(loss, list(sources))
+    return randomised(module)
 
 
 @every_option
@@ -179,7 +166,7 @@ def test_derivatives_are_clipped_where_they_arise(bound: float, peephole: bool) 
         expected = clipped_backward(w, x, d_out, bound, peephole)
     output, _ = layer(x)
     found = torch.autograd.grad(output, [*w.values(), x], d_out)
-    assert_close(found, expected.values())
+    assert_close(found, list(expected.values()))
     free = LSTM(3, 5, peephole=peephole, dtype=F64)
     free.load_state_dict(layer.state_dict())
     unclipped = torch.autograd.grad(free(x)[0], x, d_out)[0]
@@ -231,7 +218,7 @@ def test_transforms_of_functions() -> None:
     layer = randomise(LSTM(3, 4, norm=LayerNorm(), dtype=F64, **BOTH)).requires_grad_(False)
     x = torch.randn(2, 3, 2, 3, dtype=F64)  # two batches
     mapped = torch.vmap(lambda x: layer(x)[0])(x)
-    assert_close(mapped, [layer(part)[0] for part in x])
+    assert_close(mapped, torch.stack([layer(part)[0] for part in x]))
     found = torch.vmap(torch.func.grad(lambda x: layer(x)[0].square().sum()))(x)
     for part, gradient in zip(x, found, strict=True):
         part = part.clone().requires_grad_()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import flat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -25,12 +26,8 @@ every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
-def flatten(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [t for part in value for t in flatten(part)]
-
-
 def assert_near(actual: Any, expected: Any, tolerance: float) -> None:
-    for a, b in zip(flatten(actual), flatten(expected), strict=True):
+    for a, b in zip(flat(actual), flat(expected), strict=True):
         torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=tolerance)
 
 
@@ -48,7 +45,7 @@ def test_autocast_layers(cls: type, norm: Norm, dtype: torch.dtype) -> None:
         # States fit back in, and half input is as good.
         layer(output.new_zeros(5, 6, 3), states)
     assert output.dtype == packed.data.dtype == dtype
-    assert {s.dtype for s in flatten(states)} == {torch.float32}
+    assert {s.dtype for s in flat(states)} == {torch.float32}
     assert_near((output, states), expected, 3 * ROUNDING[dtype])
     output.float().square().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
@@ -63,9 +60,9 @@ def test_autocast_on_the_fused_loop_is_torchs(cls: type, norm: Norm) -> None:
     ours = cls(3, 4, norm=norm)
     x = torch.randn(5, 6, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        actual = flatten(ours(x))
+        actual = flat(ours(x))
         try:
-            expected = flatten(theirs(x))
+            expected = flat(theirs(x))
         except RuntimeError as error:
             pytest.skip(f"ours ran, torch's own does not on this processor: {error}")
     assert [t.dtype for t in actual] == [t.dtype for t in expected]

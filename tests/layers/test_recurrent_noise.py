@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import reference
 import torch
-from torch import Tensor, nn
+from layer_results import assert_close, flat, gradients, randomised
+from torch import nn
 
 from ln_zoo.analysis import gradient_norms
 from ln_zoo.conversion import denormalize_
@@ -35,27 +36,8 @@ every_noise = pytest.mark.parametrize("noise", NOISE, ids=str)
 
 def made(cls: type, norm: Norm | None = None, **options: Any) -> Any:
     torch.manual_seed(0)
-    layer = cls(E, H, norm=LayerNorm(eps=1e-3) if norm is None else norm, dtype=F64, **options)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return layer
-
-
-def flat(result: Any) -> list[Tensor]:
-    output, states = result
-    return [output, *(states if isinstance(states, tuple) else (states,))]
-
-
-def assert_close(one: Any, two: Any, tolerance: float = 1e-11) -> None:
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def gradients(results: list[Tensor], sources: list[Tensor]) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(5)
-    total = sum((a * torch.randn(a.shape, generator=generator, dtype=F64)).sum() for a in results)
-    return torch.autograd.grad(total, sources)
+    norm = LayerNorm(eps=1e-3) if norm is None else norm
+    return randomised(cls(E, H, norm=norm, dtype=F64, **options), 0.2)
 
 
 # Zoneout (Krueger et al. 2017, section 3 and 3.2)
@@ -69,7 +51,7 @@ def drawn_as_layer_draws(cls: type, p: Any, dropout: float) -> Noise:
     return found
 
 
-def check(layer: Any, states: tuple[Tensor, ...], noise: dict[str, Any]) -> None:
+def check(layer: Any, states: tuple[torch.Tensor, ...], noise: dict[str, Any]) -> None:
     """Outputs, states and gradients against the equations with this noise."""
     d = reference.read(CELLS[type(layer)][0], layer, "l0")
     generator = torch.Generator().manual_seed(1)
@@ -77,7 +59,7 @@ def check(layer: Any, states: tuple[Tensor, ...], noise: dict[str, Any]) -> None
     given = tuple(s.unsqueeze(0) for s in states)
     output, *finals = flat(layer(x, given if len(given) > 1 else given[0]))
     outputs, *wanted = reference.run(d, x.unbind(1), *states, **noise)
-    expected = [torch.stack(outputs, 1), *(s for s in wanted if s is not None)]
+    expected = flat((torch.stack(outputs, 1), wanted))
     found = [output, *(s[0] for s in finals)]
     assert_close(found, expected)
     sources = [x, *layer.parameters()]

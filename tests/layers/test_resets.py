@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import assert_close, flat, gradients, randomised
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -24,11 +25,7 @@ T, N, E, H = 9, 4, 3, 5
 
 def made(cls: type, norm: Norm, **options: Any) -> Any:
     torch.manual_seed(0)
-    layer = cls(E, H, norm=norm, dtype=F64, **options)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return layer
+    return randomised(cls(E, H, norm=norm, dtype=F64, **options), 0.2)
 
 
 def flags() -> Tensor:
@@ -53,44 +50,28 @@ def as_hx(states: tuple[Tensor, ...] | None) -> Any:
     return states if states is None or len(states) > 1 else states[0]
 
 
-def flat(result: Any) -> list[Tensor]:
-    output, states = result
-    return [output, *(states if isinstance(states, tuple) else (states,))]
-
-
 def apart(
     layer: Any, x: Tensor, reset: Tensor, states: tuple[Tensor, ...] | None, lengths: list[int]
 ) -> list[Tensor]:
     """The same by definition: each piece of each sequence in a call of its own."""
-    both = layer.bidirectional
+    reverse = [suffix.endswith("reverse") for suffix in layer.sites]
     outputs, finals = [], []
     for n, length in enumerate(lengths):
         begins = [0, *(t for t in range(1, length) if reset[t, n])]
-        pieces = list(zip(begins, [*begins[1:], length], strict=True))
         found = []
-        for number, (begin, end) in enumerate(pieces):
-            hx = []
-            for k in range(len(layer.cell.states)):
-                width = layer.proj_size or H if k == 0 else H
-                rows = []
-                for i in range(len(layer.sites)):
-                    if both and i % 2:
-                        given = number == len(pieces) - 1
-                    else:
-                        given = number == 0 and not reset[0, n]
-                    row = torch.zeros(width, dtype=F64)
-                    rows.append(row if states is None or not given else states[k][i, n])
-                hx.append(torch.stack(rows).unsqueeze(1))
-            found.append(flat(layer(x[begin:end, n : n + 1], as_hx(tuple(hx)))))
+        for begin, end in zip(begins, [*begins[1:], length], strict=True):
+            hx = None
+            if states is not None:
+                # The first piece starts from the given states, in reverse directions the last.
+                given = [end == length if back else not (begin or reset[0, n]) for back in reverse]
+                starts = torch.tensor(given).view(-1, 1, 1)
+                hx = tuple(s[:, n : n + 1] * starts for s in states)
+            found.append(flat(layer(x[begin:end, n : n + 1], as_hx(hx))))
         outputs.append(torch.cat([piece[0] for piece in found])[:, 0])
+        last = [found[0 if back else -1][1:] for back in reverse]
         finals.append(
             [
-                torch.stack(
-                    [
-                        found[0 if both and i % 2 else -1][1 + k][i, 0]
-                        for i in range(len(layer.sites))
-                    ]
-                )
+                torch.stack([ends[k][i, 0] for i, ends in enumerate(last)])
                 for k in range(len(layer.cell.states))
             ]
         )
@@ -99,20 +80,8 @@ def apart(
 
 
 def assert_same(one: list[Tensor], two: list[Tensor], sources: list[Tensor]) -> None:
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-    heads = [torch.randn_like(a) for a in one]
-    found, expected = (
-        torch.autograd.grad(
-            sum((a * head).sum() for a, head in zip(result, heads, strict=True)),
-            sources,
-            materialize_grads=True,
-            allow_unused=True,
-        )
-        for result in (one, two)
-    )
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    assert_close(one, two)
+    assert_close(gradients(one, sources), gradients(two, sources), 1e-9, 1e-10)
 
 
 NONE, LAYER = Identity(), LayerNorm(eps=1e-3)
@@ -157,8 +126,8 @@ def test_flags_instead_of_pieces(
     assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
     lengths = [9, 6, 6, 3]
     packed, reset = (pack_padded_sequence(a, lengths) for a in (x, flags()))
-    output, *finals = flat(layer(packed, as_hx(states), reset=reset))
-    found = [pad_packed_sequence(output)[0], *finals]
+    output, finals = layer(packed, as_hx(states), reset=reset)
+    found = flat((pad_packed_sequence(output)[0], finals))
     assert_same(found, apart(layer, x, flags(), states, lengths), sources)
 
 
@@ -172,8 +141,7 @@ def test_gradients_of_gradients_pass_resets(monkeypatch: pytest.MonkeyPatch) -> 
         loss = layer(x, reset=flags())[0].square().sum()
         (d_x,) = torch.autograd.grad(loss, x, create_graph=True)
         norms.append(torch.autograd.grad(d_x.square().sum(), [x, *layer.parameters()]))
-    for a, b in zip(*norms, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    assert_close(*norms, 1e-9, 1e-10)
 
 
 def test_operators_check_resets() -> None:
@@ -230,9 +198,9 @@ def test_packed_sequences(cls: type, bidirectional: bool, given: bool, loop: str
     states = states_of(layer, given)
     options: dict[str, Any] = {"lengths": torch.tensor(lengths), "enforce_sorted": False}
     packed, reset = (pack_padded_sequence(a, **options) for a in (x, flags()))
-    output, *finals = flat(layer(packed, as_hx(states), reset=reset))
+    output, finals = layer(packed, as_hx(states), reset=reset)
     assert output.batch_sizes.equal(packed.batch_sizes)
-    found = [pad_packed_sequence(output)[0], *finals]
+    found = flat((pad_packed_sequence(output)[0], finals))
     sources = [x, *(states or ()), *layer.parameters()]
     assert_same(found, apart(layer, x, flags(), states, lengths), sources)
 

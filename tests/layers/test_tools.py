@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from torch import Tensor
+from layer_results import assert_close, flat
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.utils.rnn import pack_sequence
 
@@ -35,15 +35,6 @@ def example(cls: type, norm: Norm) -> tuple[torch.nn.Module, tuple[Any, ...], di
     return cls(3, 4, norm=norm), (torch.randn(5, 3),), {"step": 0}
 
 
-def flatten(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [t for part in value for t in flatten(part)]
-
-
-def assert_equal(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
-    for a, b in zip(flatten(actual), flatten(expected), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
-
-
 #: Other layers and norms compile in `test_every_layer_compiles_whole_with_variable_sizes`.
 @pytest.mark.parametrize(
     ("cls", "norm"),
@@ -61,12 +52,12 @@ def test_compiles_whole(cls: type, norm: Norm) -> None:
     twin = copy.deepcopy(module)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     actual, expected = compiled(*arguments, **options), twin(*arguments, **options)
-    assert_equal(actual, expected, 1e-6)
+    assert_close(actual, expected, 0, 1e-6)
     for results in (actual, expected):
-        flatten(results)[0].square().sum().backward()
-    for a, b in zip(module.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-5)
-    assert_equal(list(module.buffers()), list(twin.buffers()), 1e-6)
+        flat(results)[0].square().sum().backward()
+    grads = ([p.grad for p in of.parameters()] for of in (module, twin))
+    assert_close(*grads, 0, 1e-5)
+    assert_close(module.buffers(), twin.buffers(), 0, 1e-6)
 
 
 def check_dynamic(cls: type, norm: Norm) -> None:
@@ -85,7 +76,7 @@ def check_dynamic(cls: type, norm: Norm) -> None:
     )
     for given in (x, torch.cat([x, x], dim=-2)):
         expected = copy.deepcopy(module)(given, **options)
-        assert_equal(compiled(given, **options), expected, 1e-6)
+        assert_close(compiled(given, **options), expected, 0, 1e-6)
     # A loop of torch's would be unrolled, into 26 nodes for each of three steps.
     assert not isinstance(norm, Identity) or max(sizes) < 50
 
@@ -111,7 +102,7 @@ def test_compiles_packed_sequences_in_parts() -> None:
     packed = pack_sequence([torch.randn(n, 3) for n in (3, 1)])
     output, states = torch.compile(layer, backend="eager")(packed)
     expected, expected_states = layer(packed)
-    assert_equal((output.data, states), (expected.data, expected_states), 1e-6)
+    assert_close((output.data, states), (expected.data, expected_states), 0, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +122,7 @@ def test_exports_in_evaluation_with_any_batch_size(cls: type, norm: Norm) -> Non
         shape = list(arguments[0].shape)
         shape[axis] = examples
         x = torch.randn(shape, dtype=torch.float64)
-        assert_equal(program.module()(x), module(x), 1e-12)
+        assert_close(program.module()(x), module(x), 0, 1e-12)
 
 
 @every_class

@@ -1,4 +1,4 @@
-"""Transforms of torch.func, forward-mode derivatives and activation checkpointing, by any norm."""
+"""Transforms of torch.func, higher derivatives and activation checkpointing, by any norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
 
-from ln_zoo.layers import GRU, LSTM, RNN, DRAWNetwork, GRUCell, LSTMCell, RNNCell, WindowLSTM
+from ln_zoo.conversion import from_dialect
+from ln_zoo.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Conv2d,
+    DRAWNetwork,
+    GRUCell,
+    Linear,
+    LSTMCell,
+    RNNCell,
+    WindowLSTM,
+)
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
 
 F64 = torch.float64
@@ -30,6 +42,12 @@ PAIRS = [(cls, NORMS[(i + k) % 5]) for i, cls in enumerate(LAYERS + CELLS) for k
 some_pairs = pytest.mark.parametrize(
     ("cls", "norm"), PAIRS, ids=[f"{cls.__name__}-{name(norm)}" for cls, norm in PAIRS]
 )
+#: The same of all layers, with three layers for each norm at least.
+MORE_PAIRS = [
+    (cls, NORMS[(i + k) % 5])
+    for i, cls in enumerate([*LAYERS, *CELLS, Linear, Conv2d])
+    for k in (1, 3)
+]
 
 
 def build(cls: type, norm: Norm | None, seed: int = 0, layers: int = 2) -> nn.Module:
@@ -38,9 +56,11 @@ def build(cls: type, norm: Norm | None, seed: int = 0, layers: int = 2) -> nn.Mo
     Averages of four steps are there.
     """
     torch.manual_seed(seed)
-    several: dict[str, Any] = {"num_layers": layers, "bidirectional": layers > 1}
-    options = several if cls in LAYERS else {}
-    module = cls(2, 3, norm=norm, dtype=F64, **options)
+    sizes: tuple[int, ...] = (1, 2, 2) if cls is Conv2d else (2, 3)
+    options: dict[str, Any] = {"positions": (2, 2)} if cls is Conv2d else {}
+    if cls in LAYERS:
+        options = {"num_layers": layers, "bidirectional": layers > 1}
+    module = cls(*sizes, norm=norm, dtype=F64, **options)
     for name, buffer in module.named_buffers():
         _ = buffer.fill_(1) if name.endswith("tracked") else buffer.uniform_(0.5, 1.5)
     return module.eval()
@@ -62,8 +82,11 @@ def first(result: Any) -> Tensor:
 
 def call(module: nn.Module, *arguments: Any) -> Tensor:
     """The output of a layer, or the first state that a cell gives."""
-    options = {} if type(module) in LAYERS else {"step": 1}
-    return first(module(*arguments, **options))
+    return first(module(*arguments, **step_of(module)))
+
+
+def step_of(module: nn.Module) -> dict[str, int]:
+    return {"step": 1} if type(module) in CELLS else {}
 
 
 def assert_close(actual: Any, expected: Any) -> None:
@@ -85,8 +108,7 @@ def test_vmap_over_inputs_and_states(cls: type, norm: Norm | None) -> None:
 def test_an_ensemble_and_its_gradients(cls: type, norm: Norm | None) -> None:
     modules = [build(cls, norm, seed) for seed in range(3)]
     parameters, buffers = stack_module_state(modules)
-    x = inputs(cls)
-    options = {} if cls in LAYERS else {"step": 1}
+    x, options = inputs(cls), step_of(modules[0])
 
     def of(parameters: Any, buffers: Any) -> Tensor:
         return first(functional_call(modules[0], (parameters, buffers), (x,), options))
@@ -100,6 +122,62 @@ def test_an_ensemble_and_its_gradients(cls: type, norm: Norm | None) -> None:
         expected = torch.autograd.grad(alone.square().sum(), leaves)
         for name, gradient in zip(names, expected, strict=True):
             assert_close(found[name][i], gradient)
+
+
+def examples(cls: type) -> Tensor:
+    """Four examples, first axis first."""
+    shape = {Linear: (2,), Conv2d: (1, 3, 3)}.get(cls, (3, 2) if cls in LAYERS else (2,))
+    return torch.randn(4, *shape, dtype=F64)
+
+
+def check_gradients_of_each_example(module: nn.Module, x: Tensor) -> None:
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    options = step_of(module)
+
+    def loss(parameters: Any, x: Tensor) -> Tensor:
+        state = {**parameters, **buffers}
+        return first(functional_call(module, state, (x,), options)).sin().sum()
+
+    found = [vmap(of(loss), in_dims=(None, 0))(parameters, x) for of in (grad, jacrev)]
+    for i, example in enumerate(x):
+        alone = call(module, example).sin().sum()
+        expected = torch.autograd.grad(alone, list(parameters.values()))
+        for gradient in found:
+            assert_close([gradient[name][i] for name in parameters], expected)
+
+
+@pytest.mark.parametrize(("cls", "norm"), MORE_PAIRS)
+def test_gradients_of_each_example(cls: type, norm: Norm | None) -> None:
+    check_gradients_of_each_example(build(cls, norm, layers=1), examples(cls))
+
+
+def test_gradients_of_each_example_by_a_cell_of_another_library() -> None:
+    state = {
+        "linear.weight": torch.randn(9, 5, dtype=F64),
+        "layer_norm.weight": torch.rand(9, dtype=F64),
+        "layer_norm.bias": torch.randn(9, dtype=F64),
+    }
+    check_gradients_of_each_example(from_dialect("sheeprl", state), examples(GRU))
+
+
+@pytest.mark.parametrize(
+    ("cls", "norm"),
+    [
+        *MORE_PAIRS,
+        *((Conv2d, LayerNorm(convolution=form)) for form in ("channel", "unit", "position")),
+        *((cls, BatchNorm(unbiased=b)) for cls in (Linear, Conv2d) for b in (False, True)),
+    ],
+)
+def test_double_backward(cls: type, norm: Norm | None) -> None:
+    """By finite differences; batch norm in training too, where its statistics are functions."""
+    module, x = build(cls, norm, layers=1), examples(cls)
+    x = x.transpose(0, 1) if cls in LAYERS else x
+    leaves = (x.contiguous().requires_grad_(), *module.parameters())
+    for training in {False, isinstance(norm, BatchNorm)}:
+        module.train(training)
+        assert torch.autograd.gradgradcheck(
+            lambda x, *_: call(module, x).tanh(), leaves, fast_mode=True
+        )
 
 
 @some_pairs

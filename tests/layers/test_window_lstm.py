@@ -12,11 +12,12 @@ import reference
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
 from engines import cpu_engines
+from layer_results import assert_close, flat, gradients
 from reference import Direction
 from torch import Tensor
 from torch.nn import functional as F
 
-from ln_zoo.layers import DRAWNetwork, WindowLSTM, WindowOutput, WindowState
+from ln_zoo.layers import DRAWNetwork, WindowLSTM, WindowState
 from ln_zoo.layers import window as window_module
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
@@ -79,16 +80,6 @@ def equations(
     return d, reference.run_window(d, of.weight, of.bias, x, text, state, *forms)
 
 
-def flat(done: WindowOutput) -> tuple[Tensor, ...]:
-    return done.output, done.windows, *done.state
-
-
-def gradients(results: Any, sources: list[Tensor]) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(5)
-    loss = sum((a * torch.randn(a.shape, generator=generator).to(a.dtype)).sum() for a in results)
-    return torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
@@ -109,16 +100,13 @@ def check(layer: WindowLSTM) -> None:
         a.requires_grad_()
     d, (*expected, phi) = equations(layer, x, text, state)
     done = layer(x, text, state, trace=True)
-    for one, two in zip(flat(done), expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(done.phi, phi.detach(), rtol=1e-10, atol=1e-10)
-    for one, two in zip(gradients(flat(done), sources), gradients(expected, sources), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    assert_close(done, (expected, phi), 1e-10)
+    assert_close(gradients(done[:3], sources), gradients(expected, sources), 1e-9)
     of_norm = {role: site.statistics for role, site in d.sites.items() if site.statistics}
     assert len(list(layer.buffers())) == 3 * len(of_norm)
     for role, statistics in of_norm.items():
         site = layer.cell.sites[role]
-        torch.testing.assert_close(site.running_mean, statistics.mean, rtol=1e-9, atol=1e-9)
+        assert_close(site.running_mean, statistics.mean, 1e-9)
         assert site.num_batches_tracked.tolist() == statistics.count
 
 
@@ -165,8 +153,7 @@ def test_no_state_is_zeros() -> None:
     start = layer.start(4)
     assert [tuple(a.shape) for a in start] == [(4, 6), (4, 6), (4, 3), (4, 5)]
     assert all(a.dtype == F64 and not a.any() for a in start)
-    for one, two in zip(flat(layer(x, text)), flat(layer(x, text, start)), strict=True):
-        assert torch.equal(one, two)
+    assert_close(layer(x, text), layer(x, text, start), 0)
 
 
 def test_a_text_may_have_gradients(asked: list[str]) -> None:
@@ -175,7 +162,7 @@ def test_a_text_may_have_gradients(asked: list[str]) -> None:
     text.requires_grad_()
     expected = gradients(equations(layer, x, text, state)[1][:-1], [text])
     (found,) = gradients(flat(layer(x, text, state)), [text])
-    torch.testing.assert_close(found, expected[0], rtol=1e-9, atol=1e-9)
+    assert_close(found, expected, 1e-9)
     assert asked == []
 
 
@@ -228,10 +215,9 @@ def test_copies_behave_the_same(norm: str) -> None:
     torch.manual_seed(77)
     other = WindowLSTM(3, 6, 5, 3, norm=NORMS[norm]).double().train(layer.training)
     other.load_state_dict(layer.state_dict())
-    expected = flat(layer(x, text, state))
+    expected = layer(x, text, state)
     for twin in (*twins, other):
-        for one, two in zip(flat(twin(x, text, state)), expected, strict=True):
-            assert torch.equal(one, two)
+        assert_close(twin(x, text, state), expected, 0)
         # The original goes on by itself.
         for a in twin.parameters():
             a.data.zero_()
@@ -266,9 +252,8 @@ def test_autocast_changes_nothing(dtype: torch.dtype, kernels: str) -> None:
         # A backward within autocast is the kernels' own; functions of torch go outside of it.
         again = [] if kernels == "0" else gradients(done, list(layer.parameters()))
     again = again or gradients(done, list(layer.parameters()))
-    for one, two in zip((*done, *again), (*expected, *grads), strict=True):
-        assert one.dtype == torch.float32
-        assert torch.equal(one, two)
+    assert {a.dtype for a in (*done, *again)} == {torch.float32}
+    assert_close((done, again), (expected, grads), 0)
 
 
 def test_half_precision_layers_run() -> None:
@@ -288,11 +273,9 @@ def test_compiles_whole() -> None:
     x, text, state = given(layer, 3)
     x.requires_grad_()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    found, expected = (flat(of(x, text, state)) for of in (compiled, layer))
-    for one, two in zip(
-        (*found, *gradients(found, [x])), (*expected, *gradients(expected, [x])), strict=True
-    ):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+    found, expected = (of(x, text, state) for of in (compiled, layer))
+    assert_close(found, expected, 1e-10)
+    assert_close(gradients(found, [x]), gradients(expected, [x]), 1e-10)
 
 
 @needs_kernels

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from forked import STRIDED, outcomes, wrong_forms
+from layer_results import flat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -60,14 +61,6 @@ class Call(NamedTuple):
 
     run: Callable[[dict[str, Tensor]], list[Tensor]]
     right: dict[str, Tensor]
-
-
-def flat(value: Any) -> list[Tensor]:
-    if isinstance(value, PackedSequence):
-        return [value.data]
-    if value is None or isinstance(value, Tensor):
-        return [] if value is None else [value]
-    return [a for part in value for a in flat(part)]
 
 
 def inputs_of(cls: type, packed: bool, steps: int) -> dict[str, Tensor]:

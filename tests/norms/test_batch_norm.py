@@ -58,20 +58,6 @@ def test_site_equals_torch_in_training_with_its_gradients(shape, twin):
     torch.testing.assert_close(0.9 + 0.1 * site.running_var, twin.running_var, **TIGHT)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("axis", "shape"), [(-1, (4, 3)), (-1, (2, 3, 3)), (1, (3, 3, 2, 1))])
-@pytest.mark.parametrize("norm", [BatchNorm(), BatchNorm(unbiased=True)], ids=repr)
-def test_gradients_of_gradients(norm, axis, shape, training):
-    torch.manual_seed(0)
-    site = randomise(Site(norm, "sum", 3, axis=axis, own_shift=True, **DOUBLE))
-    a = torch.randn(*shape, **DOUBLE, requires_grad=True)
-    site(a)
-    site.train(training)
-    inputs = (a, site.gain, site.shift)
-    assert torch.autograd.gradcheck(lambda *_: site(a).tanh(), inputs)
-    assert torch.autograd.gradgradcheck(lambda *_: site(a).tanh(), inputs)
-
-
 @pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize(("axis", "shape"), [(-1, (6, 3)), (-1, (2, 3, 3)), (1, (2, 3, 2, 2))])
 def test_running_averages(axis, shape, unbiased):
