@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_support import CONFIGS, fails, rows_of
-from lightning.pytorch import Trainer
+from training import quiet_trainer
 
 from ln_zoo.callbacks.sentence_evaluation import model_scores
 from ln_zoo.cli import main
@@ -29,10 +29,7 @@ pytestmark = [
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = SyntheticBooks(books=4, paragraphs=5, val_books=1, test_books=1)
     torch.manual_seed(1)
-    trainer = Trainer(
-        max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, accelerator="cpu", limit_val_batches=0,
-    )  # fmt: skip
+    trainer = quiet_trainer(max_steps=1, limit_val_batches=0)
     trainer.fit(SkipThought(data.vocabulary, hidden_size=8, embedding_features=4), datamodule=data)
     path = tmp_path_factory.mktemp("trained") / "small.ckpt"
     trainer.save_checkpoint(path)

@@ -61,6 +61,7 @@ def digits(examples: int) -> tuple[Tensor, Tensor]:
         (BatchNorm(max_steps=8), "kept"),
         (BatchNorm(max_steps=8), "batch"),
         (Identity(), "batch"),
+        (WeightNorm(), "kept"),
     ],
     ids=str,
 )
@@ -70,13 +71,13 @@ def test_a_model_before_and_after_training(
     # Noise in the initial states, where statistics are of the batch, is a draw of its own.
     arguments = {"permuted": True} | ({"initial_noise": 0.0} if statistics == "batch" else {})
     path = save(classifier(norm, **arguments), in_tmp / "model.ckpt")
-    options = ["--batch", "5", "--steps", "7", "--skip", "2", "--statistics", statistics]
+    options = ["--batch=5", "--steps=7", "--skip=2", "--seed=6", "--statistics", statistics]
     assert main([*COMMAND, "--ckpt", str(path), *options, "--csv", "dynamics.csv"]) == 0
     title, _, *table = capsys.readouterr().out.splitlines()
     assert title == "5 test images of Digits, 7 steps"
 
     images, labels = digits(5)
-    torch.manual_seed(0)
+    torch.manual_seed(6)
     model = classifier(norm, **arguments).double().eval()
     x = images.flatten(1)[:, model.permutation].view(5, 8, 8).transpose(0, 1)
 
@@ -84,7 +85,7 @@ def test_a_model_before_and_after_training(
         states = tuple(s.unsqueeze(1).expand(-1, 5, -1).detach() for s in model.initial_states)
         return hidden_dynamics(
             model.recurrent, x[:7], states, group="", name=name, skip=2, statistics=statistics,
-            loss=lambda h: F.cross_entropy(model.readout(h[-1]), labels),
+            seed=6, loss=lambda h: F.cross_entropy(model.readout(h[-1]), labels),
         )  # fmt: skip
 
     if norm.keeps_statistics:
@@ -113,44 +114,10 @@ def test_noise_of_batch_statistics_is_that_of_the_seed(
     assert tables[0] == tables[1] != tables[2]
 
 
-def test_a_norm_of_weights(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Untrained, its scales are those of the untrained weights."""
-    path = save(classifier(WeightNorm(), cell="gru"), in_tmp / "WeightNorm.ckpt")
-    assert main([*COMMAND, "--ckpt", str(path), "--batch", "2", "--seed", "6"]) == 0
-    title, _, *table = capsys.readouterr().out.splitlines()
-    assert title == "2 test images of Digits, 8 steps"
-    images, labels = digits(2)
-    found = []
-    for name in ("untrained", "trained"):
-        torch.manual_seed(6)
-        model = classifier(WeightNorm(), cell="gru").double().eval()
-        site = model.recurrent.sites["l0"]["recurrent"]
-        rows = model.recurrent.weight_hh_l0.norm(dim=1)
-        if name == "trained":
-            model.load_state_dict(torch.load(path)["state_dict"])
-            assert not site.scale.allclose(rows)
-        else:
-            assert site.scale.allclose(rows)
-        h = model.initial_states.detach().unsqueeze(2).expand(-1, -1, 2, -1)[0]
-        found.append(
-            hidden_dynamics(
-                model.recurrent, images.view(2, 8, 8).transpose(0, 1), h, group="",
-                name=f"WeightNorm.ckpt {name}", seed=6,
-                loss=lambda h, model=model: F.cross_entropy(model.readout(h[-1]), labels),
-            )
-        )  # fmt: skip
-    assert table == dynamics_table(found).splitlines()
-
-
-@pytest.mark.parametrize("cell", ["lstm", "rnn"])
-def test_layers_of_a_classifier(
-    in_tmp: Path, cell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each on top of the one below; beside a model of another length."""
-    deep = classifier(LayerNorm(), cell=cell, num_layers=2)
-    save(deep, in_tmp / "deep.ckpt")
-    short = SequenceClassifier(64, hidden_size=3, step_features=16)
-    save(short, in_tmp / "short.ckpt")
+def test_layers_of_a_classifier(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a model of another length; `tests/analysis/test_dynamics.py` has their numbers."""
+    save(classifier(LayerNorm(), num_layers=2), in_tmp / "deep.ckpt")
+    save(SequenceClassifier(64, hidden_size=3, step_features=16), in_tmp / "short.ckpt")
     files = ["deep.ckpt", "short.ckpt"]
     assert main([*COMMAND, "--ckpt", *files, "--batch", "3"]) == 0
     title, _, _, _, *table = capsys.readouterr().out.splitlines()
@@ -163,33 +130,6 @@ def test_layers_of_a_classifier(
         "short.ckpt untrained",
         "short.ckpt trained",
     ]
-    # The upper layer, trained: it is driven by what the lower one gives.
-    images, labels = digits(3)
-    model = classifier(LayerNorm(), cell=cell, num_layers=2).double().eval()
-    model.load_state_dict(torch.load(in_tmp / "deep.ckpt")["state_dict"])
-    whole = model.recurrent
-    state = whole.state_dict()
-    parts = []
-    for number in (0, 1):
-        part = type(whole)(6 if number else 8, 6, norm=LayerNorm(), dtype=torch.float64)
-        part.load_state_dict(
-            {
-                key: state[key.replace("l0.", f"l{number}.").replace("_l0", f"_l{number}")]
-                for key in part.state_dict()
-            }
-        )
-        parts.append(part)
-    states = model.initial_states.detach().unsqueeze(2).expand(-1, -1, 3, -1)
-    low, high = (
-        tuple(s[n : n + 1] for s in states) if cell == "lstm" else states[0][n : n + 1]
-        for n in (0, 1)
-    )
-    below = parts[0](images.view(3, 8, 8).transpose(0, 1), low)[0].detach()
-    wanted = hidden_dynamics(
-        parts[1], below, high, group="", name="deep.ckpt layer 2, trained",
-        loss=lambda h: F.cross_entropy(model.readout(h[-1]), labels),
-    )  # fmt: skip
-    assert table[3] == dynamics_table([wanted]).splitlines()[-1]
 
 
 #: Points of the lines of the validation set, which tests score.

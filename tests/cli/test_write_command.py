@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from cli_support import fails
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
+from training import quiet_trainer
 
 from ln_zoo.cli import main
 from ln_zoo.data.pen_lines import PenLines
@@ -43,10 +44,7 @@ def train(path: Path, data: Lines | None = None, **arguments) -> Path:
     torch.manual_seed(0)
     small = {"hidden_size": 8, "num_layers": 2, "mixture_components": 2, "norm": RMSNorm()}
     model = Handwriting(**small, window_components=2, lr=0.02, kappa_bias=-1.5, **arguments)
-    trainer = Trainer(
-        max_epochs=8, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, accelerator="cpu",
-    )  # fmt: skip
+    trainer = quiet_trainer(max_epochs=8)
     trainer.fit(model, datamodule=data or Lines())
     trainer.save_checkpoint(path)
     return path

@@ -11,7 +11,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from zoo_support import PREPROCESSING, RESULTS, StubHub, quiet_trainer, tiny
+from training import quiet_trainer
+from zoo_support import PREPROCESSING, RESULTS, StubHub, tiny
 
 from ln_zoo.norms import BatchNorm, Identity, Norm
 from ln_zoo.zoo import catalog

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from zoo_support import RESULTS, Doubling, StubHub, quiet_trainer, tiny
+from training import quiet_trainer
+from zoo_support import RESULTS, Doubling, StubHub, tiny
 
 from ln_zoo.data import Digits
 from ln_zoo.models import DRAW, MLPClassifier
@@ -195,13 +196,8 @@ def test_precision_and_device(make_card: Callable[..., Path]) -> None:
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = tiny()
-    with pytest.raises(CardError, match=r"'licence'.*license"):
-        model.save_pretrained(tmp_path / "a", facts={"licence": "mit"})
     with pytest.raises(CardError, match="finite"):
         model.save_pretrained(tmp_path / "a", metrics={"error": float("nan")})
-    with pytest.raises(CardError, match="'a b'"):
-        model.save_pretrained(tmp_path / "a b")
-    assert list(tmp_path.iterdir()) == []
     model.save_pretrained(tmp_path / "a")
     with pytest.raises(CardError, match="--overwrite"):
         model.save_pretrained(tmp_path / "a")

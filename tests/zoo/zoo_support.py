@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import yaml
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from ln_zoo.models import MLPClassifier
@@ -50,17 +49,6 @@ class Doubling(Norm):
 
     def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         return site.affine(self.factor * a)
-
-
-def quiet_trainer(**options: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
 
 
 def tiny(norm: Norm | None = None, seed: int = 0) -> MLPClassifier:
