@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import data_module, evaluating
 from ln_zoo.plots.attention import Attended, plot_attention
 from ln_zoo.plots.figures import save_figure
@@ -26,8 +27,7 @@ class AttentionPictures(Callback):
     """
 
     def __init__(self, folder: str | None = None, questions: int = 3) -> None:
-        if questions < 1:
-            raise ValueError(f"questions must be at least 1, got {questions}")
+        check_at_least(1, questions=questions)
         self.folder = folder
         self.questions = questions
         #: Pictures of the last prediction.

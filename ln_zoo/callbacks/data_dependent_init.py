@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import data_module
 from ln_zoo.layers import data_dependent_init
 from ln_zoo.layers.initialization import has_fresh_scale, scaled_layers
@@ -32,8 +33,7 @@ class DataDependentInit(Callback):
     """
 
     def __init__(self, batch_size: int = 500) -> None:
-        if batch_size < 2:
-            raise ValueError(f"batch_size must be at least 2, got {batch_size}")
+        check_at_least(2, batch_size=batch_size)
         self.batch_size = batch_size
 
     # In setup: DDP broadcasts the weights right after it. A resumed run loads its checkpoint later,

@@ -9,8 +9,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import data_module, evaluating
-from ln_zoo.callbacks.on_update import EveryUpdate
+from ln_zoo.callbacks.pictures_during_training import PicturesDuringTraining
 from ln_zoo.layers import DRAWTrace
 from ln_zoo.plots.draw import (
     Nearest,
@@ -26,7 +27,6 @@ from ln_zoo.plots.draw import (
     save_animation,
 )
 from ln_zoo.plots.figures import save_figure
-from ln_zoo.plots.logged import log_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +51,7 @@ class _Drawn(NamedTuple):
 
 class _Pictures(Callback):
     def __init__(self, rows: int, seed: int, animate: bool, binary: bool) -> None:
-        if rows < 1:
-            raise ValueError(f"rows must be at least 1, got {rows}")
+        check_at_least(1, rows=rows)
         self.rows = rows
         self.seed = seed
         self.animate = animate
@@ -82,7 +81,7 @@ class _Pictures(Callback):
         )
         return moved
 
-    def _drawn(self, trainer: Trainer, images: Tensor) -> _Drawn:
+    def _contents(self, trainer: Trainer, images: Tensor) -> _Drawn:
         """Generate and reconstruct on all processes; each searches its share of the images."""
         module: Any = trainer.lightning_module
         loader = data_module(trainer, self).train_eval_dataloader()
@@ -158,7 +157,7 @@ class _Pictures(Callback):
         self.written.append(picture)
 
 
-class DRAWSamples(EveryUpdate, _Pictures):
+class DRAWSamples(PicturesDuringTraining, _Pictures):
     """Draw pictures during training, with the same random numbers and images each time.
 
     Pictures are written to ``samples`` in the log directory, such as ``step-000500-samples.png``,
@@ -198,14 +197,8 @@ class DRAWSamples(EveryUpdate, _Pictures):
         animate: bool = False,
         binary: bool = False,
     ) -> None:
-        for name, number in (("every_n_epochs", every_n_epochs), ("every_n_steps", every_n_steps)):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, or None; got {number}")
-        if every_n_epochs is None and every_n_steps is None:
-            raise ValueError("every_n_epochs and every_n_steps are both None: give one of them")
-        super().__init__(rows, seed, animate, binary)
-        self.every_n_epochs = every_n_epochs
-        self.every_n_steps = every_n_steps
+        PicturesDuringTraining.__init__(self, every_n_epochs, every_n_steps)
+        _Pictures.__init__(self, rows, seed, animate, binary)
         #: KL at each glimpse, by epoch.
         self.divergences: dict[float, list[float]] = {}
 
@@ -215,17 +208,7 @@ class DRAWSamples(EveryUpdate, _Pictures):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._seen = trainer.global_step
         self._watched = self._images(trainer, "val")
-
-    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
-            done = (batch_idx + 1) / trainer.num_training_batches
-            self._draw(trainer, trainer.current_epoch + done)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self._draw(trainer, trainer.current_epoch + 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"divergences": self.divergences}
@@ -233,23 +216,16 @@ class DRAWSamples(EveryUpdate, _Pictures):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.divergences = dict(state_dict["divergences"])
 
-    def _draw(self, trainer: Trainer, epochs: float) -> None:
-        step = trainer.global_step
-        if step == self._seen:  # both triggers at the end of an epoch
-            return
-        self._seen = step
-        folder = Path(trainer.log_dir or ".") / "samples"  # collective
-        drawn = self._drawn(trainer, self._watched)
+    def draw(self, trainer: Trainer, folder: Path, epochs: float) -> None:
+        drawn = self._contents(trainer, self._watched)
         self.divergences[epochs] = drawn.divergence.tolist()
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        step = trainer.global_step
         when = f" (update {step}, epoch {trainer.current_epoch + 1})"
         module = trainer.lightning_module
         for name, figure in self._figures(module, drawn, self.divergences, when).items():
-            picture = folder / f"step-{step:06d}-{name}.png"
-            save_figure(figure, picture)
-            self.written.append(picture)
-            log_picture(trainer, name, picture)
+            self.keep(trainer, name, figure, folder / f"step-{step:06d}-{name}.png")
         if self.animate:
             picture = folder / f"step-{step:06d}-drawing.gif"
             self._save_animation(module, drawn, picture, when)
@@ -285,7 +261,7 @@ class DRAWPictures(_Pictures):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = Path(self.folder or trainer.log_dir or ".")  # collective
-        drawn = self._drawn(trainer, self._images(trainer, "test"))
+        drawn = self._contents(trainer, self._images(trainer, "test"))
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.written = []

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import data_module, score
 from ln_zoo.norms import batch_dependent
 
@@ -33,8 +34,7 @@ class EpochEvaluation(Callback):
         unknown = set(self.sets) - {"train", "test"}
         if unknown:
             raise ValueError(f"sets must be some of 'train' and 'test', got {sorted(unknown)}")
-        if every_n_epochs < 1:
-            raise ValueError(f"every_n_epochs must be at least 1, got {every_n_epochs}")
+        check_at_least(1, every_n_epochs=every_n_epochs)
         self.every_n_epochs = every_n_epochs
         self._started: float | None = None  # None outside epochs
         self._before = 0.0  # seconds of this epoch in an earlier process

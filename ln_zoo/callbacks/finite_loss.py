@@ -10,6 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
+from ln_zoo.callbacks.arguments import check_at_least
+
 _NEVER = torch.iinfo(torch.int64).max
 
 
@@ -30,8 +32,7 @@ class FiniteLoss(Callback):
     """
 
     def __init__(self, every_n_steps: int = 1) -> None:
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
+        check_at_least(1, every_n_steps=every_n_steps)
         self.every_n_steps = every_n_steps
         self._first_bad: Tensor | None = None
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import evaluating
-from ln_zoo.callbacks.on_update import EveryUpdate
-from ln_zoo.plots.figures import save_figure
-from ln_zoo.plots.logged import log_picture
+from ln_zoo.callbacks.pictures_during_training import PicturesDuringTraining
 from ln_zoo.plots.pen import sheet
 from ln_zoo.plots.pen_maps import plot_window
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: All letters, in lines of the length of IAM-OnDB's.
 _TEXTS = (
@@ -27,7 +23,7 @@ _TEXTS = (
 )
 
 
-class HandwritingSamples(EveryUpdate):
+class HandwritingSamples(PicturesDuringTraining):
     """Write texts during training, with the same random numbers each time.
 
     Pictures are written to ``samples`` in the log directory: ``step-000500.png``, the lines, and
@@ -58,22 +54,12 @@ class HandwritingSamples(EveryUpdate):
     ) -> None:
         if isinstance(texts, str) or not texts:
             raise ValueError(f"texts must be a list of at least one text, got {texts!r}")
-        for name, number in (
-            ("every_n_epochs", every_n_epochs),
-            ("every_n_steps", every_n_steps),
-            ("max_points", max_points),
-        ):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, or None; got {number}")
-        if every_n_epochs is None and every_n_steps is None:
-            raise ValueError("every_n_epochs and every_n_steps are both None: give one of them")
+        check_at_least(1, max_points=max_points)
+        super().__init__(every_n_epochs, every_n_steps)
         self.texts = list(texts)
-        self.every_n_epochs = every_n_epochs
-        self.every_n_steps = every_n_steps
         self.bias = bias
         self.seed = seed
         self.max_points = max_points
-        self.written: list[Path] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not callable(getattr(pl_module, "write", None)):
@@ -82,18 +68,6 @@ class HandwritingSamples(EveryUpdate):
                 f"ln_zoo.models.Handwriting, got {type(pl_module).__name__}"
             )
         self._write(trainer, max_points=1)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        self._drawn = trainer.global_step
-
-    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
-            self._draw(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self._draw(trainer)
 
     def _write(self, trainer: Trainer, max_points: int | None) -> list[Any]:
         module = trainer.lightning_module
@@ -104,12 +78,8 @@ class HandwritingSamples(EveryUpdate):
             )
         return lines
 
-    def _draw(self, trainer: Trainer) -> None:
+    def draw(self, trainer: Trainer, folder: Path, epochs: float) -> None:
         step = trainer.global_step
-        if step == self._drawn:  # both triggers at the end of an epoch
-            return
-        self._drawn = step
-        folder = Path(trainer.log_dir or ".") / "samples"  # collective
         lines = self._write(trainer, self.max_points)
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -119,12 +89,7 @@ class HandwritingSamples(EveryUpdate):
             for line in lines
         ]
         drawn = sheet([line.offsets for line in lines], labels, title).figure()
-        self._keep(trainer, "samples", drawn, folder / f"step-{step:06d}.png")
+        self.keep(trainer, "samples", drawn, folder / f"step-{step:06d}.png")
         first = lines[0]
         window = plot_window(first.offsets, first.phi, first.text, title)
-        self._keep(trainer, "window", window, folder / f"step-{step:06d}-window.png")
-
-    def _keep(self, trainer: Trainer, name: str, figure: Figure, picture: Path) -> None:
-        save_figure(figure, picture)
-        self.written.append(picture)
-        log_picture(trainer, name, picture)
+        self.keep(trainer, "window", window, folder / f"step-{step:06d}-window.png")

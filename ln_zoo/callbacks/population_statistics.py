@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.data import extract_batch_size
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import batches, data_module, evaluating
 from ln_zoo.norms import keeps_statistics, population_statistics
 
@@ -49,8 +50,7 @@ class PopulationStatistics(Callback):
     ) -> None:
         if method not in ("average", "total_variance"):
             raise ValueError(f"method must be 'average' or 'total_variance', got {method!r}")
-        if batch_size is not None and batch_size < 2:
-            raise ValueError(f"batch_size must be at least 2, got {batch_size}")
+        check_at_least(2, batch_size=batch_size)
         self.method = method
         self.batch_size = batch_size
         self.save = save

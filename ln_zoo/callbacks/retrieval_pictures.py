@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import batches, data_module, evaluating
 from ln_zoo.plots.figures import save_figure
 from ln_zoo.plots.retrieval import Found, plot_retrieval
@@ -34,9 +35,7 @@ class RetrievalPictures(Callback):
     def __init__(
         self, folder: str | None = None, queries: int = 3, answers: int = 5, seed: int = 0
     ) -> None:
-        for name, number in (("queries", queries), ("answers", answers)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_at_least(1, queries=queries, answers=answers)
         self.folder = folder
         self.queries = queries
         self.answers = answers

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import evaluating
 from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
@@ -70,9 +71,7 @@ class SentenceEvaluation(EveryUpdate):
         n_jobs: int = 1,
         background: bool = False,
     ) -> None:
-        for name, number in (("every_n_steps", every_n_steps), ("n_jobs", n_jobs)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_at_least(1, every_n_steps=every_n_steps, n_jobs=n_jobs)
         if protocol not in get_args(ProtocolName):
             raise ValueError(f"protocol must be 'original' or 'fast', got {protocol!r}")
         self.every_n_steps = every_n_steps

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import data_module, now, score, seconds_aside
 from ln_zoo.callbacks.on_update import EveryUpdate
 
@@ -37,9 +38,7 @@ class StepEvaluation(EveryUpdate):
         validation: bool = False,
         early: bool = False,
     ) -> None:
-        for name, number in (("every_n_steps", every_n_steps), ("examples", examples)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_at_least(1, every_n_steps=every_n_steps, examples=examples)
         self.every_n_steps = every_n_steps
         self.examples = examples
         self.validation = validation

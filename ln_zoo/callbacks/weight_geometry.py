@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.callbacks.picture_after_training import PictureAfterTraining
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
@@ -48,8 +49,7 @@ class WeightGeometry(EveryUpdate, PictureAfterTraining):
 
     def __init__(self, every_n_steps: int = 25, power: float | None = None) -> None:
         super().__init__()
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
+        check_at_least(1, every_n_steps=every_n_steps)
         self.every_n_steps = every_n_steps
         self.power = power
         #: Weight, learning rate and power before the current update, by name.

@@ -42,11 +42,6 @@ class Activity:
         ring = rings(*values.shape)
         return [float(values[ring == number].mean()) for number in range(int(ring.max()) + 1)]
 
-    def inner_half(self, quantity: str) -> float:
-        """Mean of a quantity over positions at least a quarter of the side from the border."""
-        values = getattr(self, quantity)
-        return float(values[rings(*values.shape) >= min(values.shape) / 4].mean())
-
 
 def rings(height: int, width: int) -> Tensor:
     """Distance of each position from the border, (H, W); 0 at the border."""

@@ -78,9 +78,7 @@ def bernoulli(images: Images, seed: int) -> Tensor:
     return torch.bernoulli(probabilities, generator=torch.Generator().manual_seed(seed))
 
 
-def nearest_images(
-    samples: Images, images: Images | Iterable[Images], scale: float = 1.0
-) -> Nearest:
+def nearest_images(samples: Images, images: Images | Iterable[Images]) -> Nearest:
     """Find the nearest image of each sample in Euclidean distance; ties go to the first.
 
     The search runs in float64, a part of the images at a time.
@@ -88,11 +86,10 @@ def nearest_images(
     Args:
         samples: (N, B, A), 0 to 1.
         images: (M, B, A) of any type, or an iterable of such arrays.
-        scale: the pixel value that becomes 1.
 
     Example:
-        >>> images = np.array([[[0, 0]], [[255, 0]]], dtype=np.uint8)
-        >>> nearest_images(torch.tensor([[[0.75, 0.0]]]), images, scale=255).distances
+        >>> images = np.array([[[0, 0]], [[1, 0]]], dtype=np.uint8)
+        >>> nearest_images(torch.tensor([[[0.75, 0.0]]]), images).distances
         array([0.25])
     """
     wanted = _images("samples", samples)
@@ -105,7 +102,7 @@ def nearest_images(
     for part in _parts(images):
         if part.ndim != 3 or part.shape[1:] != size:
             raise ValueError(f"images must be (M, {size[0]}, {size[1]}), got {tuple(part.shape)}")
-        others = _numbers(part).reshape(len(part), -1) / scale
+        others = _numbers(part).reshape(len(part), -1)
         searched += len(others)
         distances = squares - 2 * rows @ others.T + np.square(others).sum(1)
         closest = distances.argmin(1)

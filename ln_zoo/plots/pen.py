@@ -217,22 +217,6 @@ def sheet(
     return _lay_out(drawn, list(named), labels, title)
 
 
-def bias_ladder(lines: Mapping[float, Offsets], text: str) -> Page:
-    """A sheet of one text at several biases (Graves 2013, section 5.4), from bias to (T, 3)."""
-    return sheet(list(lines.values()), [f"bias {bias:g}" for bias in lines], text)
-
-
-def primed_sheet(
-    given: Offsets, lines: Sequence[Offsets], labels: Sequence[str], title: str = ""
-) -> Page:
-    """A sheet of lines after the strokes that primed them, in grey (Graves 2013, section 5.5).
-
-    Offsets of ``given`` and of each line are (T, 3); labels are such as the texts.
-    """
-    _check_labels(lines, labels)
-    return _lay_out([[inks(line, given, True) for line in lines]], labels=labels, title=title)
-
-
 def as_array(numbers: Offsets | Sequence[float]) -> np.ndarray:
     """Convert to a float64 array on the CPU."""
     return torch.as_tensor(numbers).detach().cpu().double().numpy()

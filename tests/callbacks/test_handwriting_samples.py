@@ -41,11 +41,9 @@ class Lines(LightningDataModule):
 
 
 class Drawn(HandwritingSamples):
-    def _draw(self, trainer) -> None:
-        before = len(self.written)
-        super()._draw(trainer)
-        if len(self.written) > before:
-            self.weights = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    def draw(self, trainer, *place) -> None:
+        super().draw(trainer, *place)
+        self.weights = {k: v.clone() for k, v in trainer.model.state_dict().items()}
 
 
 def make(norm: Norm | None = None, **arguments) -> Handwriting:

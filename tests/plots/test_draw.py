@@ -370,11 +370,11 @@ def test_nearest_images(
         "parts": lambda: iter(levels.float().split(7)),
         "file": lambda: np.load(tmp_path / "levels.npy", mmap_mode="r"),
     }[kind]()
-    found = nearest_images(samples.float(), given, scale=255)
-    expected = by_hand(samples.float().double(), levels.double() / 255)
+    found = nearest_images(samples.float(), given)
+    expected = by_hand(samples.float().double(), levels.double())
     np.testing.assert_allclose(found.distances, [d for _, d in expected], rtol=1e-12)
     numbers = [i for i, _ in expected]
-    np.testing.assert_array_equal(found.images, levels[numbers].double().numpy() / 255)
+    np.testing.assert_array_equal(found.images, levels[numbers].double().numpy())
 
 
 def test_the_first_of_equal_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from matplotlib.collections import LineCollection
 
-from ln_zoo.plots.pen import GIVEN, INK, bias_ladder, page, primed_sheet, sheet, strokes
+from ln_zoo.plots.pen import GIVEN, INK, page, sheet, strokes
 
 #: Two strokes, a dot and a stroke that is not ended; sums are below.
 LINE = [[10, 0, 0], [0, -20, 1], [5, 5, 0], [1, 2, 0], [3, 4, 1], [7, 0, 1], [2, 2, 0], [4, -8, 0]]
@@ -153,17 +154,11 @@ def test_a_sheet_of_two_columns() -> None:
     assert below[:, 1].max() < words["second"].y < min(real[:, 1].min(), sample[:, 1].min())
 
 
-def test_a_bias_ladder() -> None:
-    drawn = bias_ladder({0.0: line(0), 0.15: line(1), 1.0: line(2)}, "more of it")
-    assert [w.text for w in drawn.words] == ["more of it", "bias 0", "bias 0.15", "bias 1"]
-    assert len(drawn.strokes) == sum(len(strokes(line(i))) for i in range(3))
-
-
 @pytest.mark.parametrize("lift", [0, 1])
 def test_primed_lines_go_on_where_the_given_strokes_end(lift: int) -> None:
     given, written = np.array(LINE), line(1).numpy()
     given[-1, 2] = lift
-    drawn = primed_sheet(given, [written, written[:4]], ["one", "two"])
+    drawn = page([written, written[:4]], given=given, show_given=True)
     colours = [stroke.colour for stroke in drawn.strokes]
     first = colours[: 4 + len(strokes(written, not lift))]
     assert first == [GIVEN] * 4 + [INK] * (len(first) - 4)
@@ -173,16 +168,15 @@ def test_primed_lines_go_on_where_the_given_strokes_end(lift: int) -> None:
     # Where the pen stays down, the last given point is the first of the next stroke as well.
     points = np.unique(np.round(found - found[0], 9), axis=0)
     np.testing.assert_allclose(points, np.unique(np.round(whole - whole[0], 9), axis=0), atol=1e-8)
-    # On a page the given strokes show only if they are asked for.
+    # The given strokes show only if they are asked for.
     assert len(page([written], given=given).strokes) == len(first) - 4
-    assert len(page([written], given=given, show_given=True).strokes) == len(first)
 
 
 def test_labels_that_do_not_fit() -> None:
     for draw in (
         lambda: sheet([line()], []),
         lambda: sheet({"real": [line()], "sample": []}, ["a"]),
-        lambda: primed_sheet(line(), [line()], ["a", "b"]),
+        lambda: sheet([line()], ["a", "b"]),
     ):
         with pytest.raises(ValueError, match="labels"):
             draw()
@@ -194,7 +188,9 @@ def test_labels_that_do_not_fit() -> None:
 
 
 def test_svg_has_a_path_for_each_stroke(tmp_path: Path) -> None:
-    drawn = primed_sheet(np.array(LINE), [line(1), line(2)], ["<a> & b", "c\x00"], "title")
+    primed = page([line(1)], given=np.array(LINE), show_given=True).strokes
+    labelled = sheet([line(1), line(2)], ["<a> & b", "c\x00"], "title")
+    drawn = dataclasses.replace(labelled, strokes=primed)
     drawn.save(tmp_path / "deep/sheet.svg")
     root = ElementTree.parse(tmp_path / "deep/sheet.svg").getroot()
     paths = root.findall(f"{SVG}path")
