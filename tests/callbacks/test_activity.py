@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cli_support import rows_of
 from torch import Tensor
 from training import quiet_trainer
 
@@ -149,8 +149,7 @@ def test_files(tmp_path: Path) -> None:
     )
     assert watch.written == tmp_path / "out/activity.png"
     assert watch.written.read_bytes().startswith(PNG)
-    with (tmp_path / "out/activity.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "out/activity.csv")
     assert len(rows) == 64 + 64 + 16
     row = rows[8 + 2]
     activity = watch.activities["network.0"]
@@ -173,20 +172,6 @@ def test_training_is_not_measured(tmp_path: Path) -> None:
     assert (watch.activities, watch.written, hooks(model)) == ({}, None, 0)
 
 
-def test_hooks_are_removed_after_an_error(tmp_path: Path) -> None:
-    class Failing(ConvClassifier):
-        def test_step(self, batch, batch_idx):
-            super().test_step(batch, batch_idx)
-            raise RuntimeError("in the middle")
-
-    model = Failing((1, 8, 8), channels=[[2]], hidden_size=3)
-    runner = quiet_trainer(ActivityByPosition(), default_root_dir=tmp_path)
-    with pytest.raises(RuntimeError, match="in the middle"):
-        runner.test(model, datamodule=Digits(val_size=20), verbose=False)
-    assert hooks(model) == 0
-    assert not list(tmp_path.iterdir())
-
-
 def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
     class Twice(ConvClassifier):
         def forward(self, inputs):
@@ -200,13 +185,7 @@ def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
             model, datamodule=Digits(val_size=20), verbose=False
         )
     assert hooks(model) == 0
-
-
-def test_the_inner_half() -> None:
-    """Positions at least a quarter of the shorter side from the border: two by four here."""
-    value = torch.zeros(4, 6, dtype=torch.float64)
-    value[1:3, 1:5] = torch.arange(8).view(2, 4)
-    assert Activity(value, value, value).inner_half("rare") == 3.5
+    assert not list(tmp_path.iterdir())
 
 
 def test_rings() -> None:
@@ -234,10 +213,6 @@ def test_several_runs(tmp_path: Path) -> None:
     ]
     plot_activities(runs, tmp_path / "both.png", "a title")
     assert (tmp_path / "both.png").read_bytes().startswith(PNG)
-
-
-def test_units_that_are_never_on_have_no_ratio() -> None:
-    assert str(ratio(even(0.0), "active")) == "nan"
 
 
 def test_runs_that_do_not_fit_one_another(tmp_path: Path) -> None:

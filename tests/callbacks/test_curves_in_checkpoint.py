@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 from pathlib import Path
 
 import torch
+from cli_support import rows_of
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -31,8 +31,7 @@ def fit(folder: Path, *callbacks: Callback, resume: Path | None = None) -> None:
 
 
 def table(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(folder / "metrics.csv")
     return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
 
 

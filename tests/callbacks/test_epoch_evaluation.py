@@ -17,31 +17,23 @@ from ln_zoo.testing import CallbackCase
 
 
 class Witness(Callback):
-    """Keeps what was logged, and how the model looked, after the callbacks before it."""
+    """Keeps what was logged."""
 
     def __init__(self) -> None:
         self.logged: list[dict[str, float]] = []
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         assert all(module.training for module in pl_module.network.modules())
-        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-        self.random = torch.get_rng_state()
         self.logged.append({k: float(v) for k, v in trainer.callback_metrics.items()})
-
-
-class Before(Callback):
-    def on_train_epoch_end(self, trainer, pl_module) -> None:
-        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-        self.random = torch.get_rng_state()
 
 
 def fit(norm: Norm, callback: EpochEvaluation, epochs: int = 2, **sizes: int):
     data = Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 5, **sizes})
     torch.manual_seed(0)
     model = MLPClassifier(64, [8], norm=norm)
-    before, witness = Before(), Witness()
-    quiet_trainer(before, callback, witness, max_epochs=epochs).fit(model, datamodule=data)
-    return model, data, before, witness
+    witness = Witness()
+    quiet_trainer(callback, witness, max_epochs=epochs).fit(model, datamodule=data)
+    return model, data, witness
 
 
 def mean(model: MLPClassifier, batches, train: bool = False) -> dict[str, float]:
@@ -60,7 +52,7 @@ def mean(model: MLPClassifier, batches, train: bool = False) -> dict[str, float]
 
 
 def test_scores_are_those_of_the_whole_sets() -> None:
-    model, data, _, witness = fit(BatchNorm(), EpochEvaluation())
+    model, data, witness = fit(BatchNorm(), EpochEvaluation())
     last = witness.logged[-1]
     for prefix, expected in {
         "epoch_train": mean(model, data.train_eval_dataloader()),
@@ -90,7 +82,7 @@ def test_scores_in_double_precision() -> None:
 
 
 def test_batch_statistics_are_scored_only_where_examples_mix() -> None:
-    _, _, _, witness = fit(LayerNorm(), EpochEvaluation(), epochs=1)
+    _, _, witness = fit(LayerNorm(), EpochEvaluation(), epochs=1)
     assert not [name for name in witness.logged[0] if "batch" in name]
     assert "epoch_train_nll" in witness.logged[0]
 
@@ -114,7 +106,7 @@ def test_modes_differ_from_module_to_module() -> None:
 
 
 def test_sets_and_epochs() -> None:
-    _, _, _, witness = fit(LayerNorm(), EpochEvaluation(sets=["test"], every_n_epochs=2), epochs=3)
+    _, _, witness = fit(LayerNorm(), EpochEvaluation(sets=["test"], every_n_epochs=2), epochs=3)
     assert [("epoch_test_nll" in logged) for logged in witness.logged] == [False, True, True]
     assert witness.logged[2]["epoch_test_nll"] == witness.logged[1]["epoch_test_nll"]
     assert not [name for name in witness.logged[1] if name.startswith("epoch_train")]
@@ -122,9 +114,7 @@ def test_sets_and_epochs() -> None:
 
 def test_batches_of_one_example_have_no_statistics() -> None:
     """Where all are such, nothing is measured, and nothing is named."""
-    _, _, _, witness = fit(
-        BatchNorm(), EpochEvaluation(), epochs=1, train_size=20, eval_batch_size=1
-    )
+    _, _, witness = fit(BatchNorm(), EpochEvaluation(), epochs=1, train_size=20, eval_batch_size=1)
     assert "epoch_train_nll" in witness.logged[0]
     assert not [name for name in witness.logged[0] if name.startswith("epoch_train_batch")]
 

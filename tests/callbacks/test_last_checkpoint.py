@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
+from cli_support import load, same
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
@@ -45,21 +45,11 @@ def fit(folder: Path, *callbacks: Callback, resume: Path | None = None, **option
     trainer = quiet_trainer(*callbacks, LastCheckpoint(), **options)
     data = Digits(batch_size=20, train_size=200, val_size=20)
     trainer.fit(MLPClassifier(64, [8], norm=BatchNorm()), datamodule=data, ckpt_path=resume)
-    return load(folder)
+    return newest(folder)
 
 
-def load(folder: Path) -> dict:
-    return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-
-
-def same(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a, b)
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))  # type: ignore[arg-type]
-    return a == b
+def newest(folder: Path) -> dict:
+    return load(folder / "checkpoints/last.ckpt")
 
 
 #: Last checkpoints of runs that nothing stopped, by their options.
@@ -97,7 +87,7 @@ def test_goes_on_where_it_stopped(
     written = tmp_path / "broken/checkpoints/last.ckpt"
     assert (stopped.value.code, stopped.value.checkpoint) == (code, written)
     assert stopped.value.on_all_processes
-    assert load(tmp_path / "broken")["global_step"] == stopped_at
+    assert newest(tmp_path / "broken")["global_step"] == stopped_at
     if stopped_at < whole["global_step"]:
         resumed = fit(tmp_path / "resumed", EpochEvaluation(), resume=written, **options)
         assert same(resumed, whole)
@@ -125,7 +115,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     with pytest.raises(Interrupted) as stopped:
         fit(tmp_path, Sender(13, signal.SIGINT, signal.SIGINT))
     assert (stopped.value.code, stopped.value.on_all_processes) == (130, False)
-    assert load(tmp_path)["global_step"] == 10
+    assert newest(tmp_path)["global_step"] == 10
 
 
 def test_stopped_before_the_first_update_of_a_resumed_run(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cli_support import rows_of
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -23,6 +23,10 @@ from ln_zoo.metrics import sentence_tasks
 from ln_zoo.metrics.sentence_tasks import accuracy
 from ln_zoo.vocabulary import Vocabulary
 
+pytestmark = [
+    pytest.mark.usefixtures("few_penalties"),
+    pytest.mark.filterwarnings("ignore:.*items here"),
+]
 WORDS = ["good", "bad", "it", "is", "very"]
 
 
@@ -100,8 +104,8 @@ def fit(folder: Path, *callbacks: object, model: Counter | None = None, **option
 
 
 def logged(folder: Path, version: int = 0) -> dict[int, dict[str, str]]:
-    with (folder / f"run/version_{version}/metrics.csv").open() as file:
-        return {int(row["step"]): row for row in csv.DictReader(file)}
+    rows = rows_of(folder / f"run/version_{version}/metrics.csv")
+    return {int(row["step"]): row for row in rows}
 
 
 def evaluation(folder: Path, **options) -> SentenceEvaluation:
@@ -109,8 +113,6 @@ def evaluation(folder: Path, **options) -> SentenceEvaluation:
     return SentenceEvaluation(root=str(folder), **chosen)
 
 
-@pytest.mark.usefixtures("few_penalties")
-@pytest.mark.filterwarnings("ignore:.*items here")
 def test_scores_are_logged_at_updates_and_training_is_left_alone(
     tmp_path: Path, tasks: Path
 ) -> None:
@@ -136,8 +138,6 @@ def test_scores_are_logged_at_updates_and_training_is_left_alone(
     assert float(rows[10]["sentence_seconds"]) > 0
 
 
-@pytest.mark.usefixtures("few_penalties")
-@pytest.mark.filterwarnings("ignore:.*items here")
 @pytest.mark.parametrize(
     "processes", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["threads", "processes"]
 )
@@ -157,8 +157,6 @@ def test_scores_made_in_the_background_are_the_same(
     assert callback._pool is None  # and no process is left
 
 
-@pytest.mark.usefixtures("few_penalties")
-@pytest.mark.filterwarnings("ignore:.*items here")
 def test_errors_in_the_background_end_the_run(
     tmp_path: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,8 +181,7 @@ def test_errors_in_the_background_end_the_run(
     assert callback._pool is None
 
 
-@pytest.mark.usefixtures("few_penalties")
-@pytest.mark.filterwarnings("ignore:.*items here", "ignore:.*callbacks used to create")
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create")
 def test_a_resumed_run_goes_on_at_the_next_multiple(tmp_path: Path, tasks: Path) -> None:
     saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=6, save_top_k=-1)
     fit(tmp_path, evaluation(tasks, at_start=False), saving)
@@ -194,8 +191,6 @@ def test_a_resumed_run_goes_on_at_the_next_multiple(tmp_path: Path, tasks: Path)
     assert logged(tmp_path, 1)[10]["step_mpqa"] == logged(tmp_path)[10]["step_mpqa"]
 
 
-@pytest.mark.usefixtures("few_penalties")
-@pytest.mark.filterwarnings("ignore:.*items here")
 def test_tests_have_the_scores_among_their_metrics(tasks: Path) -> None:
     torch.manual_seed(0)
     model = Counter()
@@ -209,8 +204,6 @@ def test_tests_have_the_scores_among_their_metrics(tasks: Path) -> None:
         assert metrics == {name: pytest.approx(expected)}
 
 
-@pytest.mark.usefixtures("few_penalties")
-@pytest.mark.filterwarnings("ignore:.*items here")
 def test_capitals_stay_for_a_model_that_knows_some(tasks: Path) -> None:
     model = Counter(["Good", "bad", "it"]).eval()
     task = read_task("CR", str(tasks), split_words=False)

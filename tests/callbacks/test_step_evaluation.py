@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from cli_support import rows_of
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -28,16 +28,12 @@ class Weights(Callback):
     def __init__(self) -> None:
         self.states: dict[int, dict] = {}
 
-    def on_train_start(self, trainer, pl_module) -> None:
-        self._keep(trainer, pl_module)
-
-    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
-        self._keep(trainer, pl_module)
-
-    def _keep(self, trainer, pl_module) -> None:
+    def on_train_start(self, trainer, pl_module, *_) -> None:
         assert all(module.training for module in pl_module.network.modules())
         state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-        self.states[trainer.global_step] = state | {"random": torch.get_rng_state()}
+        self.states[trainer.global_step] = state
+
+    on_train_batch_end = on_train_start
 
 
 class Noisy(MLPClassifier):
@@ -61,8 +57,7 @@ def make(norm: Norm, cls: type = MLPClassifier) -> MLPClassifier:
 
 
 def logged(folder: Path, run: int = 0) -> dict[int, dict[str, float]]:
-    with (folder / f"run/{run}/metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["step_train_nll"]]
+    rows = [row for row in rows_of(folder / f"run/{run}/metrics.csv") if row["step_train_nll"]]
     names = ("epoch", "step_train_nll", "step_train_error")
     scores = {int(row["step"]): {name: float(row[name]) for name in names} for row in rows}
     assert len(scores) == len(rows), "no update twice"
@@ -78,8 +73,7 @@ def test_scores_are_those_of_the_first_examples(tmp_path: Path, norm: Norm) -> N
     assert {step: row["epoch"] for step, row in scores.items()} == {0: 0, 4: 0, 8: 1}
     inputs, labels = (part[:31] for part in next(iter(digits.train_eval_dataloader(100))))
     for step, row in scores.items():
-        state = {k: v for k, v in weights.states[step].items() if k != "random"}
-        model.load_state_dict(state)
+        model.load_state_dict(weights.states[step])
         with torch.no_grad():
             example_by_example = [
                 model.eval().per_example((inputs[i : i + 1], labels[i : i + 1])) for i in range(31)
@@ -94,12 +88,12 @@ def test_validation_examples_and_early_steps(tmp_path: Path) -> None:
     callback = StepEvaluation(every_n_steps=6, examples=13, validation=True, early=True)
     trainer(tmp_path, weights, callback).fit(model, datamodule=digits)
     assert list(logged(tmp_path)) == [0, 1, 2, 5, 6]
-    with (tmp_path / "run/0/metrics.csv").open() as file:
-        rows = {int(row["step"]): row for row in csv.DictReader(file) if row["step_val_nll"]}
+    logged_rows = rows_of(tmp_path / "run/0/metrics.csv")
+    rows = {int(row["step"]): row for row in logged_rows if row["step_val_nll"]}
     batch = [part[:13] for part in next(iter(digits.val_eval_dataloader(100)))]
     assert list(rows) == [0, 1, 2, 5, 6]
     for step, row in rows.items():
-        model.load_state_dict({k: v for k, v in weights.states[step].items() if k != "random"})
+        model.load_state_dict(weights.states[step])
         with torch.no_grad():
             mean = float(model.eval().per_example((batch[0], batch[1]))["nll"].mean())
         assert float(row["step_val_nll"]) == pytest.approx(mean, rel=1e-6)
@@ -158,10 +152,8 @@ class Slow(MLPClassifier):
 
 def test_seconds_are_those_of_training(tmp_path: Path) -> None:
     def seconds(run: int) -> list[float]:
-        with (tmp_path / f"run/{run}/metrics.csv").open() as file:
-            return [
-                float(row["step_seconds"]) for row in csv.DictReader(file) if row["step_seconds"]
-            ]
+        rows = rows_of(tmp_path / f"run/{run}/metrics.csv")
+        return [float(row["step_seconds"]) for row in rows if row["step_seconds"]]
 
     options: dict = {"limit_val_batches": 1, "num_sanity_val_steps": 1, "val_check_interval": 2}
     callback = StepEvaluation(every_n_steps=2, examples=5)

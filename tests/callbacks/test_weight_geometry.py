@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from cli_support import rows_of
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
@@ -168,22 +168,6 @@ def test_picture_beside_the_logs(tmp_path: Path) -> None:
     assert width < 3 * height
 
 
-class Raises(Callback):
-    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
-        if trainer.global_step == 5:
-            raise KeyError("no more")
-
-
-def test_drawn_where_training_ends_by_an_error(tmp_path: Path) -> None:
-    watch = WeightGeometry(every_n_steps=2)
-    with pytest.raises(KeyError, match="no more"):
-        fitted(tmp_path, MLPClassifier(64, [8]), watch, Raises())
-    folder = tmp_path / "run/0"
-    assert watch.written == folder / "weight_geometry.png"
-    assert watch.written.read_bytes().startswith(PNG)
-    assert read_geometry(folder / "metrics.csv")["network.1.weight"]["norm"]["q50"][0] == [2, 4]
-
-
 class Decay(MLPClassifier):
     """Logs something of its own below the name of weights."""
 
@@ -202,12 +186,6 @@ def test_metrics_of_others_below_the_same_prefix(tmp_path: Path) -> None:
     found = read_geometry(folder / "metrics.csv")
     assert list(found) == ["network.1.weight", "network.3.weight"]
     assert all(set(quantities) == set(QUANTITIES) for quantities in found.values())
-
-
-def test_without_a_file_of_metrics_there_is_no_picture(tmp_path: Path) -> None:
-    watch = WeightGeometry(every_n_steps=2)
-    fitted(tmp_path, MLPClassifier(64, [8]), watch, logger=False)
-    assert watch.written is None
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
@@ -237,8 +215,7 @@ def test_several_runs(tmp_path: Path) -> None:
     plot_weight_geometry(runs, tmp_path / "a/both.png", "a title")
     assert (tmp_path / "a/both.png").read_bytes().startswith(PNG)
     write_geometry(runs, tmp_path / "b/both.csv")
-    with (tmp_path / "b/both.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "b/both.csv")
     assert [(row["label"], row["weight"], row["step"]) for row in rows] == [
         ("LN", "layer.weight", "10"), ("LN", "layer.weight", "20"),
         ("none", "layer.weight", "10"), ("none", "layer.weight", "20"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
+from cli_support import rows_of
 from matplotlib.figure import Figure
 from sweep_runs import METRICS, write_run, write_steps
 
@@ -50,8 +50,7 @@ def test_against_seconds(tmp_path: Path, seen: list[Figure]) -> None:
     assert list(nll.lines[2].get_xdata()) == pytest.approx([0, 7, 14])
     assert list(task.lines[1].get_xdata()) == pytest.approx([0, 7.5])
     assert nll.get_xlabel() == "seconds of training"
-    with table.open() as file:
-        found = {(row["run"], row["step"]): row for row in csv.DictReader(file)}
+    found = {(row["run"], row["step"]): row for row in rows_of(table)}
     assert found["1", "15"] == {
         "label": "LN", "run": "1", "step": "15", "seconds": "10.5", "step_val_nll": "",
         "step_mr": "60",
