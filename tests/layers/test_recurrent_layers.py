@@ -1,4 +1,4 @@
-"""Names of parameters, initial values and wrong arguments of recurrent layers."""
+"""Names of parameters, initial values and wrong arguments of recurrent layers and cells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ln_zoo.layers import (
     RNNCell,
 )
 from ln_zoo.layers.rnn import RecurrentOptions
-from ln_zoo.norms import Identity, LayerNorm, RMSNorm, WeightNorm
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
 F64 = torch.float64
 LAYERS = [LSTM, GRU, RNN]
@@ -81,88 +81,51 @@ def test_positional_arguments_are_torchs(cls: type, arguments: tuple[Any, ...]) 
         cls(3, 4, zone=0.1)
 
 
-def own_parameters(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {n: tuple(p.shape) for n, p in module.named_parameters() if n.startswith("sites.")}
+CELL_PLACE = {"l0.cell.gain": 4, "l0.cell.shift": 4}
+DEEP: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "normalize": ["input"]}
+SUFFIXES = ("l0", "l0_reverse", "l1", "l1_reverse")
 
 
-@pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm()])
-def test_names_of_gains(norm: Any) -> None:
-    assert own_parameters(LSTM(3, 4, norm=norm)) == {
-        "sites.l0.input.gain": (16,),
-        "sites.l0.recurrent.gain": (16,),
-        "sites.l0.cell.gain": (4,),
-        "sites.l0.cell.shift": (4,),
+@pytest.mark.parametrize(
+    ("cls", "norm", "options", "expected"),
+    [
+        *(
+            (cls, norm, options, expected)
+            for norm in (LayerNorm(), RMSNorm())
+            for cls, options, expected in (
+                (LSTM, {}, {"l0.input.gain": 16, "l0.recurrent.gain": 16, **CELL_PLACE}),
+                (GRU, {}, {"l0.input.gain": 12, "l0.recurrent.gain": 12}),
+                (RNN, {}, {"l0.sum.gain": 4}),
+                (GRU, DEEP, {f"{suffix}.input.gain": 12 for suffix in SUFFIXES}),
+            )
+        ),
+        (LSTM, WeightNorm(), {"proj_size": 2}, {"l0.input.scale": 16, "l0.recurrent.scale": 16}),
+        (RNN, WeightNorm(), {}, {"l0.input.scale": 4, "l0.recurrent.scale": 4}),
+        (GRUCell, WeightNorm(), {"normalize": ("recurrent",)}, {"recurrent.scale": 12}),
+    ],
+)
+def test_names_of_the_norms_parameters(
+    cls: type, norm: Norm, options: dict[str, Any], expected: dict[str, int]
+) -> None:
+    found = cls(3, 4, norm=norm, **options).sites.named_parameters()
+    assert {name: tuple(a.shape) for name, a in found} == {
+        name: (size,) for name, size in expected.items()
     }
-    assert own_parameters(GRU(3, 4, norm=norm)) == {
-        "sites.l0.input.gain": (12,),
-        "sites.l0.recurrent.gain": (12,),
-    }
-    assert own_parameters(RNN(3, 4, norm=norm)) == {"sites.l0.sum.gain": (4,)}
-    assert own_parameters(GRU(3, 4, 2, bidirectional=True, norm=norm, normalize=["input"])) == {
-        f"sites.{suffix}.input.gain": (12,) for suffix in ("l0", "l0_reverse", "l1", "l1_reverse")
-    }
-    assert set(own_parameters(LSTMCell(3, 4, norm=norm))) == {
-        "sites.input.gain",
-        "sites.recurrent.gain",
-        "sites.cell.gain",
-        "sites.cell.shift",
-    }
 
 
-def test_names_of_scales() -> None:
-    assert own_parameters(LSTM(3, 4, proj_size=2, norm=WeightNorm())) == {
-        "sites.l0.input.scale": (16,),
-        "sites.l0.recurrent.scale": (16,),
-    }
-    assert own_parameters(RNN(3, 4, norm=WeightNorm())) == {
-        "sites.l0.input.scale": (4,),
-        "sites.l0.recurrent.scale": (4,),
-    }
-    names = own_parameters(GRUCell(3, 4, norm=WeightNorm(), normalize=("recurrent",)))
-    assert set(names) == {"sites.recurrent.scale"}
-
-
-@pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
-def test_reset_parameters_draws_weights_and_sets_gains_back(cls: type) -> None:
-    module = cls(3, 4, norm=LayerNorm(gain=3.0))
-    plain = cls(3, 4)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if name.endswith("gain"):
-                parameter.add_(1.0)
-    torch.manual_seed(11)
-    module.reset_parameters()
-    torch.manual_seed(11)
-    plain.reset_parameters()
-    for name, parameter in plain.named_parameters():
-        assert torch.equal(parameter, module.get_parameter(name))
-    gains = [p for n, p in module.named_parameters() if n.endswith("gain")]
-    assert gains
-    assert all((gain == 3.0).all() for gain in gains)
-
-
-@pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
-@pytest.mark.parametrize("reset", ["reset_parameters", "reset_norm"])
-def test_scales_follow_fresh_weights(cls: type, reset: str) -> None:
-    module = cls(3, 4, norm=WeightNorm())
-    if reset == "reset_norm":
-        for name, parameter in module.named_parameters():
-            if name.startswith("weight_"):
-                nn.init.orthogonal_(parameter, gain=2.0)
-    getattr(module, reset)()
-    sites = module.sites["l0"] if cls in LAYERS else module.sites
-    suffix = "_l0" if cls in LAYERS else ""
-    for place, kind in (("input", "ih"), ("recurrent", "hh")):
-        weight = module.get_parameter(f"weight_{kind}{suffix}")
-        torch.testing.assert_close(sites[place].scale, weight.norm(dim=1))
-
-
-@pytest.mark.parametrize("cls", [Linear, Conv2d])
-def test_scales_of_feed_forward_layers_follow_fresh_weights(cls: type) -> None:
-    layer = cls(3, 4, norm=WeightNorm()) if cls is Linear else cls(3, 4, 2, norm=WeightNorm())
-    nn.init.orthogonal_(layer.weight, gain=2.0)
-    layer.reset_norm()
-    torch.testing.assert_close(layer.site.scale, layer.weight.flatten(1).norm(dim=1))
+@pytest.mark.parametrize("cls", [*LAYERS, *CELLS, Linear, Conv2d])
+def test_scales_follow_fresh_weights(cls: type) -> None:
+    module = cls(*((3, 4, 2) if cls is Conv2d else (3, 4)), norm=WeightNorm())
+    kinds = {"input": "weight_ih", "recurrent": "weight_hh", "sum": "weight"}
+    weights = {n.removesuffix("_l0"): a for n, a in module.named_parameters() if "weight" in n}
+    for weight in weights.values():
+        nn.init.orthogonal_(weight, gain=2.0)
+    module.reset_norm()
+    scaled = [m for m in module.modules() if isinstance(m, Site) and "scale" in m._parameters]
+    assert len(scaled) == len(weights)
+    for site in scaled:
+        rows = weights[kinds[site.role]].flatten(1)
+        torch.testing.assert_close(site.scale, rows.norm(dim=1))
 
 
 @every_layer
@@ -243,6 +206,19 @@ def test_wrong_arguments_of_cells(cls: type) -> None:
             cell(x, states(*wrong))
 
 
+def test_cells_of_batch_norm_need_the_step() -> None:
+    cell = LSTMCell(3, 4, norm=BatchNorm())
+    x = torch.randn(5, 3)
+    with pytest.raises(ValueError, match=r"BatchNorm .*step=t"):
+        cell(x)
+    with pytest.raises(ValueError, match=r"step .*-1"):
+        cell(x, step=-1)
+    cell(x, step=3)
+    assert cell.sites["input"].num_batches_tracked[:5].tolist() == [0, 0, 0, 1, 0]
+    # No step is needed where the norm does not act.
+    LSTMCell(3, 4, norm=BatchNorm(), normalize=())(x)
+
+
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
 def test_unknown_places(cls: type) -> None:
     has = "'sum'" if cls in (RNN, RNNCell) else "'recurrent'"
@@ -266,8 +242,6 @@ def test_unknown_nonlinearity(cls: type) -> None:
 
 
 def test_torchs_own_checks_of_the_constructor() -> None:
-    with pytest.raises(ValueError, match="hidden_size must be greater than zero"):
-        LSTM(3, 0)
     with pytest.raises(ValueError, match="proj_size has to be smaller"):
         LSTM(3, 4, proj_size=4)
     with pytest.raises(ValueError, match="dropout should be a number"):
