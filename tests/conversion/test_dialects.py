@@ -20,6 +20,9 @@ from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
 F64 = torch.float64
 X, H, P = 3, 4, 2
 State = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+#: A dialect, a state dict, and the library's outputs of it and inputs (T, N, X).
+Known = tuple[str, State, Callable[[State, Tensor], Tensor]]
 sigmoid, tanh = torch.sigmoid, torch.tanh
 
 
@@ -28,11 +31,19 @@ def normed(a: Tensor, eps: float) -> Tensor:
     return (a - mean) / ((a - mean).square().mean(-1, keepdim=True) + eps) ** 0.5
 
 
-def draw(**shapes: tuple[int, ...]) -> State:
+def draw(shapes: Shapes) -> State:
     generator = torch.Generator().manual_seed(len(shapes))
     return {
-        name.replace("__", "."): torch.randn(shape, dtype=F64, generator=generator)
-        for name, shape in shapes.items()
+        name: torch.randn(shape, dtype=F64, generator=generator) for name, shape in shapes.items()
+    }
+
+
+def layered(lead: str, shapes: Callable[[int], Shapes]) -> State:
+    """Two layers, of X and of H inputs, with numbers of their own."""
+    return {
+        f"{lead.format(k)}{name}": value + 0.1 * k
+        for k, size in enumerate((X, H))
+        for name, value in draw(shapes(size)).items()
     }
 
 
@@ -65,19 +76,20 @@ def gru_loop(x: Tensor, step: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return torch.stack(rows)
 
 
-def torchscript_state() -> State:
-    found = {}
-    for k, size in enumerate((X, H)):
-        found |= {
-            f"layers.{k}.cell.{name}": value
-            for name, value in draw(
-                weight_ih=(4 * H, size), weight_hh=(4 * H, H),
-                layernorm_i__weight=(4 * H,), layernorm_i__bias=(4 * H,),
-                layernorm_h__weight=(4 * H,), layernorm_h__bias=(4 * H,),
-                layernorm_c__weight=(H,), layernorm_c__bias=(H,),
-            ).items()
-        }  # fmt: skip
-    return found
+def affine(*names: str, size: int = 4 * H, kinds: tuple[str, str] = ("weight", "bias")) -> Shapes:
+    """Gain and shift of norms of this size."""
+    return {f"{name}.{kind}": (size,) for name in names for kind in kinds}
+
+
+TORCHSCRIPT = layered(
+    "layers.{}.cell.",
+    lambda size: {
+        "weight_ih": (4 * H, size),
+        "weight_hh": (4 * H, H),
+        **affine("layernorm_i", "layernorm_h"),
+        **affine("layernorm_c", size=H),
+    },
+)
 
 
 def torchscript(s: State, x: Tensor) -> Tensor:
@@ -95,9 +107,8 @@ def torchscript(s: State, x: Tensor) -> Tensor:
     return x
 
 
-def haste_state() -> State:
-    return draw(kernel=(X, 4 * H), recurrent_kernel=(H, 4 * H), bias=(4 * H,), gamma=(2, 4 * H),
-                gamma_h=(H,), beta_h=(H,))  # fmt: skip
+KERAS = draw({"kernel": (X, 4 * H), "recurrent_kernel": (H, 4 * H), "bias": (4 * H,)})
+HASTE = KERAS | draw({"gamma": (2, 4 * H), "gamma_h": (H,), "beta_h": (H,)})
 
 
 def haste(s: State, x: Tensor) -> Tensor:
@@ -111,9 +122,9 @@ def haste(s: State, x: Tensor) -> Tensor:
     return lstm_loop(x, step)
 
 
-def haste_gru_state() -> State:
-    return draw(kernel=(X, 3 * H), recurrent_kernel=(H, 3 * H), bias=(3 * H,),
-                recurrent_bias=(3 * H,), gamma=(2, 3 * H))  # fmt: skip
+KERNELS = draw({"kernel": (X, 3 * H), "recurrent_kernel": (H, 3 * H)})
+KERAS_GRU = KERNELS | draw({"bias": (2, 3 * H)})
+HASTE_GRU = KERNELS | draw({"bias": (3 * H,), "recurrent_bias": (3 * H,), "gamma": (2, 3 * H)})
 
 
 def haste_gru(s: State, x: Tensor) -> Tensor:
@@ -127,19 +138,11 @@ def haste_gru(s: State, x: Tensor) -> Tensor:
     return gru_loop(x, step)
 
 
-def keras_state() -> State:
-    return draw(kernel=(X, 4 * H), recurrent_kernel=(H, 4 * H), bias=(4 * H,))
-
-
 def keras(s: State, x: Tensor) -> Tensor:
     def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
         return cell(row @ s["kernel"] + h @ s["recurrent_kernel"] + s["bias"], c)
 
     return lstm_loop(x, step)
-
-
-def keras_gru_state() -> State:
-    return draw(kernel=(X, 3 * H), recurrent_kernel=(H, 3 * H), bias=(2, 3 * H))
 
 
 def keras_gru(s: State, x: Tensor) -> Tensor:
@@ -152,13 +155,13 @@ def keras_gru(s: State, x: Tensor) -> Tensor:
     return gru_loop(x, step)
 
 
-def addons_state() -> State:
-    norms = {
-        f"{place}/{kind}": value
+ADDONS = KERAS | draw(
+    {
+        f"{place}/{kind}": (size,)
         for place, size in (("kernel_norm", 4 * H), ("recurrent_norm", 4 * H), ("state_norm", H))
-        for kind, value in draw(gamma=(size,), beta=(size,)).items()
+        for kind in ("gamma", "beta")
     }
-    return keras_state() | norms
+)
 
 
 def addons(s: State, x: Tensor) -> Tensor:
@@ -173,14 +176,9 @@ def addons(s: State, x: Tensor) -> Tensor:
     return lstm_loop(x, step)
 
 
-def di_state() -> State:
-    found = {"bias": draw(bias=(2, 4 * H))["bias"]}
-    for k, size in enumerate((X, H)):
-        found |= {f"wx.{k}": draw(a=(size, 4 * H))["a"], f"wh.{k}": draw(b=(H, 4 * H))["b"] / 2}
-        for n in (2 * k, 2 * k + 1):
-            of_norm = draw(weight=(4 * H,), bias=(4 * H,))
-            found |= {f"norm.{n}.{kind}": value + n for kind, value in of_norm.items()}
-    return found
+DI = {"bias": draw({"bias": (2, 4 * H)})["bias"], **draw(affine(*(f"norm.{n}" for n in range(4))))}
+for k, size in enumerate((X, H)):
+    DI |= draw({f"wx.{k}": (size, 4 * H), f"wh.{k}": (H, 4 * H)})
 
 
 def di(s: State, x: Tensor) -> Tensor:
@@ -199,17 +197,16 @@ def di(s: State, x: Tensor) -> Tensor:
     return x
 
 
-def torchaudio_state() -> State:
-    found = {}
-    for k, size in enumerate((X, H)):
-        found |= {
-            f"lstm_layers.{k}.{name}": value + k
-            for name, value in draw(
-                x2g__weight=(4 * H, size), p2g__weight=(4 * H, H), g_norm__weight=(4 * H,),
-                g_norm__bias=(4 * H,), c_norm__weight=(H,), c_norm__bias=(H,),
-            ).items()
-        }  # fmt: skip
-    return found
+TORCHAUDIO = layered(
+    "lstm_layers.{}.",
+    lambda size: {
+        "x2g.weight": (4 * H, size),
+        "p2g.weight": (4 * H, H),
+        **affine("g_norm"),
+        **affine("c_norm", size=H),
+    },
+)
+TORCHAUDIO_PLAIN = draw({"x2g.weight": (4 * H, X), "x2g.bias": (4 * H,), "p2g.weight": (4 * H, H)})
 
 
 def torchaudio(s: State, x: Tensor) -> Tensor:
@@ -226,10 +223,6 @@ def torchaudio(s: State, x: Tensor) -> Tensor:
 
         x = lstm_loop(x, step)
     return x
-
-
-def torchaudio_plain_state() -> State:
-    return draw(x2g__weight=(4 * H, X), x2g__bias=(4 * H,), p2g__weight=(4 * H, H))
 
 
 def torchaudio_plain(s: State, x: Tensor) -> Tensor:
@@ -255,30 +248,26 @@ def dream(s: State, x: Tensor, weight: str, norm: str, state_first: bool, eps: f
 
 def dreamers(
     name: str, weight: str, norm: str, state_first: bool, eps: float, bias: bool = False
-) -> tuple[str, Callable[[], State], Callable[[State, Tensor], Tensor]]:
-    shapes = {f"{weight}.weight": (3 * H, X + H), f"{norm}.weight": (3 * H,),
-              f"{norm}.bias": (3 * H,)}  # fmt: skip
+) -> Known:
+    state = draw({f"{weight}.weight": (3 * H, X + H), **affine(norm, size=3 * H)})
     if bias:
-        shapes[f"{weight}.bias"] = (3 * H,)
-    shapes = {key.replace(".", "__"): shape for key, shape in shapes.items()}
-    return (
-        name,
-        lambda: draw(**shapes),
-        lambda s, x: dream(s, x, weight, norm, state_first, eps),
-    )
+        state |= draw({f"{weight}.bias": (3 * H,)})
+    return name, state, lambda s, x: dream(s, x, weight, norm, state_first, eps)
 
 
 def light_state(kind: str) -> State:
-    found = {}
-    for k, size in enumerate((X, H)):
-        layer = draw(w__weight=(2 * H, size), u__weight=(2 * H, H), norm__weight=(2 * H,),
-                     norm__bias=(2 * H,))  # fmt: skip
-        layer |= {"h_init": torch.zeros(1, H, dtype=F64), "drop_mask_te": torch.ones(1, dtype=F64)}
+    norms = ("norm", "layer_norm") if kind == "affine" else ("norm",)
+    found = layered(
+        "rnn.{}.",
+        lambda size: {
+            "w.weight": (2 * H, size), "u.weight": (2 * H, H), **affine(*norms, size=2 * H)
+        },
+    )  # fmt: skip
+    for k in range(2):
+        found[f"rnn.{k}.h_init"] = torch.zeros(1, H, dtype=F64)
+        found[f"rnn.{k}.drop_mask_te"] = torch.ones(1, dtype=F64)
         if kind == "light":
-            layer["drop_masks"] = torch.ones(16000, H, dtype=F64)
-        if kind == "affine":
-            layer |= {f"layer_norm.{n}": v for n, v in draw(weight=(2 * H,), bias=(2 * H,)).items()}
-        found |= {f"rnn.{k}.{name}": value for name, value in layer.items()}
+            found[f"rnn.{k}.drop_masks"] = torch.ones(16000, H, dtype=F64)
     return found
 
 
@@ -300,8 +289,7 @@ def light(s: State, x: Tensor) -> Tensor:
     return x
 
 
-def dreamer_state() -> State:
-    return draw(kernel=(X + H, 3 * H), bias=(3 * H,), gamma=(3 * H,), beta=(3 * H,))
+DREAMER = draw({"kernel": (X + H, 3 * H), "bias": (3 * H,), "gamma": (3 * H,), "beta": (3 * H,)})
 
 
 def dreamer(s: State, x: Tensor) -> Tensor:
@@ -313,7 +301,7 @@ GATES = ("input", "forget", "cell", "output")
 
 
 def tflite_state(norm: bool = True, peephole: bool = False) -> State:
-    shapes: dict[str, tuple[int, ...]] = {"projection_weights": (P, H)}
+    shapes: Shapes = {"projection_weights": (P, H)}
     for gate in GATES:
         shapes |= {f"input_to_{gate}_weights": (H, X), f"recurrent_to_{gate}_weights": (H, P),
                    f"{gate}_gate_bias": (H,)}  # fmt: skip
@@ -321,7 +309,7 @@ def tflite_state(norm: bool = True, peephole: bool = False) -> State:
             shapes[f"{gate}_layer_norm_coefficients"] = (H,)
         if peephole and gate != "cell":
             shapes[f"cell_to_{gate}_weights"] = (H,)
-    return draw(**shapes)
+    return draw(shapes)
 
 
 def tflite(s: State, x: Tensor) -> Tensor:
@@ -349,7 +337,7 @@ def skip_state(norm: bool = True, leads: tuple[str, ...] = ("encoder_",)) -> Sta
         if norm:
             sizes = {"1": 2 * H, "2": H, "3": 2 * H, "4": H}
             shapes |= {f"{letter}{k}": (size,) for letter in "sb" for k, size in sizes.items()}
-        found |= {f"{lead}{name}": value + n for name, value in draw(**shapes).items()}
+        found |= {f"{lead}{name}": value + n for name, value in draw(shapes).items()}
     return found
 
 
@@ -368,14 +356,14 @@ def skip(s: State, x: Tensor, lead: str = "encoder_") -> Tensor:
     return gru_loop(x, step)
 
 
-KNOWN: dict[str, tuple[str, Callable[[], State], Callable[[State, Tensor], Tensor]]] = {
-    "torchscript": ("torchscript", torchscript_state, torchscript),
-    "haste LSTM": ("haste", haste_state, haste),
-    "haste GRU": ("haste", haste_gru_state, haste_gru),
-    "keras LSTM": ("keras", keras_state, keras),
-    "keras GRU": ("keras", keras_gru_state, keras_gru),
-    "addons": ("tensorflow-addons", addons_state, addons),
-    "di-engine": ("di-engine", di_state, di),
+KNOWN: dict[str, Known] = {
+    "torchscript": ("torchscript", TORCHSCRIPT, torchscript),
+    "haste LSTM": ("haste", HASTE, haste),
+    "haste GRU": ("haste", HASTE_GRU, haste_gru),
+    "keras LSTM": ("keras", KERAS, keras),
+    "keras GRU": ("keras", KERAS_GRU, keras_gru),
+    "addons": ("tensorflow-addons", ADDONS, addons),
+    "di-engine": ("di-engine", DI, di),
     "sheeprl": dreamers("sheeprl", "linear", "layer_norm", True, 1e-5, bias=True),
     "sheeprl without a bias": dreamers("sheeprl", "linear", "layer_norm", True, 1e-5),
     "RLlib": dreamers("rllib", "linear", "layer_norm", True, 1e-3),
@@ -383,16 +371,16 @@ KNOWN: dict[str, tuple[str, Callable[[], State], Callable[[State, Tensor], Tenso
     "dreamerv3-torch": dreamers(
         "dreamerv3-torch", "layers.GRU_linear", "layers.GRU_norm", False, 1e-3
     ),
-    "torchaudio": ("torchaudio", torchaudio_state, torchaudio),
-    "torchaudio without a norm": ("torchaudio", torchaudio_plain_state, torchaudio_plain),
-    "LiGRU": ("speechbrain", lambda: light_state("light"), light),
-    "SLiGRU": ("speechbrain", lambda: light_state("stable"), light),
-    "SLiGRU with gains": ("speechbrain", lambda: light_state("affine"), light),
-    "dreamer": ("dreamer-v2", dreamer_state, dreamer),
-    "tflite": ("tflite", tflite_state, tflite),
-    "tflite peephole": ("tflite", lambda: tflite_state(norm=False, peephole=True), tflite),
-    "skip-thoughts": ("skip-thoughts", lambda: skip_state(norm=False), skip),
-    "skip-thoughts LN": ("skip-thoughts", skip_state, skip),
+    "torchaudio": ("torchaudio", TORCHAUDIO, torchaudio),
+    "torchaudio without a norm": ("torchaudio", TORCHAUDIO_PLAIN, torchaudio_plain),
+    "LiGRU": ("speechbrain", light_state("light"), light),
+    "SLiGRU": ("speechbrain", light_state("stable"), light),
+    "SLiGRU with gains": ("speechbrain", light_state("affine"), light),
+    "dreamer": ("dreamer-v2", DREAMER, dreamer),
+    "tflite": ("tflite", tflite_state(), tflite),
+    "tflite peephole": ("tflite", tflite_state(norm=False, peephole=True), tflite),
+    "skip-thoughts": ("skip-thoughts", skip_state(norm=False), skip),
+    "skip-thoughts LN": ("skip-thoughts", skip_state(), skip),
 }
 every_dialect = pytest.mark.parametrize("form", KNOWN)
 
@@ -400,9 +388,9 @@ every_dialect = pytest.mark.parametrize("form", KNOWN)
 @every_dialect
 def test_the_layer_computes_what_the_library_does(form: str) -> None:
     name, state, reference = KNOWN[form]
-    layer = from_dialect(name, state())
+    layer = from_dialect(name, state)
     output, _ = layer(inputs())
-    torch.testing.assert_close(output, reference(state(), inputs()), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(output, reference(state, inputs()), rtol=1e-10, atol=1e-11)
     for p, value in layer.named_parameters():
         assert value.dtype == F64, p
     output.square().sum().backward()
@@ -413,13 +401,13 @@ def test_the_layer_computes_what_the_library_does(form: str) -> None:
 def test_weights_go_back(form: str) -> None:
     """What is written is what was read, or has the same function where two biases became one."""
     name, state, reference = KNOWN[form]
-    written = to_dialect(name, from_dialect(name, state()))
-    former = {key: value for key, value in state().items() if key != "Wemb"}
+    written = to_dialect(name, from_dialect(name, state))
+    former = {key: value for key, value in state.items() if key != "Wemb"}
     assert written.keys() == former.keys()
     assert all(value.is_contiguous() for value in written.values())
     assert {k: v.shape for k, v in written.items()} == {k: v.shape for k, v in former.items()}
     again = reference(written, inputs())
-    torch.testing.assert_close(again, reference(state(), inputs()), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(again, reference(state, inputs()), rtol=1e-10, atol=1e-11)
 
 
 #: Keys that are not read, and keys that are optional or tell one form from another.
@@ -431,36 +419,36 @@ OPTIONAL = (*UNREAD, "layernorm", "layer_norm", "cell_to", "projection", "encode
 def test_a_missing_and_a_spare_key_are_named(form: str) -> None:
     name, state, _ = KNOWN[form]
     whole = ("bias", "linear.bias", "recurrent_bias", "input_to_input_weights")
-    for key in state():
+    for key in state:
         if key in whole or any(part in key for part in OPTIONAL):
             continue
-        fewer = state()
+        fewer = dict(state)
         del fewer[key]
         with pytest.raises(ValueError, match=f"^{name}: "):
             from_dialect(name, fewer)
     spare = f"{DIALECTS[name].prefix}spare"
     with pytest.raises(ValueError, match="spare"):
-        from_dialect(name, state() | {spare: torch.ones(2)})
+        from_dialect(name, state | {spare: torch.ones(2)})
 
 
 @every_dialect
 def test_tensors_of_other_shapes(form: str) -> None:
     name, state, _ = KNOWN[form]
-    for key in state():
+    for key in state:
         for shape in ((), (0,), (3,), (16, 0), (2, 3, 4)):
             if any(part in key for part in UNREAD):
                 continue
             with pytest.raises(ValueError, match=f"^{name}: "):
-                from_dialect(name, state() | {key: torch.ones(shape, dtype=F64)})
+                from_dialect(name, state | {key: torch.ones(shape, dtype=F64)})
 
 
 @every_dialect
 def test_a_prefix_chooses_a_layer_of_a_larger_state_dict(form: str) -> None:
     name, state, reference = KNOWN[form]
     lead = DIALECTS[name].prefix
-    larger = {f"model.rnn.{k}": v for k, v in state().items()} | {"model.head": torch.ones(2)}
+    larger = {f"model.rnn.{k}": v for k, v in state.items()} | {"model.head": torch.ones(2)}
     layer = from_dialect(name, larger, prefix=f"model.rnn.{lead}")
-    torch.testing.assert_close(layer(inputs())[0], reference(state(), inputs()))
+    torch.testing.assert_close(layer(inputs())[0], reference(state, inputs()))
     with pytest.raises(ValueError, match=r"no key starts with 'model\.lstm"):
         from_dialect(name, larger, prefix="model.lstm.")
 
@@ -509,7 +497,7 @@ def test_both_directions_and_plain_cells_of_the_torchscript_example() -> None:
 
 
 def test_names_as_keras_gives_them_and_another_eps() -> None:
-    state = {f"rnn/layer_norm_lstm_cell/{name}:0": v.numpy() for name, v in addons_state().items()}
+    state = {f"rnn/layer_norm_lstm_cell/{name}:0": v.numpy() for name, v in ADDONS.items()}
     layer = from_dialect("tensorflow-addons", state, eps=0.1, batch_first=True)
     assert layer.sites["l0"]["input"].norm == LayerNorm(eps=0.1)
     assert layer(inputs().transpose(0, 1))[0].shape == (5, 6, H)
@@ -525,11 +513,11 @@ def test_names_as_keras_gives_them_and_another_eps() -> None:
             {"weight_ih_l0": torch.ones(10, 3), "weight_hh_l0": torch.ones(10, 5)},
             r"weight_hh_l0 \(10, 5\)",
         ),
-        ("keras", keras_state() | {"kernel": ["a"]}, "'kernel'"),
-        ("keras", keras_state() | {"kernel": torch.ones(2, 8, dtype=torch.int8)}, "torch.int8"),
-        ("haste", haste_state() | {"gamma": torch.ones(2, 8)}, r"haste: .*recurrent\.gain"),
-        ("haste", haste_state() | {"kernel": torch.ones(X, 7)}, "haste: 'kernel' .*4 gates"),
-        ("keras", keras_gru_state() | {"bias": torch.zeros(3 * H, dtype=F64)}, "reset_after"),
+        ("keras", KERAS | {"kernel": ["a"]}, "'kernel'"),
+        ("keras", KERAS | {"kernel": torch.ones(2, 8, dtype=torch.int8)}, "torch.int8"),
+        ("haste", HASTE | {"gamma": torch.ones(2, 8)}, r"haste: .*recurrent\.gain"),
+        ("haste", HASTE | {"kernel": torch.ones(X, 7)}, "haste: 'kernel' .*4 gates"),
+        ("keras", KERAS_GRU | {"bias": torch.zeros(3 * H, dtype=F64)}, "reset_after"),
         ("tflite", tflite_state(peephole=True), "peepholes"),
         ("tflite", tflite_state() | {"projection_bias": torch.ones(P)}, "projection"),
     ],

@@ -45,41 +45,41 @@ def without(folds: list, i: int) -> list:
     return [row for j, fold in enumerate(folds) if j != i for row in fold]
 
 
+def shuffled_folds() -> list[tuple[list, list]]:
+    """Rows of each fold, and of the other nine."""
+    order = np.arange(len(LABELS))
+    np.random.RandomState(1234).shuffle(order)
+    folds = [fold.tolist() for fold in np.array_split(order, 10)]
+    return [(fold, without(folds, i)) for i, fold in enumerate(folds)]
+
+
 def test_the_original_protocol_is_that_of_the_released_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert sentence_tasks.PENALTIES == (1, 2, 4, 8, 16, 32, 64, 128, 256)
     monkeypatch.setattr(sentence_tasks, "PENALTIES", (1.0, 256.0))
-    order = np.arange(len(LABELS))
-    np.random.RandomState(1234).shuffle(order)
-    folds = [fold.tolist() for fold in np.array_split(order, 10)]
     found = []
-    for i in range(10):
-        rows = without(folds, i)
+    for test, rows in shuffled_folds():
         inner = [fold.tolist() for fold in np.array_split(rows, 10)]
         best_c, best = 0.0, -1.0
         for c in (1, 256):
             mean = np.mean([score(without(inner, j), inner[j], c) for j in range(10)])
             if mean > best + 1e-12:
                 best_c, best = c, mean
-        found.append(score(rows, folds[i], best_c))
+        found.append(score(rows, test, best_c))
     assert accuracy(VECTORS, LABELS, "original") == pytest.approx(np.mean(found), abs=1e-12)
 
 
 def test_the_fast_protocol_takes_the_last_tenth_to_choose_the_penalty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1, 4, 16, 256))
-    order = np.arange(len(LABELS))
-    np.random.RandomState(1234).shuffle(order)
-    folds = [fold.tolist() for fold in np.array_split(order, 10)]
+    penalties = (1, 4, 16, 256)
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", penalties)
     found = []
-    for i in range(10):
-        rows = without(folds, i)
+    for test, rows in shuffled_folds():
         inner = len(rows) - len(rows) // 10
-        scores = [score(rows[:inner], rows[inner:], c, "lbfgs") for c in sentence_tasks.PENALTIES]
-        best = sentence_tasks.PENALTIES[int(np.argmax(scores))]
-        found.append(score(rows, folds[i], best, "lbfgs"))
+        scores = [score(rows[:inner], rows[inner:], c, "lbfgs") for c in penalties]
+        found.append(score(rows, test, penalties[int(np.argmax(scores))], "lbfgs"))
     fast = accuracy(VECTORS, LABELS, "fast")
     assert fast == pytest.approx(np.mean(found), abs=1e-12)
     assert accuracy(VECTORS, LABELS, "fast", seed=1) != fast
