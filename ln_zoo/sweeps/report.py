@@ -200,7 +200,6 @@ class Report:
         """
         if not self.select or not any(len(values) > 1 for values in self.grid.settings.values()):
             return []
-        sign = -1 if speed.higher_is_better(self.select) else 1
         scores: dict[str, dict[str, dict[int, float]]] = {}
         for member in self.members:
             of_norm = scores.setdefault(norm_name(member.run.norm), {})
@@ -212,7 +211,7 @@ class Report:
                 label: statistics.fmean(values[seed] for seed in shared or values)
                 for label, values in labels.items()
             }
-            label = min(means, key=lambda each: sign * means[each])
+            label = speed.best_of(self.select)(means, key=means.__getitem__)
             settings = self.of_label(label)[0].run.settings
             tied = [
                 each
@@ -248,7 +247,6 @@ class Report:
 
     def reach(self, label: str, other: str, metric: str) -> list[Reached]:
         """`Reached` of the runs of a label, with another label as the baseline."""
-        sign = -1 if speed.higher_is_better(metric) else 1
         baselines = {member.run.seed: member for member in self.of_label(other)}
         found = []
         for member in self.of_label(label):
@@ -258,7 +256,7 @@ class Report:
             curves = [
                 comparison.read_curves(m.curves, [metric], "step")[metric] for m in (member, base)
             ]
-            own, best = (min(curve.values(), key=lambda v: sign * v) for curve in curves)
+            own, best = (speed.best_of(metric)(curve.values()) for curve in curves)
             steps, before = (speed.steps_to(curve, metric, best) for curve in curves)
             times = (steps * _pace(member.curves), before * _pace(base.curves))
             to_own = speed.steps_to(curves[0], metric, own)
@@ -327,17 +325,15 @@ class Report:
     def _markdown(self, pictures: Sequence[str]) -> str:
         done = [state.kind for state in self.states.values()].count(FINISHED)
         parts = [f"# {self.out.name}", f"{done} of {len(self.runs)} runs have finished."]
-        parts += [self._failed(), self._spread_table(), self._chosen_table()]
+        failed = {name: state.error for name, state in self.states.items() if state.kind == FAILED}
+        parts += ["\n".join(f"- `{name}` failed: {error}" for name, error in failed.items())]
+        parts += [self._spread_table(), self._chosen_table()]
         parts += [self._difference_table(), self._reached_table()]
         if pictures:
             parts.append("![Curves: median and range over the seeds](curves.png)")
         if "seconds" in pictures:
             parts.append("![The same against seconds of training](curves_seconds.png)")
         return "\n\n".join(part for part in parts if part) + "\n"
-
-    def _failed(self) -> str:
-        failed = {n: s.error for n, s in self.states.items() if s.kind == FAILED}
-        return "\n".join(f"- `{name}` failed: {error}" for name, error in failed.items())
 
     def _spread_table(self) -> str:
         spreads, rows = self.spreads(), []
@@ -408,10 +404,8 @@ class Report:
     def _score(self, member: Member) -> float:
         assert self.select is not None
         curve = comparison.read_curves(member.curves, [self.select])[self.select]
-        if self.grid.test != "best":
-            return curve[max(curve)]
-        sign = -1 if speed.higher_is_better(self.select) else 1
-        return min(curve.values(), key=lambda value: sign * value)
+        best: float = speed.best_of(self.select)(curve.values())
+        return best if self.grid.test == "best" else curve[max(curve)]
 
     def _baseline_of(self, label: str) -> str | None:
         settings = self.of_label(label)[0].run.settings

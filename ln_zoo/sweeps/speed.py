@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ln_zoo import tables
 from ln_zoo.plots.comparison import Curve, Run, cell, groups, plain_name, shared
@@ -17,6 +18,11 @@ def higher_is_better(metric: str) -> bool:
     words = metric.split("_")
     known = (metric_unit("_".join(words[first:])) for first in range(len(words)))
     return next((unit.higher_is_better for unit in known if unit.unit), False)
+
+
+def best_of(metric: str) -> Callable[..., Any]:
+    """`max` if higher is better, otherwise `min`."""
+    return max if higher_is_better(metric) else min
 
 
 def steps_to(curve: Curve, metric: str, value: float) -> float:

@@ -75,7 +75,8 @@ class Speed:
         """Verdict for this target, with 2.5 % of error on either side."""
         if self.missed:
             below, above = signed_rank(self.logs)
-            return claims.HOLDS if below <= 0.025 else _opposed(above <= 0.025)
+            opposed = claims.DOES_NOT_HOLD if above <= 0.025 else claims.UNDECIDED
+            return claims.HOLDS if below <= 0.025 else opposed
         return claims.decide(self.difference.low, self.difference.high, "below")
 
     @property
@@ -93,10 +94,6 @@ class Speed:
         return f"{head}: {math.exp(-found.mean):.3g}{ends}"
 
 
-def _opposed(opposed: bool) -> str:
-    return claims.DOES_NOT_HOLD if opposed else claims.UNDECIDED
-
-
 def speeds(
     curves: Curves, baseline: Curves, metric: str, start: float | None = None
 ) -> list[Speed]:
@@ -105,27 +102,39 @@ def speeds(
     The baseline improves from the median over seeds of its first values to the median of its best
     values.
     """
-    seeds = [seed for seed in curves if seed in baseline]
-    if not seeds:
-        raise ValueError("no seed has runs of both norms")
-    best = max if speed.higher_is_better(metric) else min
+    seeds, best = _shared_seeds(curves, baseline), speed.best_of(metric)
     first = start
     if first is None:
         first = statistics.median(baseline[seed][min(baseline[seed])] for seed in seeds)
     last = statistics.median(best(baseline[seed].values()) for seed in seeds)
-    found = []
-    for share in TARGETS:
-        target = first + share * (last - first)
-        steps, base = (
-            {seed: speed.steps_to(each[seed], metric, target) for seed in seeds}
-            for each in (curves, baseline)
-        )
-        variances = [
-            _rounding(curves[seed], steps[seed]) + _rounding(baseline[seed], base[seed])
-            for seed in seeds
-        ]
-        found.append(Speed(share, target, steps, base, math.sqrt(statistics.fmean(variances))))
-    return found
+    return [
+        _speed(curves, baseline, metric, share, first + share * (last - first)) for share in TARGETS
+    ]
+
+
+def _shared_seeds(values: Mapping[int, Any], baseline: Mapping[int, Any]) -> list[int]:
+    if not (seeds := [seed for seed in values if seed in baseline]):
+        raise ValueError("no seed has runs of both norms")
+    return seeds
+
+
+def _speed(
+    curves: Curves, baseline: Curves, metric: str, share: float, target: float | None = None
+) -> Speed:
+    """Updates to a target; without one, to each run's own best value."""
+
+    def steps_of(curve: comparison.Curve) -> float:
+        value = speed.best_of(metric)(curve.values()) if target is None else target
+        return speed.steps_to(curve, metric, value)
+
+    seeds = _shared_seeds(curves, baseline)
+    steps, base = ({seed: steps_of(each[seed]) for seed in seeds} for each in (curves, baseline))
+    variances = [
+        _rounding(curves[seed], steps[seed]) + _rounding(baseline[seed], base[seed])
+        for seed in seeds
+    ]
+    rounding = math.sqrt(statistics.fmean(variances))
+    return Speed(share, math.nan if target is None else target, steps, base, rounding)
 
 
 def _rounding(curve: comparison.Curve, step: float) -> float:
@@ -204,12 +213,8 @@ def judge_speed(
     found = speeds(curves, baseline, metric, start)
     verdicts = {each.verdict for each in found}
     faster, slower = claims.HOLDS in verdicts, claims.DOES_NOT_HOLD in verdicts
-    if faster and slower:
-        verdict = claims.IN_PART
-    elif len(verdicts) == 1:
-        (verdict,) = verdicts
-    else:
-        verdict = claims.UNDECIDED
+    mixed = claims.IN_PART if faster and slower else claims.UNDECIDED
+    verdict = verdicts.pop() if len(verdicts) == 1 else mixed
     number = f"times as fast to {'; '.join(each.text for each in found)}"
     pairs = len(found[0].steps)
     interval, spread = None, math.nan
@@ -230,26 +235,14 @@ def judge_speed(
 
 def judge_own_best(curves: Curves, baseline: Curves, metric: str, value: float) -> Finding:
     """The verdict of the rule ``own_best``: updates of each run to its own best value."""
-    best = max if speed.higher_is_better(metric) else min
-    logs, variances = [], []
-    for seed in curves:
-        if seed in baseline:
-            own, base = (
-                speed.steps_to(curve, metric, best(curve.values()))
-                for curve in (curves[seed], baseline[seed])
-            )
-            logs.append(math.log(max(own, 1)) - math.log(max(base, 1)))
-            variances.append(_rounding(curves[seed], own) + _rounding(baseline[seed], base))
-    if not logs:
-        raise ValueError("no seed has runs of both norms")
-    rounding = math.sqrt(statistics.fmean(variances))
-    found = _difference(logs, rounding)
+    to_best = _speed(curves, baseline, metric, 1.0)
+    found = to_best.difference
     low, high = math.exp(found.low), math.exp(found.high)
     number = f"{math.exp(found.mean):.2g}{_interval(low, high)} of the baseline's updates"
     verdict = claims.decide(found.low, found.high, "below")
     if verdict == claims.HOLDS and not low <= value <= high:
         verdict = claims.IN_PART
-    needed = _needed(logs, math.log(value))
+    needed = _needed(to_best.logs, math.log(value))
     return Finding(verdict, number, found.number, _ends(low, high), needed)
 
 
@@ -257,16 +250,16 @@ def judge_scores(
     scores: Scores, baseline: Scores, metric: str, kind: str, margin: float, matters: float | None
 ) -> Finding:
     """The verdict of the rules ``lower``, ``higher`` and ``comparable`` on paired test scores."""
+    seeds = _shared_seeds(scores, baseline)
     found = paired(scores, baseline)
-    if found is None:
-        raise ValueError("no seed has runs of both norms")
+    assert found is not None
     if kind == "comparable":
         verdict = claims.decide_margin(found.low, found.high, margin)
     else:
         side = "below" if kind == "lower" else "above"
         verdict = claims.decide(found.low, found.high, side)
     number = f"{metric} {found.mean:+.3g}{_interval(found.low, found.high, '+')}"
-    differences = [scores[seed] - baseline[seed] for seed in scores if seed in baseline]
+    differences = [scores[seed] - baseline[seed] for seed in seeds]
     needed = _needed(differences, matters or margin or None)
     return Finding(verdict, number, found.number, _ends(found.low, found.high), needed)
 
