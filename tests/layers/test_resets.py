@@ -164,27 +164,23 @@ def test_operators_check_resets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "norm"),
-    [(LSTM, BatchNorm()), (GRU, WeightNorm()), (RNN, BatchNorm())],
-    ids=["LSTM", "GRU", "RNN"],
+    ("cls", "norm", "options"),
+    [
+        *((LSTM, BatchNorm(), {}), (GRU, WeightNorm(), {}), (RNN, BatchNorm(), {})),
+        *((LSTM, LAYER, option) for option in ({"proj_size": 2}, {"peephole": True})),
+        (LSTM, LAYER, {"bias": False}),
+    ],
 )
-def test_other_norms(cls: type, norm: Norm, loop: str) -> None:
+def test_other_norms_and_layers(cls: type, norm: Norm, options: dict[str, Any], loop: str) -> None:
     """Statistics per time step count steps from the start of a piece."""
-    layer = made(cls, norm, bidirectional=True)
-    x = torch.randn(T, N, E, dtype=F64)
+    layer = made(cls, norm, bidirectional=True, **options)
+    x, states = torch.randn(T, N, E, dtype=F64), states_of(layer, True)
     with torch.no_grad():
         layer(x)
     layer.eval()
-    found = flat(layer(x, reset=flags()))
-    assert_same(found, apart(layer, x, flags(), None, [T] * N), list(layer.parameters()))
-
-
-@pytest.mark.parametrize("option", [{"proj_size": 2}, {"peephole": True}, {"bias": False}], ids=str)
-def test_other_layers(option: dict[str, Any], loop: str) -> None:
-    layer = made(LSTM, LayerNorm(), bidirectional=True, **option)
-    x, states = torch.randn(T, N, E, dtype=F64), states_of(layer, True)
     found = flat(layer(x, as_hx(states), reset=flags()))
-    assert_same(found, apart(layer, x, flags(), states, [T] * N), list(layer.parameters()))
+    sources = [*(states or ()), *layer.parameters()]
+    assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
 
 
 @pytest.mark.parametrize(
