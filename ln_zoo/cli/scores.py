@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 from collections.abc import Mapping
 from datetime import date
@@ -76,11 +77,9 @@ def _print_table(
     )
     title = f"{results['model']}, {results['norm']}"
     if part:
-        title += (
-            f", on a part of the {split} set: {part['batches']} of {part['of_batches']} batches"
-        )
-    if part and part["examples"] is not None:
-        title += f", {part['examples']:,} examples"
+        batches = f"{part['batches']} of {part['of_batches']} batches"
+        title += f", on a part of the {split} set: {batches}"
+        title += "" if part["examples"] is None else f", {part['examples']:,} examples"
     Console().print(reported.render(rows, title=title, card=card, note=note))
 
 
@@ -165,13 +164,9 @@ def _hardware(model: LightningModule) -> str:
     """The hardware class: GPU name, or processor name and core count."""
     if model.device.type == "cuda":
         return f"GPU, {torch.cuda.get_device_name(model.device)}"
-    name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
+    found = re.search(r"^model name\s*:(.*)$", info.read_text(), re.M) if info.is_file() else None
+    name = found[1].strip() if found else platform.processor() or platform.machine()
     return f"CPU, {os.cpu_count()} cores, {name}"
 
 
@@ -198,10 +193,9 @@ def _examples(loader: Any, batches: float) -> int:
 
 def _population(run: Evaluated) -> PopulationStatistics | None:
     """The callback that set population statistics on the tested model, or None."""
-    for callback in run.trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, PopulationStatistics) and callback.estimated:
-            return callback
-    return None
+    callbacks = run.trainer.callbacks  # type: ignore[attr-defined]
+    ours = (each for each in callbacks if isinstance(each, PopulationStatistics))
+    return next((each for each in ours if each.estimated), None)
 
 
 def _tested_file(run: Evaluated) -> Path | None:

@@ -28,11 +28,8 @@ SMALL = (
     [
         ("", "--config"),
         ("QUICK", "--norms"),
-        ("QUICK --norms=,", "--norms"),
         ("QUICK --norms=layr", "'layr' 'layer'"),
         ("QUICK --norms=LayerNrom", "LayerNrom"),
-        ("LAYER --set=model.lr=", "model.lr"),
-        ("LAYER --seeds=0", "--seeds `0,`"),
         ("--config=no.yaml --norms=layer", "no.yaml"),
         ("LAYER --jobs=0", "--jobs 0"),
         ("LAYER --max_time=9", "--max_time HH:MM:SS 9"),

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ln_zoo.cli import main
 from ln_zoo.cli.sweep import worker
@@ -142,8 +143,6 @@ def test_stopped_after_a_time(tmp_path: Path) -> None:
 
 
 def test_two_sweeps_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from filelock import FileLock
-
     write_grid(GRID, tmp_path)
     with FileLock(tmp_path / ".sweep.lock"):
         assert main(["sweep", "--out", str(tmp_path)]) == 2
@@ -164,6 +163,7 @@ def test_progress_of_a_run(tmp_path: Path) -> None:
 
 def work(out: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> tuple[int, list]:
     """Runs a/seed_0 with this in place of ``fit`` and ``test``: exit codes, words, or errors."""
+    write_grid(GRID, out)
     calls: list[list[str]] = []
     left = list(outcomes)
 
@@ -186,7 +186,6 @@ def work(out: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> tuple
 
 
 def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_grid(GRID, tmp_path)
     code, calls = work(tmp_path, monkeypatch, 0)
     assert code == 0
     (call,) = calls
@@ -198,7 +197,6 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_grid(GRID, tmp_path)
     checkpoint = tmp_path / "a/seed_0/checkpoints/last.ckpt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
@@ -207,7 +205,6 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_why_a_run_failed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_grid(GRID, tmp_path)
     assert work(tmp_path, monkeypatch, "the training loss is not finite at step 3")[0] == 1
     state = state_of(tmp_path / "a/seed_0")
     assert state.kind == FAILED
@@ -244,8 +241,6 @@ def test_runs_that_cannot_be(tmp_path: Path) -> None:
     write_grid(GRID, tmp_path)
     with pytest.raises(SweepError, match="has no run 'a/seed_7'; did you mean 'a/seed_"):
         worker.work(tmp_path, "a/seed_7")
-    from filelock import FileLock
-
     (tmp_path / "a/seed_0").mkdir(parents=True)
     with (
         FileLock(tmp_path / "a/seed_0/.lock"),

@@ -13,7 +13,7 @@ import sweep_runs
 from PIL import Image
 
 from ln_zoo.cli import main
-from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
+from ln_zoo.sweeps.grid import Grid, SweepError, read_grid, write_grid
 from ln_zoo.sweeps.report import Report
 from ln_zoo.sweeps.state import write_failure
 from ln_zoo.sweeps.statistics import SeedSummary, paired
@@ -52,8 +52,6 @@ def out(tmp_path: Path) -> Path:
 
 
 def report(out: Path, **options: object) -> Report:
-    from ln_zoo.sweeps.grid import read_grid
-
     grid = read_grid(out)
     assert grid is not None
     return Report(grid, out, **options)  # type: ignore[arg-type]
