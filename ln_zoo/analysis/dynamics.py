@@ -29,6 +29,7 @@ from ln_zoo.analysis.stepping import (
     initial_states,
     layers_apart,
     measuring,
+    noisy_start,
     run_steps,
 )
 from ln_zoo.layers import RecurrentLayer, orthogonal_init, recurrent_layer
@@ -368,7 +369,7 @@ def initial_dynamics(
     if start not in ("torch", "orthogonal", "identity"):
         raise ValueError(f"start must be 'torch', 'orthogonal' or 'identity', got {start!r}")
     check_sequences("initial_dynamics", inputs)
-    steps, examples, features = inputs.shape
+    steps, _, features = inputs.shape
     for cls in norms:
         for gain, norm in norms_with_gains(cls, gains, steps):
             scales = gains if gain is None and norm.weight_scale is not None else (None,)
@@ -384,16 +385,13 @@ def initial_dynamics(
                 if scale is not None:
                     _set_scale(layer, scale)
                 layer = layer.to(inputs.device)  # after cpu_seed on the CPU, for equal numbers
-                zeros = inputs.new_zeros(1, examples, hidden_size)
-                random = torch.randn(zeros.shape, generator=generator, dtype=torch.float64)
-                h = zeros + noise * random.to(zeros)
-                others = [zeros] * (len(layer.cell.states) - 1)
+                states = noisy_start(layer, inputs, noise, generator)
                 shown = gain if scale is None else scale
                 words = [cls.__name__, *([] if shown is None else [f"{shown:g}"])]
                 yield hidden_dynamics(
                     layer,
                     inputs,
-                    (h, *others) if others else h,
+                    states,
                     name=" ".join(words),
                     count=count,
                     skip=skip,

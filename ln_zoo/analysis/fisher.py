@@ -74,19 +74,11 @@ class GLM:
             value = getattr(self, name)
             if value not in get_args(known):
                 raise ValueError(f"{name} must be one of {get_args(known)}, got {value!r}")
-        if self.inputs.dim() != 2 or self.weight.dim() != 2 or not len(self.inputs):
+        sizes = [*self.inputs.shape, *self.weight.shape]
+        if self.inputs.dim() != 2 or self.weight.dim() != 2 or 0 in sizes or sizes[1] != sizes[3]:
             raise ValueError(
-                f"inputs must be (N, D) and weight (H, D), got {_sizes(self.inputs, self.weight)}"
-            )
-        if self.inputs.shape[1] != self.weight.shape[1]:
-            raise ValueError(
-                f"inputs (N, D) and weight (H, D) must have one D, got "
+                "inputs must be (N, D) and weight (H, D), with sizes of at least 1, got "
                 f"{_sizes(self.inputs, self.weight)}"
-            )
-        if not self.units or not self.features:
-            raise ValueError(
-                "a model needs at least one unit and one feature, got a weight "
-                f"{_sizes(self.weight)}"
             )
         if (self.gain is None) != (self.norm == "none"):
             given = "none" if self.gain is None else "one"
@@ -162,10 +154,7 @@ class GLM:
     def with_parameters(self, theta: Tensor) -> GLM:
         """The model with other parameters (P,), in the order of `parameters`."""
         expected = self.units * (self.features + (1 if self.gain is None else 2))
-        if theta.shape != (expected,):
-            raise ValueError(f"parameters must be ({expected},), got {_sizes(theta)}")
-        if theta.dtype != self.weight.dtype:
-            raise TypeError(f"parameters must be {self.weight.dtype}, got {theta.dtype}")
+        _check_vector(self, theta, expected, "parameters")
         rows = theta.view(self.units, -1)
         gain = None if self.gain is None else rows[:, self.features + 1]
         weight, bias = rows[:, : self.features], rows[:, self.features]
@@ -204,6 +193,9 @@ class GLM:
         z = self.normalized()
         return (z if self.gain is None else self.gain * z) + self.bias
 
+    def _natural(self, theta: Tensor) -> Tensor:
+        return self.with_parameters(theta).natural_parameters()
+
     def distribution(self) -> distributions.Distribution:
         """P(y | x) of all examples: N distributions of outputs (H,)."""
         return _distribution(self, self.natural_parameters())
@@ -233,6 +225,13 @@ def check_dispersion(family: Family, dispersion: float) -> None:
 
 def _sizes(*tensors: Tensor) -> str:
     return " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+
+
+def _check_vector(model: GLM, vector: Tensor, size: int, what: str) -> None:
+    if vector.shape != (size,):
+        raise ValueError(f"{what} must be ({size},), got {_sizes(vector)}")
+    if vector.dtype != model.weight.dtype:
+        raise TypeError(f"{what} must be {model.weight.dtype}, got {vector.dtype}")
 
 
 def _distribution(model: GLM, s: Tensor) -> distributions.Distribution:
@@ -378,11 +377,7 @@ def _scores(model: GLM, s: Tensor, y: Tensor) -> Tensor:
 
 def _pulled_back(model: GLM, moments: Tensor) -> Tensor:
     """E_x[J^T M J] for second moments M (N, H, H) of the score by s."""
-
-    def natural(theta: Tensor) -> Tensor:
-        return model.with_parameters(theta).natural_parameters()
-
-    jacobian = torch.func.jacfwd(natural)(model.parameters().detach())
+    jacobian = torch.func.jacfwd(model._natural)(model.parameters().detach())
     product = (moments @ jacobian).flatten(0, 1)
     return jacobian.flatten(0, 1).T @ product / len(model.inputs)
 
@@ -486,7 +481,7 @@ def gain_step(model: GLM, step: Tensor) -> Tensor:
 
     Without normalisation: dw_i = dg_i w_i / |w_i| (eq. 35).
     """
-    _check_step(model, step, model.units, "the gains")
+    _check_vector(model, step, model.units, "a step of the gains")
     rows = torch.zeros_like(model.parameters()).view(model.units, -1)
     if model.gain is None:
         norms = torch.linalg.vector_norm(model.weight, dim=1)
@@ -541,20 +536,13 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
 # Distances between distributions
 
 
-def _check_step(model: GLM, step: Tensor, size: int, what: str) -> None:
-    if step.shape != (size,):
-        raise ValueError(f"a step of {what} must be ({size},), got {_sizes(step)}")
-    if step.dtype != model.weight.dtype:
-        raise TypeError(f"a step of {what} must be {model.weight.dtype}, got {step.dtype}")
-
-
 def kl_divergence(model: GLM, step: Tensor) -> Tensor:
     """KL[P_theta || P_theta+step], mean over examples (eq. 8), in nats; a scalar.
 
     ``step`` is a step of all parameters, (P,), from theta.
     """
     theta = model.parameters()
-    _check_step(model, step, len(theta), "all parameters")
+    _check_vector(model, step, len(theta), "a step of all parameters")
     moved = model.with_parameters(theta + step)
     return distributions.kl_divergence(model.distribution(), moved.distribution()).mean()
 
@@ -564,12 +552,8 @@ def squared_distance(model: GLM, step: Tensor) -> Tensor:
 
     Uses the derivative of s along the step, not F, so it suits large models.
     """
-
-    def natural(theta: Tensor) -> Tensor:
-        return model.with_parameters(theta).natural_parameters()
-
     theta = model.parameters()
-    _check_step(model, step, len(theta), "all parameters")
-    change = torch.func.jvp(natural, (theta,), (step,))[1]
+    _check_vector(model, step, len(theta), "a step of all parameters")
+    change = torch.func.jvp(model._natural, (theta,), (step,))[1]
     squares = torch.einsum("ni,nij,nj->n", change, model.covariance(), change)
     return squares.mean() / (2 * model.dispersion**2)

@@ -22,6 +22,7 @@ from ln_zoo.analysis.stepping import (
     exact_cell,
     initial_states,
     measuring,
+    noisy_start,
     run_steps,
 )
 from ln_zoo.layers import RecurrentLayer, orthogonal_init, recurrent_layer
@@ -157,7 +158,7 @@ def gradient_flow(
     """
     cls_of_layer = recurrent_layer(cell)
     check_sequences("gradient_flow", inputs)
-    steps, examples, features = inputs.shape
+    steps, _, features = inputs.shape
     flows = []
     for cls in norms:
         for gain, norm in norms_with_gains(cls, gains, steps):
@@ -166,11 +167,7 @@ def gradient_flow(
                 layer = cls_of_layer(features, hidden_size, norm=norm, dtype=inputs.dtype)
             orthogonal_init(layer, candidate, generator=generator)
             layer = layer.to(inputs.device)  # after drawing on the CPU, for equal numbers
-            zeros = inputs.new_zeros(1, examples, hidden_size)
-            random = torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
-            h = zeros + noise * random.to(zeros)
-            others = [zeros] * (len(layer.cell.states) - 1)
-            states = (h, *others) if others else h
+            states = noisy_start(layer, inputs, noise, generator)
             flows.append(GradientFlow(cls.__name__, gain, gradient_norms(layer, inputs, states)))
     return flows
 

@@ -29,8 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ln_zoo.analysis.random_numbers import same_random_numbers
-from ln_zoo.analysis.stepping import cpu_seed
+from ln_zoo.analysis.stepping import cpu_seed, same_random_numbers
 from ln_zoo.layers import Linear
 from ln_zoo.norms import (
     INVARIANCES,

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.analysis.fisher import Family, check_dispersion
-from ln_zoo.analysis.random_numbers import same_random_numbers
-from ln_zoo.analysis.stepping import Statistics, measuring
+from ln_zoo.analysis.stepping import Statistics, measuring, same_random_numbers
 from ln_zoo.norms import Site, batch_dependent
 
 #: ``natural(batch)``: natural parameters (N, \*, K).

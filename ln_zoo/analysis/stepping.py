@@ -118,6 +118,19 @@ def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
     return parts
 
 
+def noisy_start(
+    layer: RecurrentLayer, inputs: Tensor, noise: float, generator: torch.Generator
+) -> Tensor | States:
+    """Initial states (1, N, H): h normal with this standard deviation, others zeros.
+
+    The numbers are drawn on the CPU in float64, so that they are equal on all devices.
+    """
+    zeros = inputs.new_zeros(1, inputs.shape[1], layer.hidden_size)
+    h = noise * torch.randn(zeros.shape, generator=generator, dtype=torch.float64).to(zeros)
+    others = [zeros] * (len(layer.cell.states) - 1)
+    return (h, *others) if others else h
+
+
 def run_steps(layer: RecurrentLayer, inputs: Tensor, states: States, step: Step) -> Tensor:
     """Outputs (T, N, H) of the generic loop with ``step`` in place of the cell's.
 
@@ -141,6 +154,17 @@ def cpu_seed(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator within the block, but no other device's."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def same_random_numbers(module: nn.Module) -> Iterator[None]:
+    """Seed the generators of the CPU and the module's GPUs within the block, then restore them."""
+    tensors = (*module.parameters(), *module.buffers())
+    cards = sorted({tensor.get_device() for tensor in tensors if tensor.is_cuda})
+    with torch.random.fork_rng(devices=cards), cpu_seed(0):
+        for card in cards:
+            torch.cuda.default_generators[card].manual_seed(0)
         yield
 
 

@@ -179,8 +179,7 @@ def _layers(runs: Mapping[str, Mapping[str, Activity]]) -> list[str]:
 def _plot_map(
     axis: Axes, values: Tensor, least: float | None = None, greatest: float | None = None
 ) -> Any:
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])
     return axis.imshow(values.numpy(), cmap="viridis", vmin=least, vmax=greatest)
 
 

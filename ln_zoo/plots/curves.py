@@ -56,8 +56,7 @@ def plot_curves(metrics: Path, picture: Path) -> bool:
         positive = min(min(curves[name][1]) for name in names) > 0
         if kind in _AXES and positive:
             set_log_scale(axis)
-        axis.set_xlabel("update")
-        axis.set_ylabel(_AXES.get(kind, kind))
+        axis.set(xlabel="update", ylabel=_AXES.get(kind, kind))
         axis.grid(alpha=0.3, which="both")
         axis.legend(fontsize="small")
     save_figure(figure, picture, dpi=120)

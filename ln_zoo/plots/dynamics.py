@@ -38,9 +38,7 @@ def plot_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> 
             perturbed.plot(steps, each.sizes / math.log(10), label=each.name, **style)
             gradients.plot(steps, each.gradients.log10(), **style)
         for axis, what in ((perturbed, "size of a perturbation"), (gradients, "gradient by h_t")):
-            axis.set_title(group)
-            axis.set_xlabel("time step t")
-            axis.set_ylabel(f"log10 of the {what}")
+            axis.set(title=group, xlabel="time step t", ylabel=f"log10 of the {what}")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.grid(alpha=0.3)
     shown: dict[str, Any] = {}

@@ -26,10 +26,7 @@ def plot_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
             if len(panel.x) <= 3:
                 axis.set_xticks(panel.x, [f"{place:,g}" for place in panel.x])
                 axis.set_xticks([], minor=True)
-        axis.set_yscale("log")
-        axis.set_title(panel.title)
-        axis.set_xlabel(panel.x_label)
-        axis.set_ylabel(panel.y_label)
+        axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, yscale="log")
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
     save_figure(figure, picture, dpi=90)

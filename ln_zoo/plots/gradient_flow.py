@@ -39,9 +39,7 @@ def plot_gradient_flow(
         for number, flow in enumerate(shared):
             colour = "black" if number == 0 else f"C{number}"
             axis.plot(steps, flow.norms, "--", label=flow.label, color=colour, linewidth=1.1)
-        axis.set_yscale("log")
-        axis.set_title(name)
-        axis.set_xlabel("time step t")
+        axis.set(title=name, xlabel="time step t", yscale="log")
         axis.grid(alpha=0.3)
     finite = torch.cat([flow.norms[flow.norms.isfinite()] for flow in flows])
     least = float(finite[finite > 0].min()) if bool((finite > 0).any()) else floor

@@ -33,9 +33,7 @@ def plot_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = ""
             size = 9.5 - 3 * number if number < 3 else 3
             style = {"fillstyle": "none", "markersize": size, "markeredgewidth": 1.1}
             axis.plot(effect.ratios, effect.measured, mark, label=effect.norm, **style)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_title(f"weights times {factor:g}")
+        axis.set(title=f"weights times {factor:g}", xscale="log", yscale="log")
         axis.set_xlabel("variance of the pre-activations / eps")
         axis.grid(alpha=0.3)
     # The dotted lines extend far beyond the marks.

@@ -63,8 +63,7 @@ def plot_retrieval(
 
 
 def _show(axis: Axes, name: str, picture: np.ndarray | None, right: bool | None) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])
     if picture is None:
         axis.text(0.5, 0.5, textwrap.fill(name, 12), ha="center", va="center", fontsize=6)
     else:
