@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import CONFIGS, run, same, write_idx
+from cli_support import same
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -138,28 +138,3 @@ def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
     message = "DataDependentInit .*train_dataloader.*none"
     with pytest.raises(ValueError, match=message):
         trainer.fit(new_model(), Pairs().train_dataloader())
-
-
-DATA = ("--data=MNIST", "--data.root=mnist", "--data.train_size=41", "--data.val_size=19")
-BATCHES = ("--data.batch_size=4", "--trainer.max_epochs=1", "--trainer.limit_val_batches=0")
-QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
-SMALL = (*DATA, *BATCHES, *QUIET, "--model.hidden_sizes=[8]", "--trainer.accelerator=cpu")
-WEIGHT_NORM = ("--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/weight.yaml")
-INIT = "--trainer.callbacks+=DataDependentInit"
-
-
-@pytest.fixture
-def here(in_tmp: Path) -> Path:
-    write_idx(in_tmp / "mnist")
-    return in_tmp
-
-
-def test_errors_are_one_line(here: Path) -> None:
-    assert run("fit", *WEIGHT_NORM, *SMALL, INIT).code == 0
-    (last,) = here.glob("runs/MLPClassifier-WeightNorm/*/checkpoints/last.ckpt")
-    done = run("fit", "--weights", last, *SMALL, INIT)
-    assert done.code == 1
-    assert "ln-zoo fit: error: DataDependentInit would overwrite network.1" in done.err
-    assert "Traceback" not in done.err
-    done = run("fit", "--ckpt_path", last, *SMALL, INIT, "--trainer.max_epochs=2")
-    assert done.code == 0, done.err
