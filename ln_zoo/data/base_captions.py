@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import string
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -192,8 +192,6 @@ class CaptionedData(ZooDataModule, ABC):
         self.vocabulary_from = vocabulary_from
         self.min_count = min_count
         self._given = None if vocabulary is None else Vocabulary.of(vocabulary)
-        self._counted: Vocabulary | None = None
-        self._read: dict[str, CaptionedSet] = {}
 
     @abstractmethod
     def read(self) -> Mapping[str, CaptionedSet]:
@@ -209,12 +207,12 @@ class CaptionedData(ZooDataModule, ABC):
         """The known words in order of their indices; None without captions."""
         if self._given is None and not self.readable:
             return None
-        return list(self._words())
+        return list(self._words)
 
     @property
     def image_features(self) -> int | None:
         """Features I of an image; None without images."""
-        return self._images()["train"].features.shape[1] if self.readable else None
+        return self._images["train"].features.shape[1] if self.readable else None
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -226,23 +224,23 @@ class CaptionedData(ZooDataModule, ABC):
     @property
     def metadata(self) -> dict[str, Any]:
         metadata: dict[str, Any] = super().metadata | {"test_split": self.test_split}
-        metadata |= {f"{name}_size": len(images) for name, images in self._images().items()}
+        metadata |= {f"{name}_size": len(images) for name, images in self._images.items()}
         return metadata | {
             "captions_per_image": self.captions_per_image,
             "caption_sampling": self.caption_sampling,
-            "words": len(self._words()),
+            "words": len(self._words),
             "vocabulary_from": "given" if self._given else self.vocabulary_from,
             "min_count": self.min_count,
         }
 
     def prepare_data(self) -> None:
-        self._images()
+        _ = self._images
 
     def setup(self, stage: str | None = None) -> None:
         if not self._sets:
-            for images in self._images().values():
+            for images in self._images.values():
                 images.check(self.captions_per_image)
-            self._sets = dict(self._images())
+            self._sets = dict(self._images)
 
     def captioned(self, name: Literal["train", "val", "test"]) -> CaptionedSet:
         """The images of a set with words and names."""
@@ -255,29 +253,26 @@ class CaptionedData(ZooDataModule, ABC):
 
     def training_set(self) -> CaptionSet:
         return CaptionSet(
-            self._set("train"), self._words(), self.captions_per_image, self.caption_sampling
+            self._set("train"), self._words, self.captions_per_image, self.caption_sampling
         )
 
     def evaluation_set(self, name: str, examples: int | None = None) -> CaptionSet:
         images: CaptionedSet = self._set(name)
         if examples is not None:
             images = images.first(examples)
-        return CaptionSet(images, self._words(), self.captions_per_image)
+        return CaptionSet(images, self._words, self.captions_per_image)
 
+    @cached_property
     def _images(self) -> dict[str, CaptionedSet]:
-        if not self._read:
-            self._read = dict(self.read())
-        return self._read
+        return dict(self.read())
 
+    @cached_property
     def _words(self) -> Vocabulary:
         if self._given is not None:
             return self._given
-        if self._counted is None:
-            sets = ("train", "val") if self.vocabulary_from == "train_val" else ("train",)
-            counts: Counter[str] = Counter()
-            for words in (words for name in sets for words in self._images()[name].captions):
-                counts.update(words)
-            self._counted = Vocabulary.of_counts(counts, min_count=self.min_count)
-            if not len(self._counted):
-                raise ValueError(f"no word of the captions occurs min_count={self.min_count} times")
-        return self._counted
+        sets = ("train", "val") if self.vocabulary_from == "train_val" else ("train",)
+        captions = (words for name in sets for words in self._images[name].captions)
+        found = Vocabulary.count(captions, min_count=self.min_count)
+        if not len(found):
+            raise ValueError(f"no word of the captions occurs min_count={self.min_count} times")
+        return found

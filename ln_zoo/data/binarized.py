@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.data.base import ZooDataModule
+from ln_zoo.data.images import ImageData
 from ln_zoo.data.loading import (
     BatchSet,
     DistributedBatches,
@@ -147,7 +147,7 @@ def golden_order(n: int) -> np.ndarray:
     return np.argsort(np.arange(n) * ((sqrt(5) - 1) / 2) % 1)
 
 
-class BinarizedImageData(ZooDataModule, ABC):
+class BinarizedImageData(ImageData, ABC):
     """Binary images of one shape, for models of their likelihood.
 
     A batch is ``(images,)``: float32 (N, C, H, W) of 0 and 1, in [0, 1] with
@@ -166,15 +166,9 @@ class BinarizedImageData(ZooDataModule, ABC):
     Args:
         binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``.
         binarization_seed: seed of the samples.
-        train_size: number of training images.
-        val_size: number of validation images.
     """
 
     batch_kind = "images"
-    image_shape: tuple[int, int, int]
-    scale: int
-    """The grey level that becomes 1.0."""
-    test_size: int
     _sets: dict[str, ImageSet]
 
     def __init__(
@@ -186,14 +180,11 @@ class BinarizedImageData(ZooDataModule, ABC):
         binarization_seed: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(batch_size, **options)
+        super().__init__(batch_size, train_size, val_size, **options)
         check_choice("binarization", binarization, get_args(Binarization))
         check_at_least(0, binarization_seed=binarization_seed)
-        check_at_least(1, train_size=train_size, val_size=val_size)
         self.binarization = binarization
         self.binarization_seed = binarization_seed
-        self.train_size = train_size
-        self.val_size = val_size
         if binarization != "fixed":
             self.name = f"{self.name}-{binarization}"
 
@@ -207,28 +198,13 @@ class BinarizedImageData(ZooDataModule, ABC):
         return self.binarization in ("fixed", "dynamic")
 
     @property
-    def in_features(self) -> int:
-        """Number of inputs of a flattened image, I = C H W."""
-        return prod(self.image_shape)
-
-    @property
     def preprocessing(self) -> dict[str, Any]:
-        return {
-            "binarization": self.binarization,
-            "scale": self.scale,
-            "image_shape": list(self.image_shape),
-        }
+        return {"binarization": self.binarization} | super().preprocessing
 
     @property
     def metadata(self) -> dict[str, Any]:
-        metadata = super().metadata | {
-            "binarization": self.binarization,
-            "train_size": self.train_size,
-            "val_size": self.val_size,
-            "test_size": len(self._sets["test"]) if self._sets else self.test_size,
-            "eval_batch_size": self.eval_batch_size,
-        }
-        return metadata | ({"binarization_seed": self.binarization_seed} if self.resampled else {})
+        seed = {"binarization_seed": self.binarization_seed} if self.resampled else {}
+        return super().metadata | {"binarization": self.binarization} | seed
 
     def setup(self, stage: str | None = None) -> None:
         if not self._sets:

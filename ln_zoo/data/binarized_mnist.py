@@ -13,7 +13,7 @@ import numpy as np
 
 from ln_zoo.data.archives import read_file
 from ln_zoo.data.binarized import Binarization, BinarizedImageData, ImageSet, PackedImages
-from ln_zoo.data.folders import check_folder, listing, local_folder
+from ln_zoo.data.folders import check_folder, find_files, local_folder
 from ln_zoo.data.mnist import MNIST, UNPUBLISHED
 
 _MAX_BYTES = 1_000_000_000  # bytes of a text file; the training set has 78 MB
@@ -185,19 +185,9 @@ def _find(folder: Path | None) -> dict[str, Path]:
     if folder is None:
         raise FileNotFoundError(f"no binarized MNIST: {_HELP}")
     check_folder(folder, _HELP)
-    files, missing = {}, []
-    for name, published in _PUBLISHED.items():
-        plain = folder / f"binarized_mnist_{published.word}.amat"
-        paths = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
-        if paths:
-            files[name] = paths[0]
-        else:
-            missing.append(plain.name)
-    if missing:
-        raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)} (or .gz), it has {listing(folder)}: {_HELP}"
-        )
-    return files
+    plain = {name: f"binarized_mnist_{of.word}.amat" for name, of in _PUBLISHED.items()}
+    names = {name: (file, f"{file}.gz") for name, file in plain.items()}
+    return find_files(folder, names, _HELP, required=True)
 
 
 def _check(bits: np.ndarray, published: _Published, pixels: int, path: Path) -> None:

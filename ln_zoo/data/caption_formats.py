@@ -13,7 +13,7 @@ import numpy as np
 from ln_zoo.data.archives import open_file, read_file
 from ln_zoo.data.array_files import map_array, read_npz
 from ln_zoo.data.base_captions import CaptionedSet, caption_words
-from ln_zoo.data.folders import check_folder, listing
+from ln_zoo.data.folders import check_folder, find_files, listing
 from ln_zoo.data.text_files import read_lines
 
 CAPTIONS = "captions.tsv"
@@ -44,13 +44,12 @@ def find_layout(root: Path, features: str | None, each: int, use_restval: bool) 
     if (root / CAPTIONS).is_file():
         path = _choose(sorted(root.glob("*.npy")), features or "mobilenetv2_pool", root)
         return Layout(None, path.stem, lambda: _read_table(root / CAPTIONS, path, each))
-    if (root / "train.txt").is_file():
-        missing = [f"{name}.txt" for name in _SETS if not (root / f"{name}.txt").is_file()]
-        if missing:
-            raise FileNotFoundError(f"{root} lacks {', '.join(missing)} beside train.txt")
+    if find_files(root, {name: (f"{name}.txt",) for name in _SETS}, _FORMS):
         folders = [path for path in sorted(root.glob("images/*")) if path.is_dir()]
         folder = _choose(folders, features or "10crop", root / "images")
-        arrays = {name: _released_array(folder, name) for name in _SETS}
+        # The released script writes another name than is read.
+        names = {name: (f"{name}.npy", f"coco_{name}.npy") for name in _SETS}
+        arrays = find_files(folder, names, "give the features of all three sets", required=True)
         return Layout(None, folder.name, lambda: _read_released(root, arrays, each))
     tables = sorted(root.glob("dataset*.json"))
     if len(tables) > 1:
@@ -213,15 +212,6 @@ def _read_features(path: Path) -> np.ndarray:
     if array.ndim != 2:
         raise ValueError(f"{path} must be a matrix (images, features), got {array.shape}")
     return array
-
-
-def _released_array(folder: Path, name: str) -> Path:
-    """File of a set's features; the released script writes another name than is read."""
-    paths = [folder / f"{name}.npy", folder / f"coco_{name}.npy"]
-    for path in paths:
-        if path.is_file():
-            return path
-    raise FileNotFoundError(f"{folder} lacks {paths[0].name}: give the features of all three sets")
 
 
 def _choose(paths: Sequence[Path], wanted: str | None, where: Path) -> Path:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ln_zoo.data.archives import open_file, read_archive, read_file, read_rest
-from ln_zoo.data.text_files import read_lines
+from ln_zoo.data.folders import find_files
+from ln_zoo.data.text_files import decode, read_lines
 
 #: The token of the query that stands for the answer.
 PLACEHOLDER = "@placeholder"
@@ -73,19 +74,12 @@ def checked(question: Question, where: str) -> Question:
 # Folders and archives of .question files
 
 
-def find_question_folders(root: Path) -> dict[str, Path] | None:
-    """Folders of the sets in ``root``, ``root/questions`` or ``root/cnn/questions``, or None."""
-    for inner in ("", "questions", "cnn/questions"):
-        folders = {name: root / inner / folder for name, folder in FOLDERS.items()}
-        missing = [path for path in folders.values() if not path.is_dir()]
-        if not missing:
-            return folders
-        if len(missing) < len(folders):
-            raise FileNotFoundError(
-                f"{root / inner} lacks {', '.join(path.name for path in missing)}: a corpus has "
-                f"the folders {', '.join(FOLDERS.values())}"
-            )
-    return None
+def find_question_folders(root: Path) -> dict[str, Path]:
+    """Folders of the sets in ``root``, ``root/questions`` or ``root/cnn/questions``, or {}."""
+    names = {name: (folder,) for name, folder in FOLDERS.items()}
+    hint = f"a corpus has the folders {', '.join(FOLDERS.values())}"
+    inner = (root, root / "questions", root / "cnn/questions")
+    return next(filter(None, (find_files(folder, names, hint) for folder in inner)), {})
 
 
 def read_question_folder(folder: Path) -> Iterator[Question]:
@@ -94,7 +88,7 @@ def read_question_folder(folder: Path) -> Iterator[Question]:
     if not paths:
         raise ValueError(f"{folder} has no .question files")
     for path in paths:
-        text = _decode(read_file(path, _MAX_BYTES), str(path))
+        text = decode(read_file(path, _MAX_BYTES), path)
         yield parse_question(text, str(path))._replace(name=path.name)
 
 
@@ -106,7 +100,7 @@ def read_question_archive(path: Path) -> dict[str, list[Question]]:
         *_, folder, file = ("", "", *Path(member).parts)
         if folder in names and file.endswith(".question"):
             where = f"{path}: {member}"
-            text = _decode(read_rest(content, _MAX_BYTES, where), where)
+            text = decode(read_rest(content, _MAX_BYTES, where), where)
             sets[names[folder]].append(parse_question(text, where)._replace(name=file))
     for name, questions in sets.items():
         if not questions:
@@ -115,31 +109,16 @@ def read_question_archive(path: Path) -> dict[str, list[Question]]:
     return sets
 
 
-def _decode(content: bytes, where: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} must be UTF-8, but byte {error.start} is not") from None
-
-
 # JSON lines
 
 
-def find_json_lines(folder: Path, corpus: str) -> dict[str, Path] | None:
-    """``{corpus}_train.jsonl``, ``_valid`` and ``_test``, or compressed (.xz, .gz), or None."""
-    found: dict[str, Path] = {}
-    for name, part in (("train", "train"), ("val", "valid"), ("test", "test")):
-        for ending in ("", ".xz", ".gz"):
-            path = folder / f"{corpus}_{part}.jsonl{ending}"
-            if path.is_file():
-                found.setdefault(name, path)
-    missing = set(FOLDERS) - set(found)
-    if found and missing:
-        raise FileNotFoundError(
-            f"{folder} has {', '.join(path.name for path in found.values())} and lacks the file of "
-            f"{', '.join(sorted(missing))}: a corpus has {corpus}_train, _valid and _test"
-        )
-    return found or None
+def find_json_lines(folder: Path, corpus: str) -> dict[str, Path]:
+    """``{corpus}_train.jsonl``, ``_valid`` and ``_test``, or compressed (.xz, .gz), or {}."""
+    names = {
+        name: [f"{corpus}_{part}.jsonl{ending}" for ending in ("", ".xz", ".gz")]
+        for name, part in (("train", "train"), ("val", "valid"), ("test", "test"))
+    }
+    return find_files(folder, names, "a corpus has all three, plain or compressed (.xz, .gz)")
 
 
 def read_json_lines(path: Path) -> Iterator[Question]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 _SHOWN = 8
+
+Key = TypeVar("Key")
 
 
 def local_folder(root: str | None, name: str) -> Path | None:
@@ -33,6 +36,26 @@ def check_folder(folder: Path, expected: str) -> None:
         raise FileNotFoundError(f"no folder {folder}: {expected}")
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: give its folder; {expected}")
+
+
+def find_files(
+    folder: Path, names: Mapping[Key, Sequence[str]], hint: str, required: bool = False
+) -> dict[Key, Path]:
+    """The first existing path of each file's alternative names; {} if there is none of any file.
+
+    FileNotFoundError if some files are missing; if ``required`` also if all are.
+    """
+    found = {}
+    for key, choices in names.items():
+        paths = [path for path in (folder / name for name in choices) if path.exists()]
+        if paths:
+            found[key] = paths[0]
+    missing = [choices[0] for key, choices in names.items() if key not in found]
+    if missing and (found or required):
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}, it has {listing(folder)}: {hint}"
+        )
+    return found
 
 
 def listing(folder: Path) -> str:

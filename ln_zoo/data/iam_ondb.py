@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ln_zoo.data.folders import check_folder, listing, local_folder
+from ln_zoo.data.folders import check_folder, find_files, listing, local_folder
 from ln_zoo.data.handwriting import HandwritingData
 from ln_zoo.data.iam_ondb_files import LISTS, holds_official_files
 from ln_zoo.data.loading import check_at_least, check_choice
@@ -116,7 +116,7 @@ class IAMOnDB(HandwritingData):
     def read(self) -> dict[str, PenLines]:
         if self.split == "random":
             return self._random(self._all())
-        sets = {name: PenLines.load(_compact(self.root, name)) for name in SETS}
+        sets = {name: PenLines.load(path) for name, path in _find(self.root).items()}
         if self.split == "official":
             return {"train": sets["train"], "val": sets["valid1"], "test": sets["test"]}
         train = sets["train"] + sets["valid2"] + sets["test"]
@@ -125,7 +125,7 @@ class IAMOnDB(HandwritingData):
     def _all(self) -> PenLines:
         if (self.root / STROKES).is_file():
             return read_pair(self.root, self.y_axis)
-        first, *others = (PenLines.load(_compact(self.root, name)) for name in SETS)
+        first, *others = map(PenLines.load, _find(self.root).values())
         for other in others:
             first += other
         return first
@@ -154,8 +154,7 @@ def _check(folder: Path, split: str) -> None:
                 'cannot be made of it: use split="random", or convert the official distribution'
             )
         return
-    missing = [name for name in SETS if not _compact(folder, name).exists()]
-    if len(missing) == len(SETS):
+    if not _find(folder):
         if holds_official_files(folder):
             raise ValueError(
                 f"{folder} is the official distribution: convert it once with `ln-zoo data "
@@ -165,14 +164,10 @@ def _check(folder: Path, split: str) -> None:
             f"{folder} has no IAM-OnDB: expected strokes_train and its three siblings (folders or "
             f".npz), or {STROKES} and {SENTENCES}; found {listing(folder)}"
         )
-    if missing:
-        raise FileNotFoundError(
-            f"{folder} lacks {', '.join(f'strokes_{name}' for name in missing)} (or .npz): run "
-            "`ln-zoo data iam_ondb SRC DST` again, or complete the copy"
-        )
 
 
-def _compact(folder: Path, name: str) -> Path:
-    """Path of a set in the compact form; the mapped folder has precedence over the ``.npz``."""
-    mapped = folder / f"strokes_{name}"
-    return mapped if mapped.is_dir() else mapped.with_suffix(".npz")
+def _find(folder: Path) -> dict[str, Path]:
+    """Paths of the sets in the compact form; a mapped folder has precedence over the ``.npz``."""
+    names = {name: (f"strokes_{name}", f"strokes_{name}.npz") for name in SETS}
+    hint = "run `ln-zoo data iam_ondb SRC DST` again, or complete the copy (folders or .npz)"
+    return find_files(folder, names, hint)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ln_zoo.data.archives import read_file
-from ln_zoo.data.folders import check_folder, listing
+from ln_zoo.data.folders import check_folder, find_files, listing
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -152,19 +152,15 @@ def _read_idx_pair(images_path: Path, labels_path: Path) -> Arrays:
 
 
 def _find_idx(root: Path) -> dict[str, list[Path]]:
-    kinds = ("images?idx3-ubyte", "labels?idx1-ubyte")
-    names = [f"{prefix}-{kind}" for prefix in SPLITS.values() for kind in kinds]
-    found = [[*root.glob(name), *root.glob(f"{name}.gz")][:1] for name in names]
-    missing = [
-        name.replace("?", "-") for name, paths in zip(names, found, strict=True) if not paths
-    ]
-    if len(missing) == len(names):
+    names = {
+        (split, kind): [f"{prefix}-{kind}{mark}{form}{end}" for mark in "-." for end in ("", ".gz")]
+        for split, prefix in SPLITS.items()
+        for kind, form in (("images", "idx3-ubyte"), ("labels", "idx1-ubyte"))
+    }
+    found = find_files(root, names, "put all four files there, gzipped or not")
+    if not found:
         return {}
-    if missing:
-        raise FileNotFoundError(
-            f"{root} lacks {', '.join(missing)} (or .gz): put all four files there"
-        )
-    return {"train": [*found[0], *found[1]], "test": [*found[2], *found[3]]}
+    return {split: [found[split, kind] for kind in ("images", "labels")] for split in SPLITS}
 
 
 def _find_parquet(root: Path) -> dict[str, list[str]]:

@@ -12,43 +12,24 @@ from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.loading import Tensors, check_at_least
 
 
-class ImageClassificationData(ZooDataModule, ABC):
-    """Images of one shape with labels 0 to K - 1, in memory as uint8.
-
-    A batch is (images, labels): float32 (N, C, H, W) in [0, 1] and int64 (N,). A subclass states
-    its name and the attributes below and implements `read`.
+class ImageData(ZooDataModule, ABC):
+    """Images of one shape.
 
     Args:
         train_size: number of training images.
-        val_size: number of validation images, held out of the training images of the source.
-        eval_batch_size: images per batch in evaluation; changes results only under norms that use
-            batch statistics: ``val_batch_*``, ``epoch_train_batch_*`` and the estimates of
-            `ln_zoo.callbacks.PopulationStatistics`.
+        val_size: number of validation images.
     """
 
-    batch_kind = "labelled images"
-    num_classes: ClassVar[int]
     image_shape: tuple[int, int, int]
     scale: int
     """The pixel value that becomes 1.0."""
-    source_size: ClassVar[int]
-    """Number of images for training and validation."""
-    test_size: ClassVar[int]
-    _sets: dict[str, Tensors]
+    test_size: int
 
-    def __init__(
-        self,
-        batch_size: int,
-        train_size: int,
-        val_size: int,
-        eval_batch_size: int = 1000,
-        **options: Any,
-    ) -> None:
-        super().__init__(batch_size, eval_batch_size=eval_batch_size, **options)
+    def __init__(self, batch_size: int, train_size: int, val_size: int, **options: Any) -> None:
+        super().__init__(batch_size, **options)
         check_at_least(1, train_size=train_size, val_size=val_size)
         self.train_size = train_size
         self.val_size = val_size
-        self._check_split(self.source_size)
 
     @property
     def in_features(self) -> int:
@@ -68,6 +49,39 @@ class ImageClassificationData(ZooDataModule, ABC):
             "test_size": test_size,
             "eval_batch_size": self.eval_batch_size,
         }
+
+
+class ImageClassificationData(ImageData, ABC):
+    """Images of one shape with labels 0 to K - 1, in memory as uint8.
+
+    A batch is (images, labels): float32 (N, C, H, W) in [0, 1] and int64 (N,). A subclass states
+    its name and the attributes below and implements `read`.
+
+    Args:
+        val_size: number of validation images, held out of the training images of the source.
+        eval_batch_size: images per batch in evaluation; changes results only under norms that use
+            batch statistics: ``val_batch_*``, ``epoch_train_batch_*`` and the estimates of
+            `ln_zoo.callbacks.PopulationStatistics`.
+    """
+
+    batch_kind = "labelled images"
+    num_classes: ClassVar[int]
+    source_size: ClassVar[int]
+    """Number of images for training and validation."""
+    _sets: dict[str, Tensors]
+
+    def __init__(
+        self,
+        batch_size: int,
+        train_size: int,
+        val_size: int,
+        eval_batch_size: int = 1000,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            batch_size, train_size, val_size, eval_batch_size=eval_batch_size, **options
+        )
+        self._check_split(self.source_size)
 
     @abstractmethod
     def read(self) -> dict[str, tuple[Tensor, Tensor]]:

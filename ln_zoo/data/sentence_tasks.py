@@ -14,6 +14,7 @@ from ln_zoo.data import english_tokens
 from ln_zoo.data.archives import read_file
 from ln_zoo.data.folders import local_folder
 from ln_zoo.data.loading import check_choice
+from ln_zoo.data.text_files import decode
 
 _FOLDER = "sentence_tasks"
 #: Files of the positive and negative class, as in SentEval and as in the released code.
@@ -182,12 +183,10 @@ def _find(folder: Path, name: str, choices: Sequence[tuple[str, ...]]) -> list[P
 def _lines(path: Path, name: str) -> list[str]:
     content = read_file(path, _MAX_BYTES)
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+        text = decode(content, path, encoding="utf-8-sig")
+    except ValueError:
         if name not in _LATIN_1:
-            raise ValueError(
-                f"{path} must be text in UTF-8, but byte {error.start:,} is not: copy it again"
-            ) from None
+            raise
         text = content.decode("latin-1")
     # Not splitlines: U+0085 in the authors' Latin-1 files is an ellipsis.
     return [line.rstrip("\r") for line in text.split("\n")]

@@ -82,12 +82,17 @@ def read_lines(stream: IO[bytes], where: str | Path, most: int = MAX_LINE) -> It
                 f"{where} has a line of {most:,} bytes or more, from byte {start:,} on: expected "
                 "text with shorter lines"
             )
-        try:
-            line = raw.decode("utf-8-sig" if start == 0 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{where} must be text in UTF-8, but byte {start + error.start:,} is not: convert "
-                "the file, or leave it out"
-            ) from None
+        line = decode(raw, where, start, "utf-8-sig" if start == 0 else "utf-8")
         start += len(raw)
         yield line.removesuffix("\n").removesuffix("\r")
+
+
+def decode(content: bytes, where: str | Path, start: int = 0, encoding: str = "utf-8") -> str:
+    """Decode the content from byte ``start`` of a file; ValueError with the place if damaged."""
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} must be text in UTF-8, but byte {start + error.start:,} is not: convert "
+            "the file, or leave it out"
+        ) from None

@@ -13,7 +13,7 @@ from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ln_zoo.layers import LSTM, Linear, orthogonal_
-from ln_zoo.models.arguments import check_sizes, check_vocabulary
+from ln_zoo.models.arguments import check_sizes, check_vocabulary, check_words
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.norms.modes import evaluation_mode
@@ -116,12 +116,10 @@ class AttentiveReader(Classifier):
         check_sizes(hidden_size=hidden_size)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {dropout!r}")
-        for name, value, choices in (
-            ("statistics", statistics, get_args(Statistics)),
-            ("initial_state", initial_state, get_args(InitialState)),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        check_words(
+            statistics=(statistics, get_args(Statistics)),
+            initial_state=(initial_state, get_args(InitialState)),
+        )
         if vocabulary is None:
             vocabulary = ["@placeholder", *(f"@entity{i}" for i in range(100))]
         self.vocabulary = Vocabulary.of(vocabulary)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.metrics import Ratio
-from ln_zoo.models.arguments import check_positive
+from ln_zoo.models.arguments import check_positive, check_words
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.norms import batch_dependent, batch_statistics
 
@@ -66,8 +66,7 @@ class Classifier(ZooModule):
     def __init__(self, lr: float, optimizer: str = "adam") -> None:
         super().__init__()
         check_positive(lr=lr)
-        if optimizer not in _OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {sorted(_OPTIMIZERS)}, got {optimizer!r}")
+        check_words(optimizer=(optimizer, tuple(_OPTIMIZERS)))
         self.lr = lr
         self.optimizer = optimizer
         for stage in ("val", "test"):

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
 from ln_zoo.metrics import PenMixture, Ratio
@@ -302,14 +303,9 @@ class Handwriting(ZooModule):
                 stacklevel=2,
             )
             self._warned = True
-        code = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
-        for row, text in zip(code, texts, strict=True):
-            row[: len(text)] = torch.tensor(
-                [self._classes.get(c, len(self.alphabet)) for c in text]
-            )
-        vectors = F.one_hot(code, self.num_characters)
-        lengths = torch.tensor([len(text) for text in texts])
-        vectors *= (torch.arange(code.shape[1]) < lengths[:, None]).unsqueeze(-1)
+        other, padding = len(self.alphabet), self.num_characters
+        codes = [torch.tensor([self._classes.get(c, other) for c in text]) for text in texts]
+        vectors = F.one_hot(pad_sequence(codes, True, padding), padding + 1)[..., :padding]
         return vectors.to(self.output.weight)
 
     def standardize(self, offsets: Tensor) -> Tensor:
@@ -360,7 +356,8 @@ class Handwriting(ZooModule):
             state = self._carried_state(stage, len(texts))
         text = None if self.window is None else self.encode(texts).to(points.device)
         y, after = self(inputs, text, state)
-        self._carried[stage] = _detached(after)
+        tensors = [a.detach() for a in flatten_state(after)]
+        self._carried[stage] = unflatten_state(tensors, self.window is not None)
         if stage != "train":
             y = y.double()
         mixture = self.mixture(y)
@@ -560,13 +557,6 @@ class Handwriting(ZooModule):
             raise ValueError("there is no point to begin with: prime must be offsets (T, 3)")
         _, state = self(torch.cat([start, given[:-1]]), vectors)
         return given[-1:], state
-
-
-def _detached(state: HandwritingState) -> HandwritingState:
-    window = state.window
-    if window is not None:
-        window = WindowState(*(a.detach() for a in window))
-    return HandwritingState(window, tuple((h.detach(), c.detach()) for h, c in state.layers))
 
 
 def flatten_state(state: HandwritingState) -> list[Tensor]:

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from ln_zoo.models.arguments import check_words
 from ln_zoo.models.base import fused_on_cpu
 
 AdamBiasCorrection = Literal["standard", "legacy"]
@@ -82,10 +83,6 @@ def adam(
 
     ValueError unless it is ``"standard"`` or ``"legacy"``.
     """
-    if bias_correction not in get_args(AdamBiasCorrection):
-        raise ValueError(
-            f"adam_bias_correction must be one of {', '.join(get_args(AdamBiasCorrection))}, got "
-            f"{bias_correction!r}"
-        )
+    check_words(adam_bias_correction=(bias_correction, get_args(AdamBiasCorrection)))
     cls = LegacyAdam if bias_correction == "legacy" else torch.optim.Adam
     return cls(module.parameters(), lr=lr, fused=fused_on_cpu(module).get("fused"))

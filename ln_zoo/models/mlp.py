@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ln_zoo.layers import Linear
-from ln_zoo.models.arguments import check_inputs, check_sizes
+from ln_zoo.models.arguments import check_inputs, check_sizes, check_words
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import Identity, LayerNorm, Norm, from_config
 
@@ -56,10 +56,7 @@ class MLPClassifier(Classifier):
         hidden_sizes = list(hidden_sizes)
         norm = LayerNorm() if norm is None else from_config(norm)
         normalize_logits = norm.batch_dependent if normalize_logits is None else normalize_logits
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}"
-            )
+        check_words(activation=(activation, tuple(_ACTIVATIONS)))
         sizes = [in_features, *hidden_sizes, num_classes]
         self.save_hyperparameters()
         self.resolve_hyperparameters(

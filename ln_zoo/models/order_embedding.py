@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn import init
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Retrieval
@@ -227,12 +227,9 @@ class OrderEmbedding(ZooModule):
         """
         if not captions:
             raise ValueError("there are no captions to read: give at least one list of words")
-        numbers = [self.vocabulary.numbers(words) for words in captions]
-        lengths = torch.tensor([len(caption) + 1 for caption in numbers])
-        filled = torch.full((len(numbers), int(lengths.max())), EOS)
-        for row, caption in zip(filled, numbers, strict=True):
-            row[: len(caption)] = torch.tensor(caption, dtype=torch.int64)
-        return filled.to(self.device), lengths.to(self.device)
+        ended = [torch.tensor([*self.vocabulary.numbers(words), EOS]) for words in captions]
+        lengths = torch.tensor([len(caption) for caption in ended])
+        return pad_sequence(ended, True, EOS).to(self.device), lengths.to(self.device)
 
     def embed_captions(self, captions: Tensor, lengths: Tensor) -> Tensor:
         """Unit vectors s, (M, D), float32 or wider, of word indices (M, T) and lengths (M,), int64.

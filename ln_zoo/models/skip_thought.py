@@ -328,13 +328,10 @@ class SkipThought(ZooModule):
             sentences, eos = batch
             return {"vector": torch.from_numpy(self.encode(sentences, len(sentences), eos))}
         scores = self.per_example(batch)
-        return {
-            key: value
-            for name in ("next", "previous")
-            for key, value in zip(
-                (f"{name}_nats", f"{name}_tokens"), scores[f"{name}_nll"], strict=True
-            )
-        }
+        found = {}
+        for name in ("next", "previous"):
+            found[f"{name}_nats"], found[f"{name}_tokens"] = scores[f"{name}_nll"]
+        return found
 
     def _evaluate(self, stage: str, batch: Any) -> None:
         for name, (nats, tokens) in self.per_example(batch).items():
