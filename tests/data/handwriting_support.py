@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -101,23 +98,6 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     return folder
-
-
-def write_archive(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Writes a zip or a tar, by its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-        return path
-    compression = path.name.rpartition(".tar")[2].lstrip(".")
-    with tarfile.open(path, f"w:{compression}") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return path
 
 
 def small_distribution(lines_of_train: int = 3) -> dict[str, bytes]:

@@ -8,33 +8,15 @@ import io
 import lzma
 import os
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
+from archive_support import packed
 
 from ln_zoo.data.archives import open_file, read_archive, read_file, read_rest
 
 FILES = {f"books/b{i}.txt": f"text {i}\n".encode() * (i + 1) for i in range(4)}
 LONG = f"{'d' * 120}/long.txt"
-
-
-def tar_of(files: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w", format=form) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return content.getvalue()
-
-
-def zip_of(files: dict[str, bytes]) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return content.getvalue()
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -45,7 +27,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_any_archive_holds_the_same_whatever_its_name(tmp_path: Path, compress) -> None:
     files = FILES | {LONG: b"x"}
     path = tmp_path / "archive"
-    path.write_bytes(compress(tar_of(files)) if compress else zip_of(files))
+    path.write_bytes(compress(packed(files)) if compress else packed(files, "zip"))
     assert contents(path) == files
     # Contents that are not read are skipped.
     assert [name for name, _ in read_archive(path)] == list(files)
@@ -54,7 +36,7 @@ def test_any_archive_holds_the_same_whatever_its_name(tmp_path: Path, compress) 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_a_flipped_bit_of_a_header_is_an_error(tmp_path: Path, form: int) -> None:
     files = FILES if form == tarfile.USTAR_FORMAT else {LONG: b"x"} | FILES
-    whole = tar_of(files, form)
+    whole = packed(files, form=form)
     path = tmp_path / "books.tar"
     path.write_bytes(whole)
     assert contents(path) == files
@@ -68,7 +50,7 @@ def test_a_flipped_bit_of_a_header_is_an_error(tmp_path: Path, form: int) -> Non
 
 
 def test_every_truncation_of_an_archive_is_an_error(tmp_path: Path) -> None:
-    whole = tar_of(FILES)
+    whole = packed(FILES)
     end = whole.index(b"books/b3.txt") + 2 * 512  # where the zero blocks begin
     path = tmp_path / "books.tar"
     for size in (0, 1, 511, 512, 700, 1024, end - 512, end, end + 511, end + 512, end + 1023):
@@ -86,7 +68,7 @@ def test_every_truncation_of_an_archive_is_an_error(tmp_path: Path) -> None:
 def test_a_flipped_bit_of_a_compressed_archive_changes_nothing_unseen(
     tmp_path: Path, compress
 ) -> None:
-    whole = compress(tar_of(FILES)) if compress else zip_of(FILES)
+    whole = compress(packed(FILES)) if compress else packed(FILES, "zip")
     path = tmp_path / "books"
     messages = []
     for position in range(0, len(whole), 3):

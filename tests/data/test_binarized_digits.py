@@ -82,55 +82,10 @@ def test_fixed_images_are_drawn_once_by_their_seed() -> None:
     assert first.metadata["binarization_seed"] == 0
 
 
-def test_fixed_images_have_the_grey_levels_as_means() -> None:
-    levels = images_of(ready(image_size=8, binarization="grey"), "test").double()
-    draws = [images_of(ready(image_size=8, binarization_seed=seed), "test") for seed in range(12)]
-    mean = torch.stack(draws).double().mean(0)
-    variance = (levels * (1 - levels) / 12).sum()
-    assert abs((mean - levels).sum()) < 5 * variance.sqrt()
-    assert (mean - levels).square().sum().item() == pytest.approx(variance.item(), rel=0.05)
-    assert torch.equal(mean[levels == 0], levels[levels == 0])
-    assert torch.equal(mean[levels == 1], levels[levels == 1])
-
-
-def test_dynamic_images_are_drawn_anew() -> None:
-    data = ready(binarization="dynamic", train_size=50)
-    epochs = []
-    for epoch in range(2):
-        loader = data.train_dataloader()
-        loader.sampler.set_epoch(epoch)
-        epochs.append({image.numpy().tobytes() for (images,) in loader for image in images})
-    assert not epochs[0] & epochs[1]
-    assert torch.equal(images_of(data, "test"), images_of(ready(binarization="dynamic"), "test"))
-
-
 def test_splits_are_those_of_digits() -> None:
     data = ready(image_size=8, binarization="grey", train_size=100, val_size=50)
     for name, (images, _) in Digits(train_size=100, val_size=50).read().items():
         torch.testing.assert_close(images_of(data, name), images / 16, rtol=0, atol=1e-7)
-
-
-def test_metadata_are_plain_data() -> None:
-    data = BinarizedDigits(image_size=16, batch_size=4, seed=7, binarization_seed=3)
-    assert data.metadata == {
-        "dataset": "binarized_digits",
-        "binarization": "fixed",
-        "train_size": 1297,
-        "val_size": 200,
-        "test_size": 300,
-        "batch_size": 4,
-        "eval_batch_size": 100,
-        "drop_last": False,
-        "seed": 7,
-        "binarization_seed": 3,
-    }
-    assert data.preprocessing == {
-        "binarization": "fixed",
-        "scale": 240,
-        "image_shape": [1, 16, 16],
-        "digit_size": 11,
-    }
-    assert BinarizedDigits(binarization="grey").metadata["dataset"] == "binarized_digits-grey"
 
 
 @pytest.mark.parametrize("shape", [(5, 1, 3, 3), (4, 1, 4, 4), (2, 3, 5, 7)])

@@ -35,13 +35,8 @@ class Texts(ClozeData):
     name = "texts"
 
     def __init__(self, train: list[tuple[str, str, str]], *others: Any, **arguments: Any) -> None:
-        defaults: dict[str, Any] = {
-            "batch_size": 2, "sentences": None, "entities": "file", "eval_entities": None,
-            "vocabulary": None, "min_count": 1, "vocabulary_size": None, "max_entities": None,
-            "seed": 0, "eval_batch_size": 2, "num_workers": 0, "pin_memory": False,
-            "drop_last": False,
-        }  # fmt: skip
-        super().__init__(**defaults | arguments)
+        few = {"batch_size": 2, "eval_batch_size": 2, "entities": "file"}
+        super().__init__(**few | arguments)  # type: ignore[arg-type]
         self.texts = dict(zip(("train", "val", "test"), (train, *others), strict=False))
 
     def read(self) -> Mapping[str, Iterable[Question]]:
@@ -49,6 +44,12 @@ class Texts(ClozeData):
             name: [Question(str(i), p.split(), q.split(), a) for i, (p, q, a) in enumerate(texts)]
             for name, texts in self.texts.items()
         }
+
+
+def ready(*texts: Any, **arguments: Any) -> Texts:
+    data = Texts(*texts, **arguments)
+    data.setup()
+    return data
 
 
 TRAIN = [
@@ -175,13 +176,11 @@ def test_names_depend_on_seed_epoch_and_question_only() -> None:
 
 def test_one_permutation_for_each_batch() -> None:
     """The same passage twice gets the same names in one batch, and others in another."""
-    data = Texts([TRAIN[0]] * 4, entities="batch")
-    data.setup()
+    data = ready([TRAIN[0]] * 4, entities="batch")
     one, two = (words(data, batch) for batch in epoch(data))
     assert one[0] == one[1]
     assert two[0] == two[1]
-    data = Texts([TRAIN[0]] * 40, entities="example")
-    data.setup()
+    data = ready([TRAIN[0]] * 40, entities="example")
     assert len({text for batch in epoch(data) for text in words(data, batch)}) == 6
 
 
@@ -204,9 +203,9 @@ def test_names_of_evaluation_are_fixed(entities: Any) -> None:
 
 
 def test_order_of_first_occurrence() -> None:
-    data = Texts([("b @entity2 a @entity0", "@entity1 @placeholder", "@entity0")] * 2,
-                 entities="order")  # fmt: skip
-    data.setup()
+    data = ready(
+        [("b @entity2 a @entity0", "@entity1 @placeholder", "@entity0")] * 2, entities="order"
+    )
     (batch,) = epoch(data)
     assert words(data, batch)[0] == ("b @entity0 a @entity1", "@entity2 @placeholder", "@entity1")
 
@@ -237,8 +236,7 @@ def test_a_given_vocabulary(tmp_path: Path) -> None:
     given = ["met", "@entity1", "@entity0", "@entity2", "@placeholder"]
     (tmp_path / "words.txt").write_text("\n".join(given))
     for vocabulary in (given, str(tmp_path / "words.txt")):
-        data = Texts(TRAIN, TRAIN, TRAIN, vocabulary=vocabulary)
-        data.setup()
+        data = ready(TRAIN, TRAIN, TRAIN, vocabulary=vocabulary)
         assert data.vocabulary == given
         (batch,) = data.val_dataloader().dataset[torch.tensor([1])][:1]
         assert batch.passage.tolist() == [[5, 2, 4, 1]]  # unknown: the full stop
@@ -247,21 +245,18 @@ def test_a_given_vocabulary(tmp_path: Path) -> None:
 def test_unknown_entities_take_names_that_are_free() -> None:
     given = ["met", "@entity0", "@entity1", "@placeholder", "."]
     val = [("@entity7 met @entity1 .", "@placeholder met @entity1", "@entity7"), TRAIN[1]]
-    data = Texts(TRAIN[2:], val, val, vocabulary=given)
-    data.setup()
+    data = ready(TRAIN[2:], val, val, vocabulary=given)
     (batch, *_) = data.val_eval_dataloader(batch_size=2)
     found = words(data, batch)
     assert found[0] == ("@entity0 met @entity1 .", "@placeholder met @entity1", "@entity0")
     assert found[1] == ("@entity1 met @entity0 .", "@entity1 met @placeholder", "@entity0")
     # Where there are not enough names, the answer still has one, and others are unknown.
     many = ("@entity7 met @entity1 . @entity0 @entity8", "@placeholder met @entity1", "@entity8")
-    data = Texts(TRAIN, [many, TRAIN[0]], val, vocabulary=given)
-    data.setup()
+    data = ready(TRAIN, [many, TRAIN[0]], val, vocabulary=given)
     found = words(data, data.evaluation_set("val")[torch.tensor([0, 1])])
     assert found[0] == ("<unk> met <unk> . @entity0 @entity1", "@placeholder met <unk>", "@entity1")
     assert found[1][2] == "@entity0"
-    data = Texts(TRAIN, val, val, max_entities=2)
-    data.setup()
+    data = ready(TRAIN, val, val, max_entities=2)
     assert [word for word in data.vocabulary or [] if "entity" in word] == ["@entity0", "@entity1"]
     for batch in (*epoch(data), *data.val_dataloader()):
         assert all(answer in passage.split() for passage, _, answer in words(data, batch))
@@ -273,15 +268,13 @@ def test_names_of_unknown_entities_do_not_reveal_the_answer() -> None:
     """The answer is renamed first; if it took the first free name, that would tell."""
     entities = [f"@entity{i}" for i in range(6)]
     asked = ("@entity8 met @entity9 .", "@placeholder met @entity9", "@entity8")
-    data = Texts(TRAIN, [asked] * 12, TRAIN, vocabulary=["met", "@placeholder", ".", *entities])
-    data.setup()
+    data = ready(TRAIN, [asked] * 12, TRAIN, vocabulary=["met", "@placeholder", ".", *entities])
     (batch,) = data.val_eval_dataloader(batch_size=12)
     assert len({answer for *_, answer in words(data, batch)}) > 2
 
 
 def test_padding_and_lengths() -> None:
-    data = Texts(TRAIN, TRAIN, TRAIN)
-    data.setup()
+    data = ready(TRAIN, TRAIN, TRAIN)
     inputs, answers = data.evaluation_set("val")[torch.tensor([2, 0])]
     assert inputs.passage_lengths.tolist() == [5, 7]
     assert inputs.query_lengths.tolist() == [2, 3]
@@ -297,8 +290,7 @@ def longer(size: int = 101, **arguments: Any) -> Texts:
     rng = np.random.default_rng(0)
     texts = [("@entity0 " + "a " * int(n), "@placeholder", "@entity0")
              for n in rng.permutation(size) + 1]  # fmt: skip
-    data = Texts(texts, texts[:21], texts[:21], **arguments)
-    data.setup()
+    data = ready(texts, texts[:21], texts[:21], **arguments)
     return data
 
 
@@ -326,8 +318,7 @@ def test_rules() -> None:
         ("@entity1 @entity0", "@placeholder @entity0 @entity1", "@entity1"),
         ("@entity1 @entity0 @entity0", "@placeholder", "@entity2"),
     ]
-    data = Texts(texts)
-    data.setup()
+    data = ready(texts)
     assert data.rule_errors("train") == pytest.approx(
         {"majority": 1 / 3 + 1 / 3, "exclusive": 1 / 3, "first": 1 / 3,
          "uniform": 1 - (1 / 3 + 1 / 2) / 3}

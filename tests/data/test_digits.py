@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from ln_zoo.data import BinarizedDigits, Digits
@@ -64,5 +63,3 @@ def test_digits_of_the_size_of_mnist():
     (expected,) = grey.evaluation_set("test")[torch.arange(300)]
     assert torch.equal(images / data.scale, expected)
     assert torch.equal(data.evaluation_set("test").labels, read()["test"][1])
-    with pytest.raises(ValueError, match="image_size must be an integer of at least 8, got 7"):
-        Digits(image_size=7)

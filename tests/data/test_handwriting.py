@@ -13,7 +13,7 @@ import torch
 from handwriting_support import drawn, module
 from torch import Tensor
 
-from ln_zoo.data import HandwritingBatch, LineSet, PenLines, SyntheticHandwriting
+from ln_zoo.data import HandwritingBatch, LineSet, PenLines
 from ln_zoo.data.handwriting import LineBatches, median_step
 
 LENGTHS = np.random.default_rng(5).integers(2, 60, 97).tolist()
@@ -210,28 +210,6 @@ def test_drop_last_and_single_lines() -> None:
     assert len(set(map(tuple, left_out))) > 1
 
 
-def test_too_few_lines_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 examples in batches of 4 make 1 batches to train on"):
-        LineBatches(LineSet(drawn([3] * 3)), 4, training=True, num_replicas=2, rank=0)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"max_points": 8}, r"max_points 9 \(now 8\)"),
-        ({"length_mode": "crop"}, r"parts True \(now False\)"),
-    ],
-)
-def test_resumption_in_another_order_is_refused(changed: dict, message: str) -> None:
-    options = {"length_mode": "tbptt", "max_points": 9, "batch_size": 6}
-    loader = module(drawn(LENGTHS), **options).train_dataloader()
-    next(iter(loader))
-    other = module(drawn(LENGTHS), **{**options, **changed}).train_dataloader()
-    other.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match=message):
-        next(iter(other))
-
-
 def test_evaluation_takes_the_targets_of_training() -> None:
     lines = drawn(LENGTHS)
     for mode, most in (("crop", 9), ("tbptt", 1000), ("full", 1000)):
@@ -253,12 +231,6 @@ def test_some_examples_of_training() -> None:
     assert sorted(found) == sorted(f"text {i}" for i in expected)
     assert [len(b.text) for b in data.train_eval_dataloader(5, examples=12)] == [5, 5, 2]
     assert sum(len(b.text) for b in data.train_eval_dataloader(examples=1000)) == 97
-
-
-def test_nothing_is_there_before_setup() -> None:
-    data = SyntheticHandwriting()
-    with pytest.raises(RuntimeError, match="setup"):
-        _ = data.offset_statistics
 
 
 def bad_lines() -> PenLines:

@@ -148,6 +148,7 @@ def test_random(compact: Path) -> None:
 def test_mapped_points_are_read_from_the_file(tmp_path: Path) -> None:
     for name in SETS:
         lines_of(name).save(tmp_path / f"strokes_{name}")
+        as_npz(tmp_path, name)
     data = ready(tmp_path)
     assert all(isinstance(points.dx, np.memmap) for points in data.lines("train").lines.sources)
 
@@ -337,6 +338,20 @@ class Harmful:
         return self.call, self.arguments
 
 
+def npy(pickled: bytes) -> bytes:
+    """An ``.npy`` file of two objects."""
+    file = io.BytesIO()
+    header = {"descr": "|O", "fortran_order": False, "shape": (2,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + pickled
+
+
+def pair(*items: object) -> np.ndarray:
+    objects = np.empty(2, object)
+    objects[:] = items
+    return objects
+
+
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize(
     ("harm", "name"),
@@ -348,13 +363,8 @@ class Harmful:
 )
 def test_a_malicious_pickle_is_refused(tmp_path: Path, harm, name: str, protocol: int) -> None:
     harmed = tmp_path / "harmed"
-    file = io.BytesIO()
-    header = {"descr": "|O", "fortran_order": False, "shape": (2,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    objects = np.empty(2, object)
-    objects[:] = [GOOD, harm(harmed)]
-    pickle.dump(objects, file, protocol=protocol)
-    (tmp_path / "strokes.npy").write_bytes(file.getvalue())
+    content = npy(pickle.dumps(pair(GOOD, harm(harmed)), protocol=protocol))
+    (tmp_path / "strokes.npy").write_bytes(content)
     (tmp_path / "sentences.txt").write_text("a\nb\n")
     with pytest.raises(ValueError, match=rf"strokes\.npy.*{name}"):
         read_pair(tmp_path)
@@ -367,26 +377,17 @@ def test_a_malicious_pickle_is_refused(tmp_path: Path, harm, name: str, protocol
 def test_codecs_are_not_reached(tmp_path: Path) -> None:
     # What Python 3 writes bytes with in protocol 2: encode, by any codec.
     pickled = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "|O", "fortran_order": False, "shape": (1,)}
-    )
-    (tmp_path / "x.npy").write_bytes(header.getvalue() + pickled)
+    (tmp_path / "x.npy").write_bytes(npy(pickled))
     with pytest.raises(ValueError, match=r"x\.npy.*rot13"):
         load_objects(tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_arrays_of_every_protocol_are_read(tmp_path: Path, protocol: int) -> None:
-    file = io.BytesIO()
-    header = {"descr": "|O", "fortran_order": False, "shape": (2,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    objects = np.empty(2, object)
-    objects[:] = [GOOD, GOOD[::-1].astype(np.float32)]
-    pickle.dump(objects, file, protocol=protocol)
+    whole = npy(pickle.dumps(pair(GOOD, GOOD[::-1].astype(np.float32)), protocol=protocol))
     # NumPy 1 called its modules otherwise.
-    for content in (file.getvalue(), file.getvalue().replace(b"numpy._core", b"numpy.core")):
-        if len(content) != len(file.getvalue()) and protocol >= 4:
+    for content in (whole, whole.replace(b"numpy._core", b"numpy.core")):
+        if len(content) != len(whole) and protocol >= 4:
             continue  # there the length of a name goes before it
         (tmp_path / "x.npy").write_bytes(content)
         found = load_objects(tmp_path / "x.npy")
@@ -405,10 +406,6 @@ def test_truncated_files_are_named(tmp_path: Path, size: int) -> None:
 
 
 def test_a_pickle_of_something_else(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    header = {"descr": "|O", "fortran_order": False, "shape": (2,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    pickle.dump({"a": 1}, file)
-    (tmp_path / "x.npy").write_bytes(file.getvalue())
+    (tmp_path / "x.npy").write_bytes(npy(pickle.dumps({"a": 1})))
     with pytest.raises(ValueError, match=r"x\.npy.*dict"):
         load_objects(tmp_path / "x.npy")

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from archive_support import write_archive
 from handwriting_support import (
     LISTS,
     distribution,
     small_distribution,
     steps_of,
-    write_archive,
     write_files,
     xml,
 )
@@ -387,7 +386,7 @@ def test_a_file_of_any_size_takes_little_memory(
     files = many({}) | {huge: b""}
     if ending:
         source = tmp_path / f"all{ending}"
-        archive(source, files | {huge: bytes(40_000_000)})
+        write_archive(source, files | {huge: bytes(40_000_000)})
         assert source.stat().st_size < 2_000_000
     else:
         source = write_files(tmp_path / "x", files)
@@ -401,15 +400,6 @@ def test_a_file_of_any_size_takes_little_memory(
     assert peak < 20_000_000
     (why,) = found.left_out.values()
     assert "1,000,000 bytes" in why
-
-
-def archive(path: Path, files: dict[str, bytes]) -> None:
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
-            for name, content in files.items():
-                opened.writestr(name, content)
-    else:
-        write_archive(path, files)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -454,7 +444,7 @@ def test_a_link_to_a_parent_folder_is_not_followed(tmp_path: Path) -> None:
 
 def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:
     path = tmp_path / "all.zip"
-    archive(path, small_distribution())
+    write_archive(path, small_distribution())
     content = bytearray(path.read_bytes())
     for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags of every member
         start = 0
