@@ -17,6 +17,7 @@ import torch
 from cli_support import rows_of
 from rich.console import Console
 from torch import Tensor
+from torch.nn import functional
 
 from ln_zoo.analysis import (
     GLM,
@@ -58,24 +59,18 @@ def blocks(model: GLM) -> Tensor:
 
 def natural_by_hand(model: GLM, theta: Tensor) -> Tensor:
     """s (N, H), with batch norm's statistics over all examples."""
-    per_unit = theta.view(model.units, -1)
-    w, b = per_unit[:, : model.features], per_unit[:, model.features]
-    a = torch.stack(
-        [torch.stack([(row * x).sum() for row in w]) for x in model.inputs]
-    )  # one product at a time
+    rows = theta.view(model.units, -1)
+    w, b = rows[:, : model.features], rows[:, model.features]
+    a = model.inputs @ w.T
     if model.norm == "none":
         return a + b
     if model.norm == "wn":
-        z = a / torch.stack([(row * row).sum().sqrt() for row in w])
+        z = model.inputs @ functional.normalize(w).T
     else:
-        lines = a.T if model.norm == "bn" else a
-        done = []
-        for line in lines:
-            mean = line.sum() / len(line)
-            variance = ((line - mean) ** 2).sum() / len(line)
-            done.append((line - mean) / (variance + model.eps) ** 0.5)
-        z = torch.stack(done).T if model.norm == "bn" else torch.stack(done)
-    return per_unit[:, model.features + 1] * z + b
+        axis = 0 if model.norm == "bn" else 1
+        centred = a - a.mean(axis, keepdim=True)
+        z = centred / (centred.square().mean(axis, keepdim=True) + model.eps).sqrt()
+    return rows[:, model.features + 1] * z + b
 
 
 def log_likelihood_by_hand(model: GLM, s: Tensor, y: Tensor) -> Tensor:
@@ -342,7 +337,7 @@ def test_samples_do_not_repeat_the_numbers_of_data_of_the_same_seed() -> None:
 def test_empirical_fisher_takes_the_labels_of_the_data(family: str, norm: str) -> None:
     model = small(family, norm)
     classes = torch.tensor([2, 0, 1, 1, 2])
-    y = torch.nn.functional.one_hot(classes, 3).double()
+    y = functional.one_hot(classes, 3).double()
     assert relative(empirical_fisher(model, y), fisher_by_hand(model, y)) <= EXACT
     if family == "categorical":
         assert torch.equal(empirical_fisher(model, classes), empirical_fisher(model, y))

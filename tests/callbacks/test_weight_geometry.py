@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from cli_support import rows_of
@@ -62,18 +63,6 @@ def fitted(folder: Path, model: torch.nn.Module, *callbacks: Callback, **options
     return folder / "run/0"
 
 
-def quantiles(values: list[float]) -> list[float]:
-    """Mean, and the tenth, half and nine tenths of sorted values, between neighbours linearly."""
-    ordered = sorted(values)
-    found = [sum(values) / len(values)]
-    for part in (0.1, 0.5, 0.9):
-        place = part * (len(ordered) - 1)
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        found.append(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
-    return found
-
-
 @pytest.mark.parametrize(("cls", "power"), [(MLPClassifier, 1), (Plain, 2)])
 def test_numbers_are_those_of_the_weights(tmp_path: Path, cls: type, power: int) -> None:
     torch.manual_seed(0)
@@ -82,17 +71,16 @@ def test_numbers_are_those_of_the_weights(tmp_path: Path, cls: type, power: int)
     geometry = read_geometry(folder / "metrics.csv")
     assert list(geometry) == ["network.1.weight", "network.3.weight"]
     for name, quantities in geometry.items():
-        wanted: dict[str, list[list[float]]] = {"norm": [], "turn": [], "effective_lr": []}
+        wanted: dict[str, list[np.ndarray]] = {"norm": [], "turn": [], "effective_lr": []}
         for step in (4, 8):
-            before, after = weights.states[step - 1][name], weights.states[step][name]
-            norms, angles, rates = [], [], []
-            for v, w in zip(before, after, strict=True):
-                norms.append(math.sqrt(float(w @ w)))
-                cosine = float(v @ w) / math.sqrt(float(v @ v) * float(w @ w))
-                angles.append(math.degrees(math.acos(min(1.0, cosine))))
-                rates.append(0.02 / math.sqrt(float(v @ v)) ** power)
-            for key, values in zip(wanted, (norms, angles, rates), strict=True):
-                wanted[key].append(quantiles(values))
+            before, after = (weights.states[number][name].numpy() for number in (step - 1, step))
+            lengths = [np.linalg.norm(weight, axis=1) for weight in (before, after)]
+            cosines = (before * after).sum(1) / (lengths[0] * lengths[1])
+            angles = np.degrees(np.arccos(np.minimum(1.0, cosines)))
+            rates = 0.02 / lengths[0] ** power
+            for key, values in zip(wanted, (lengths[1], angles, rates), strict=True):
+                quantiles = np.quantile(values, [0.1, 0.5, 0.9])
+                wanted[key].append(np.array([values.mean(), *quantiles]))
         for quantity, rows in wanted.items():
             for number, statistic in enumerate(("mean", "q10", "q50", "q90")):
                 steps, values = quantities[quantity][statistic]

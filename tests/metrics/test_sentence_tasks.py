@@ -73,7 +73,7 @@ def test_the_original_protocol_is_that_of_the_released_code(
 def test_the_fast_protocol_takes_the_last_tenth_to_choose_the_penalty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    penalties = (1, 4, 16, 256)
+    penalties = (0.01, 0.03, 0.1, 0.3, 1)
     monkeypatch.setattr(sentence_tasks, "PENALTIES", penalties)
     found = []
     for test, rows in shuffled_folds():
