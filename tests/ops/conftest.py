@@ -12,7 +12,7 @@ import pytest
 from ln_zoo.ops.engines.triton import graphs
 
 # Test modules are collected for their doctests too, whatever their names.
-INTERPRETED = ["gpu_in_interpreter.py", "batch_in_interpreter.py"]
+INTERPRETED = ["gpu_in_interpreter.py"]
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else INTERPRETED
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,25 +19,59 @@ import torch
 import triton
 import triton.language as tl
 from accuracy import assert_as_accurate
-from equations import equations, masks_for
-from ops.engine_case import GUARD, as_float32, between_nans, operands, shifted, with_gradients
+from engines import names_of, note_kernels
+from ops.engine_case import (
+    BATCH,
+    BATCH_GRU,
+    BATCH_LSTM,
+    BATCH_RNN,
+    BF16,
+    BOTH,
+    CARRIED,
+    EACH_GATE,
+    F32,
+    F64,
+    GIVEN,
+    GRU,
+    GUARD,
+    JOINT,
+    JOINT_GRU,
+    LSTM,
+    NONE,
+    OVER_BATCH,
+    RNN,
+    UNBIASED,
+    as_float32,
+    between_nans,
+    by_engine,
+    check,
+    cotangents_of,
+    given_for,
+    noisy,
+    operands,
+    rows,
+    with_given,
+    with_gradients,
+)
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, ReduceOps
 
-from ln_zoo.ops import operator
+from ln_zoo.layers import GRU as GRULayer
+from ln_zoo.layers import LSTM as LSTMLayer
+from ln_zoo.norms import BatchNorm
+from ln_zoo.ops import operator, registry
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
-from ln_zoo.ops.engines.triton import graphs, kernels, steps
+from ln_zoo.ops.engines.triton import TritonEngine, batch, graphs, kernels, steps
+from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.registry import engine_named
-from ln_zoo.ops.spec import Operands, Rows, Spec
-from ln_zoo.ops.time_chunks import time_chunks
+from ln_zoo.ops.spec import Operands, Spec
+from ln_zoo.ops.time_chunks import time_chunks, without_means
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
 
-F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 ENGINE = engine_named("triton")
-#: Means and variances over examples: none.
-NO_STATISTICS = (None, None, None)
 MARK = 12345.0
 #: Modules in which the interpreter has its own functions of triton.
 PATCHED: set[str] = set()
@@ -85,76 +119,37 @@ def patched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpretedFunction, "__call__", call)
 
 
-def rows(*groups: int, center: bool = True) -> Rows:
-    return Rows(True, center, 1e-3, groups)
+@pytest.fixture(autouse=True)
+def reduced_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter reduces tuples number by number; over a batch, whole rows can be taken."""
+    by_number = ReduceOps.generic_reduce
+
+    def reduce(self: ReduceOps, tiles: Sequence[Any]) -> Any:
+        if self.axis != 0 or not self.keep_dims:
+            return by_number(self, tiles)
+        data = [tile.handle.data for tile in tiles]
+        while (rows := data[0].shape[0]) > 1:
+            halves = [self.to_tensor(a[: rows // 2], t.dtype) for a, t in zip(data, tiles)]  # noqa: B905
+            halves += [self.to_tensor(a[rows // 2 :], t.dtype) for a, t in zip(data, tiles)]  # noqa: B905
+            data = [a.handle.data for a in self.combine_fn.fn(*halves)]
+        return tuple(self.to_tensor(a, t.dtype) for a, t in zip(data, tiles, strict=True))
+
+    monkeypatch.setattr(ReduceOps, "generic_reduce", reduce)
 
 
-NONE = Rows()
-LSTM = Spec("LSTM", rows(4), rows(4), rows(1))
-GRU = Spec("GRU", rows(2, 1), rows(2, 1), NONE)
-RNN = Spec("RNN_TANH", NONE, NONE, rows(1))
-
-
-def by_equations(
-    spec: Spec, o: Operands, sizes: Sequence[int], masks: Masks = NO_MASKS
-) -> tuple[Tensor, ...]:
-    return equations(spec, o, masks, sizes)
-
-
-def by_loop(
-    spec: Spec, o: Operands, sizes: Sequence[int], masks: Masks = NO_MASKS
-) -> tuple[Tensor, ...]:
-    return operator.replay(spec, o, torch.tensor(sizes), masks=masks)
-
-
-def by_engine(
-    spec: Spec,
-    o: Operands,
-    sizes: Sequence[int],
-    save: bool = True,
-    masks: Masks = NO_MASKS,
-) -> tuple[Tensor, ...]:
-    results = torch.ops.ln_zoo.recurrence(
-        *o, *NO_STATISTICS, *masks, torch.tensor(sizes), spec.encode(), ENGINE.name, save
-    )
-    return results[:3] if spec.cell == "LSTM" else results[:2]
-
-
-def check(
-    spec: Spec,
-    hidden: int,
-    sizes: Sequence[int],
-    products: torch.dtype = F32,
-    bias: bool = True,
-    masks: Masks = NO_MASKS,
-) -> None:
-    exact = operands(spec, hidden, sizes)
-    if not bias:
-        exact = exact._replace(bias=None, bias_hn=None)
-    narrow = as_float32(exact, products)
-    if products != F32:  # what is compared is the engine, not the rounding of what it is given
-        exact = Operands(*(None if a is None else a.detach().double() for a in narrow))
-    wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
-    by_definition = functools.partial(by_equations, masks=masks)
-    wanted = with_gradients(by_definition, spec, wide, sizes, seed=1)
-    given = Masks(*(None if a is None else between_nans(a) for a in masks))
-    by_it = functools.partial(by_engine, masks=given)
-    found = with_gradients(by_it, spec, narrow, sizes, seed=1)
-
-    def loop(k: int) -> dict[str, Tensor]:
-        run = functools.partial(by_loop, masks=masks)
-        with torch.autocast("cpu", products, enabled=products != F32):
-            return with_gradients(run, spec, as_float32(shifted(exact, k)), sizes, seed=1)
-
-    assert_as_accurate(found, wanted, loop)
+def in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, rows))
 
 
 @pytest.mark.parametrize(
-    ("spec", "hidden", "examples", "length"),
-    [(LSTM, 5, 2, 3), (GRU, 5, 2, 3), (RNN, 5, 1, 17), (GRU, 100, 2, 1), (LSTM, 257, 2, 1)],
+    ("spec", "hidden", "sizes"),
+    [
+        *((LSTM, 5, [2] * 3), (GRU, 5, [2] * 3), (RNN, 5, [1] * 17)),
+        *((GRU, 100, [2]), (LSTM, 257, [2])),
+    ],
 )
-def test_layer_norm(spec: Spec, hidden: int, examples: int, length: int) -> None:
-    check(spec, hidden, [examples] * length)
+def test_layer_norm(spec: Spec, hidden: int, sizes: list[int]) -> None:
+    check(spec, hidden, sizes)
 
 
 RMS = {"input": rows(4, center=False), "recurrent": rows(4, center=False)}
@@ -171,49 +166,17 @@ RMS = {"input": rows(4, center=False), "recurrent": rows(4, center=False)}
         replace(GRU, input=rows(2, 1, center=False), recurrent=rows(2, 1, center=False)),
         replace(GRU, input=NONE),
         replace(GRU, recurrent=NONE),
-        RNN,
         Spec("RNN_RELU", NONE, NONE, rows(1, center=False)),
         Spec("RNN_TANH", NONE, NONE, NONE),
-    ],
-    ids=Spec.encode,
-)
-def test_other_normalisations(spec: Spec) -> None:
-    check(spec, 6, [2] * 2)
-
-
-@pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])
-def test_no_bias(spec: Spec) -> None:
-    check(spec, 4, [1] * 2, bias=False)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Spec("LSTM", rows(1, 1, 1, 1), rows(2, 2, center=False), rows(1)),
+        # Other groups of gates than the paper's.
+        Spec("LSTM", EACH_GATE, rows(2, 2, center=False), rows(1)),
         Spec("LSTM", rows(1, 3), rows(3, 1), NONE),
         Spec("LSTM", rows(1, 2, 1), rows(2, 1, 1), NONE),
         Spec("GRU", rows(3), rows(1, 2), NONE),
         Spec("GRU", rows(1, 1, 1), rows(2, 1, center=False), NONE),
-    ],
-    ids=Spec.encode,
-)
-def test_other_groups_of_statistics(spec: Spec) -> None:
-    check(spec, 16, [1] * 2)
-
-
-JOINT = Spec("LSTM", NONE, rows(4), rows(1), joint=True)
-CARRIED = replace(LSTM, carried=True)
-BOTH = replace(JOINT, carried=True)
-JOINT_GRU = Spec("GRU", NONE, rows(3), NONE, joint=True)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        JOINT,
-        CARRIED,
-        JOINT_GRU,
-        replace(BOTH, recurrent=rows(1, 1, 1, 1), out=rows(1, center=False)),
+        # Both terms at once, and cell states that are carried normalised.
+        *(JOINT, CARRIED, JOINT_GRU),
+        replace(BOTH, recurrent=EACH_GATE, out=rows(1, center=False)),
         replace(CARRIED, input=NONE, recurrent=NONE),
         replace(JOINT_GRU, recurrent=rows(2, 1, center=False)),
         replace(JOINT, recurrent=NONE, out=NONE),
@@ -221,8 +184,26 @@ JOINT_GRU = Spec("GRU", NONE, rows(3), NONE, joint=True)
     ],
     ids=Spec.encode,
 )
-def test_joint_and_carried_norms(spec: Spec) -> None:
-    check(spec, 6, [1] * 3)
+def test_other_normalisations(spec: Spec) -> None:
+    check(spec, 6, [2] * 2)
+
+
+@pytest.mark.parametrize("spec", [LSTM, BOTH, BATCH_LSTM], ids=Spec.encode)
+def test_bfloat16(spec: Spec) -> None:
+    hidden, examples = (20, 17) if spec.examples else (100, 3)
+    check(spec, hidden, [examples] * 2, products=BF16)
+
+
+@pytest.mark.parametrize(
+    ("spec", "without"),
+    [
+        *((spec, ("bias", "bias_hn")) for spec in (LSTM, GRU, RNN, *OVER_BATCH.values())),
+        # A GRU may have a shift at one place and no bias at all.
+        *((GRU, ("bias",)), (GRU, ("bias_hn",))),
+    ],
+)
+def test_missing_biases(spec: Spec, without: tuple[str, ...]) -> None:
+    check(spec, 4, [3] * 2, without=without)
 
 
 @pytest.mark.parametrize(
@@ -235,15 +216,11 @@ def test_noise_and_resets_of_joint_and_carried_norms(
 ) -> None:
     """Of packed sequences, in several chunks; with early and with late reads."""
     monkeypatch.setattr(steps, "EARLY_HIDDEN", 100 if early else 1)
-    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 3))
+    in_chunks(3, monkeypatch)
     sizes = [2, 2, 1]
     noise = "all" if early else "zoneout"
     spec, masks = noisy(spec, noise, 5, sizes, reset=True)
     check(spec, 5, sizes, masks=masks)
-
-
-def test_joint_and_carried_norms_in_bfloat16() -> None:
-    check(BOTH, 100, [3] * 2, products=BF16)
 
 
 #: Cells, and whether steps are so few that programs are as many as the rows of a step.
@@ -276,36 +253,11 @@ def test_programs_of_packed_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched[3:6] == [list(reversed(piece)) for piece in reversed(forward)]
 
 
-def noisy(
-    spec: Spec, noise: str, hidden: int, sizes: Sequence[int], reset: bool
-) -> tuple[Spec, Masks]:
-    """Masks of packed rows; of 3 rows 1 is reset, among them 2 in turn."""
-    masks = NO_MASKS
-    if noise:
-        spec, masks = masks_for(spec, noise, (sum(sizes),), sizes[0], hidden)
-    if reset:
-        flags = torch.arange(sum(sizes)) % 3 == 1
-        flags[sizes[0] + 1] = flags[2 * sizes[0]] = True
-        masks = masks._replace(reset=flags)
-    return spec, masks
-
-
-@pytest.mark.parametrize(
-    ("spec", "noise", "reset"),
-    [
-        *((LSTM, "zoneout", True), (LSTM, "expected zoneout", False), (GRU, "all", True)),
-        *((GRU, "zoneout", True), (RNN, "all", True), (RNN, "", True)),
-    ],
-)
-def test_noise_and_resets(spec: Spec, noise: str, reset: bool) -> None:
-    sizes = [2] * 3
-    spec, masks = noisy(spec, noise, 5, sizes, reset)
-    check(spec, 5, sizes, masks=masks)
-
-
 @pytest.mark.parametrize(
     ("spec", "noise", "hidden"),
     [
+        *((LSTM, "zoneout", 5), (LSTM, "expected zoneout", 5), (GRU, "all", 5)),
+        *((GRU, "zoneout", 5), (RNN, "all", 5), (RNN, "", 5)),
         (Spec("LSTM", NONE, NONE, NONE), "zoneout", 5),
         (Spec("LSTM", NONE, NONE, rows(1, center=False)), "all", 4),
         (Spec("GRU", NONE, NONE, NONE), "all", 6),
@@ -313,9 +265,9 @@ def test_noise_and_resets(spec: Spec, noise: str, reset: bool) -> None:
     ],
     ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
 )
-def test_noise_without_norms_and_in_other_sizes(spec: Spec, noise: str, hidden: int) -> None:
+def test_noise_and_resets(spec: Spec, noise: str, hidden: int) -> None:
     sizes = [2] * 3
-    spec, masks = noisy(spec, noise, hidden, sizes, reset=True)
+    spec, masks = noisy(spec, noise, hidden, sizes, reset=noise != "expected zoneout")
     check(spec, hidden, sizes, masks=masks)
 
 
@@ -335,7 +287,7 @@ def test_noise_and_resets_of_packed_sequences(
     """In several chunks, each of which begins with states that were reset or not."""
     monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
     monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
-    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 4))
+    in_chunks(4, monkeypatch)
     sizes = [2, 2, 2, 1, 1]
     spec, masks = noisy(spec, "all", 5, sizes, reset=True)
     check(spec, 5, sizes, masks=masks)
@@ -358,10 +310,6 @@ def test_a_state_that_is_reset_or_stays_is_exact() -> None:
     assert torch.equal(c, held.c0.float())  # type: ignore[union-attr]
 
 
-def test_bfloat16() -> None:
-    check(LSTM, 100, [3] * 2, products=BF16)
-
-
 def test_many_rows_are_summed_in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """By several programs, each several times over, with rows and columns left over."""
     monkeypatch.setattr(steps, "SHARES", 2)
@@ -371,30 +319,21 @@ def test_many_rows_are_summed_in_shares(monkeypatch: pytest.MonkeyPatch) -> None
     check(GRU, 5, [5])
 
 
-@pytest.mark.parametrize("name", ["bias", "bias_hn"])
-def test_biases_of_one_term_only(name: str) -> None:
-    """A GRU may have a shift at one place and no bias at all."""
-    exact = operands(GRU, 4, [2, 2])._replace(**{name: None})
-    wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
-    wanted = with_gradients(by_equations, GRU, wide, [2, 2], seed=1)
-    found = with_gradients(by_engine, GRU, as_float32(exact), [2, 2], seed=1)
-
-    def loop(k: int) -> dict[str, Tensor]:
-        return with_gradients(by_loop, GRU, as_float32(shifted(exact, k)), [2, 2], seed=1)
-
-    assert_as_accurate(found, wanted, loop)
-
-
-def test_inference_gives_the_same_numbers() -> None:
-    sizes = [2, 1]
-    for spec in (LSTM, GRU, RNN):
-        o = as_float32(operands(spec, 5, sizes))
-        kept, not_kept = (by_engine(spec, o, sizes, save=save) for save in (True, False))
-        assert all(torch.equal(a, b) for a, b in zip(kept, not_kept, strict=True))
+@pytest.mark.parametrize("spec", [LSTM, GRU, RNN, *OVER_BATCH.values()], ids=Spec.encode)
+def test_inference_gives_the_same_numbers(spec: Spec) -> None:
+    sizes = [3, 3, 2]
+    o = as_float32(operands(spec, 5, sizes))
+    statistics: tuple[dict[str, Tensor], ...] = ({}, {})
+    kept, not_kept = (
+        by_engine(spec, o, sizes, save=save, found=found)
+        for save, found in zip((True, False), statistics, strict=True)
+    )
+    assert all(map(torch.equal, kept, not_kept))
+    assert all(map(torch.equal, *(found.values() for found in statistics)))
 
 
 def test_the_engines_memory_is_guarded(guarded: Allocations) -> None:
-    with_gradients(by_engine, GRU, as_float32(operands(GRU, 3, [1])), [1], seed=1)
+    with_gradients(by_engine, GRU, as_float32(operands(GRU, 3, [1])), [1])
     assert len(guarded) > 10
 
 
@@ -402,23 +341,21 @@ def test_one_unit() -> None:
     """Layer norm of one number is 0, up to rounding, and never a division by zero."""
     for spec in (LSTM, GRU, CARRIED):
         sizes = [1, 1]
-        found = with_gradients(by_engine, spec, as_float32(operands(spec, 1, sizes)), sizes, seed=1)
+        found = with_gradients(by_engine, spec, as_float32(operands(spec, 1, sizes)), sizes)
         assert all(value.isfinite().all() for value in found.values())
 
 
-def test_gradients_that_nobody_wants() -> None:
-    sizes = [1]
-    o = as_float32(operands(LSTM, 5, sizes))
-    all_of_them = with_gradients(by_engine, LSTM, o, sizes, seed=1)
-    for name, a in zip(Operands._fields, o, strict=True):
-        if a is None:
-            continue
+@pytest.mark.parametrize("spec", [LSTM, BATCH_LSTM, BATCH_GRU], ids=Spec.encode)
+def test_gradients_that_nobody_wants(spec: Spec) -> None:
+    """What is not asked for does not change the others; sums over rows have memory of their own."""
+    sizes = [3]
+    o = as_float32(operands(spec, 5, sizes))
+    all_of_them = with_gradients(by_engine, spec, o, sizes)
+    there = [name for name in Operands._fields if getattr(o, name) is not None]
+    for name in there[:: 3 if spec.examples else 1]:
         alone = Operands(*(None if b is None else b.detach() for b in o))
-        alone = alone._replace(**{name: a})
-        results = by_engine(LSTM, alone, sizes)
-        generator = torch.Generator().manual_seed(1)
-        grads = [torch.randn(r.shape, dtype=F64, generator=generator).to(r.dtype) for r in results]
-        (found,) = torch.autograd.grad(results, [a], grads)
+        results = by_engine(spec, alone._replace(**{name: getattr(o, name)}), sizes)
+        (found,) = torch.autograd.grad(results, [getattr(o, name)], cotangents_of(results))
         assert torch.equal(found, all_of_them[f"d {name}"])
 
 
@@ -434,6 +371,137 @@ def test_the_output_alone_may_have_no_gradient() -> None:
         torch.testing.assert_close(torch.autograd.grad(results[-1], inputs, last), wanted)
 
 
+# Statistics over the batch
+
+every_cell = pytest.mark.parametrize("spec", OVER_BATCH.values(), ids=OVER_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("spec", "hidden", "examples"),
+    [
+        *((BATCH_LSTM, 5, 2), (BATCH_LSTM, 1, 17)),
+        pytest.param(BATCH_LSTM, 100, 3, marks=pytest.mark.slow),
+        *((BATCH_GRU, 5, 17), (BATCH_RNN, 1, 130), (BATCH_RNN, 70, 2)),
+    ],
+)
+def test_batch_statistics(spec: Spec, hidden: int, examples: int) -> None:
+    check(spec, hidden, [examples] * 2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("LSTM", UNBIASED, UNBIASED, UNBIASED),
+        Spec("GRU", UNBIASED, UNBIASED, NONE),
+        Spec("RNN_RELU", NONE, NONE, UNBIASED),
+        Spec("LSTM", BATCH, NONE, NONE),
+        Spec("LSTM", NONE, BATCH, NONE),
+        Spec("LSTM", NONE, NONE, BATCH),
+        Spec("GRU", NONE, BATCH, NONE),
+        Spec("GRU", BATCH, NONE, NONE),
+        *map(with_given, OVER_BATCH.values()),
+        Spec("LSTM", BATCH, GIVEN, replace(BATCH, eps=0.1)),
+        Spec("LSTM", GIVEN, UNBIASED, GIVEN),
+        Spec("GRU", replace(GIVEN, eps=0.1), BATCH, NONE),
+        Spec("GRU", NONE, GIVEN, NONE),
+        Spec("RNN_RELU", NONE, NONE, GIVEN),
+    ],
+    ids=Spec.encode,
+)
+def test_unbiased_and_given_statistics_and_some_places(spec: Spec) -> None:
+    check(spec, 5, [4] * 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "few"), [(BATCH_LSTM, False), (BATCH_GRU, True), (BATCH_RNN, False)]
+)
+def test_packed_batches(spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks, with programs for more than the rows of a step, or for as many."""
+    monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
+    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
+    in_chunks(8, monkeypatch)
+    check(spec, 5, [4, 4, 3, 2])
+
+
+@pytest.mark.parametrize("spec", [BATCH_LSTM, BATCH_GRU], ids=Spec.encode)
+def test_packed_with_given_statistics(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
+    check(with_given(spec), 5, [3, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        (BATCH_LSTM, [11, 6]),
+        (BATCH_GRU, [6] * 2),
+        (BATCH_RNN, [11, 7, 3]),
+        pytest.param(Spec("LSTM", BATCH, GIVEN, NONE), [11] * 2, marks=pytest.mark.slow),
+        pytest.param(Spec("LSTM", GIVEN, BATCH, GIVEN), [11] * 2, marks=pytest.mark.slow),
+    ],
+)
+def test_more_rows_than_registers_hold(
+    spec: Spec, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of 4 rows, the last of which is not full."""
+    monkeypatch.setattr(batch, "MAX_ROWS", 4)
+    monkeypatch.setattr(batch, "MANY", batch.Tile(4, 4, True, 1))
+    assert batch.tile(sizes[0]).many
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
+    check(spec, 5, sizes)
+
+
+@every_cell
+def test_rows_shared_among_programs(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "SHARED_ROWS", 4)
+    check(with_given(spec), 5, [11] * 2)
+
+
+@pytest.mark.parametrize("layer", [LSTMLayer, GRULayer])
+def test_layers(layer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(TritonEngine, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(TritonEngine, "device", "cpu")
+    monkeypatch.setattr(registry, "KERNELS", [Recurrence(ENGINE)])
+    ran = note_kernels(monkeypatch)
+    made = layer(3, 5, norm=BatchNorm(eps=0.1, max_steps=3), dtype=F64)
+    sequences = [torch.randn(n, 3, dtype=F64) for n in (5, 3, 3)]
+
+    def everything(kernels: str, dtype: torch.dtype) -> dict[str, Tensor]:
+        monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+        twin = layer(3, 5, norm=BatchNorm(eps=0.1, max_steps=3), dtype=dtype)
+        twin.load_state_dict(made.state_dict())
+        found = {}
+        for mode in (True, False):
+            out, _ = twin.train(mode)(pack_sequence([a.to(dtype) for a in sequences]))
+            out.data.square().sum().backward()
+            found[f"out {mode}"] = out.data
+        found |= {f"d {name}": p.grad for name, p in twin.named_parameters()}
+        return found | {n: b for n, b in twin.named_buffers() if b.is_floating_point()}
+
+    found = everything("triton", F32)
+    assert names_of(ran) == ["triton"] * 2
+    assert_as_accurate(found, everything("0", F64), lambda k: everything("0", F32))
+
+
+@pytest.mark.parametrize("sizes", [[4, 4], [40, 17, 2, 2]])
+@pytest.mark.parametrize("width", [1, 70])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_rows_less_means(sizes: list[int], width: int, dtype: torch.dtype) -> None:
+    spec = Spec("GRU", NONE, BATCH, NONE)
+    p = ENGINE.prepare(spec, as_float32(operands(spec, 2, [2])), backward=False)
+    a = torch.randn(sum(sizes), width, dtype=F64).to(dtype)
+    exact, exact_means = without_means(a.double(), sizes, F64)
+    rows, means = p.without_means(between_nans(a), sizes, F32)
+    assert (rows.dtype, means.dtype) == (dtype, F32)
+    torch.testing.assert_close(means.double(), exact_means, rtol=0, atol=1e-6)
+    # Rounded once.
+    tolerance = torch.finfo(dtype).eps * 4
+    torch.testing.assert_close(rows.double(), exact, rtol=tolerance / 4, atol=4e-7)
+    same = between_nans(a)
+    assert p.without_means(same, sizes, F32, out=same)[0] is same
+    assert torch.equal(same, rows)
+
+
 # Recorded graphs (`conftest.py`)
 
 
@@ -442,34 +510,41 @@ def test_the_output_alone_may_have_no_gradient() -> None:
     [
         (GRU, [2, 1, 1], False),
         pytest.param(LSTM, [3, 3, 2, 1], True, marks=pytest.mark.slow),
+        pytest.param(BATCH_GRU, [4, 3, 3, 2, 2], False, marks=pytest.mark.slow),
+        (Spec("RNN_TANH", NONE, NONE, GIVEN), [2] * 5, False),
     ],
-    ids=["packed", "noise"],
+    ids=["packed", "noise", "over batches", "given statistics"],
 )
 def test_graphs_give_the_same_numbers(
     spec: Spec, sizes: list[int], noise: bool, recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with other tensors at other places, and with two forwards before a backward."""
+    """Also with other tensors at other places, for statistics of later steps, and with two forwards
+    before a backward."""
     spec, masks = noisy(spec, "all" if noise else "", 4, sizes, reset=noise)
-    run = functools.partial(by_engine, masks=masks)
     monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
     monkeypatch.setattr(graphs, "SHORTEST", 2)
+    given = given_for(spec, 4, rows=len(sizes))
+    run = functools.partial(by_engine, masks=masks, given=given)
+
+    def everything(o: Operands) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        return with_gradients(functools.partial(run, found=found), spec, o, sizes) | found
+
     inputs = [as_float32(operands(spec, 4, sizes, seed=seed)) for seed in range(2)]
-    wanted = [with_gradients(run, spec, o, sizes, seed=1) for o in inputs]
+    wanted = [everything(o) for o in inputs]
     assert recorded.replays == 0
     monkeypatch.setattr(steps, "may_replay", lambda a: True)
-    with_gradients(run, spec, inputs[0], sizes, seed=1)
+    everything(inputs[0])
     assert recorded.replays == 0  # nothing is recorded for what comes but once
     for o, numbers in zip(inputs, wanted, strict=True):
-        found = with_gradients(run, spec, o, sizes, seed=1)
+        found = everything(o)
         assert all(torch.equal(found[name], numbers[name]) for name in numbers)
     assert recorded.replays > 0
 
     results = [run(spec, o, sizes) for o in inputs]
     for o, outputs, numbers in reversed(list(zip(inputs, results, wanted, strict=True))):
-        generator = torch.Generator().manual_seed(1)
-        grads = [torch.randn(r.shape, dtype=F64, generator=generator).to(r.dtype) for r in outputs]
-        (found,) = torch.autograd.grad(outputs, [o.w_hh], grads)
-        assert torch.equal(found, numbers["d w_hh"])
+        (d,) = torch.autograd.grad(outputs, [o.w_hh], cotangents_of(outputs))
+        assert torch.equal(d, numbers["d w_hh"])
 
 
 @triton.jit

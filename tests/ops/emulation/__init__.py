@@ -5,21 +5,25 @@ The sources are compiled unchanged by the C++ compiler, with ``emulation.h`` for
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import hashlib
+import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ln_zoo.ops.engines.cluster
-from ln_zoo.ops.engines.native.build import Unavailable, find_compiler
+from ln_zoo.ops.engines.native.build import (
+    Unavailable,
+    _processor,
+    cache_folder,
+    find_compiler,
+)
+from ln_zoo.ops.engines.native.ownership import make_private
 
 _HERE = Path(__file__).parent
 SOURCES = Path(ln_zoo.ops.engines.cluster.__file__).parent
@@ -105,7 +109,7 @@ def emulate(
     cluster: int = 1,
     shared_bytes: int = 0,
 ) -> Emulated:
-    """Compile a kernel for the CPU, or take it from this process's earlier call.
+    """Compile a kernel for the CPU, or take it from the cache.
 
     Args:
         source: a file of the package, or the path of another file.
@@ -131,26 +135,30 @@ def emulate(
 
 @functools.cache
 def _library(source: Path, names: Sequence[str], macros: Sequence[tuple[str, str]]) -> ctypes.CDLL:
+    """From the user's cache, which all processes and runs of the tests share."""
     harness = "".join(_HARNESS.format(name=name) for name in names)
     text = f'#include "emulation.h"\n#include "{source}"\n{harness}'
-    stem = hashlib.sha256(repr((text, macros)).encode()).hexdigest()[:16]
-    path = _folder() / f"{stem}.so"
     command = [
         *find_compiler().command,
         *_FLAGS,
         *(f"-D{key}={value}" for key, value in macros),
         f"-I{_HERE}",
         f"-I{SOURCES}",
-        *("-x", "c++", "-", "-o", str(path)),
+        *("-x", "c++", "-"),
     ]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode or done.stderr:  # warnings too
-        raise RuntimeError(f"{source.name} does not compile: {done.stderr}")
+    name, features = _processor()  # of ``-march=native``
+    made_by = (text, command, find_compiler().version, name, sorted(features))
+    digest = hashlib.sha256(repr(made_by).encode())
+    for file in (source, _HERE / "emulation.h", *sorted(SOURCES.glob("*.h"))):
+        digest.update(file.read_bytes())
+    path = cache_folder() / "emulation" / f"{digest.hexdigest()[:32]}.so"
+    if not path.exists():
+        make_private(path.parent)
+        made = path.with_suffix(f".{os.getpid()}")
+        done = subprocess.run(
+            [*command, "-o", str(made)], input=text, capture_output=True, text=True, check=False
+        )
+        if done.returncode or done.stderr:  # warnings too
+            raise RuntimeError(f"{source.name} does not compile: {done.stderr}")
+        made.replace(path)
     return ctypes.CDLL(str(path))
-
-
-@functools.cache
-def _folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="ln_zoo-emulation-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
