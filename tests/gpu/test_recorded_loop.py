@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from ops.test_recorded import Halved, Own, drawing_step, reading_step
 from torch import Tensor
 
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.layers.rnn import RecurrentLayer
-from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
+from ln_zoo.norms import LayerNorm, RMSNorm
 from ln_zoo.ops import CELLS, Cell, States, Weights, registry
 from ln_zoo.ops.cells import Sites
 from ln_zoo.ops.loops import recorded
@@ -59,35 +60,6 @@ def launched(monkeypatch: pytest.MonkeyPatch, run: Callable[[], dict[str, Tensor
         return run()
 
 
-def own_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    a, b = (wx + sites["recurrent"](states[0] @ w.hh.T, t) + w.bias).chunk(2, -1)
-    return (states[0] + a.sigmoid() * b.sin(),)
-
-
-OWN = Cell(
-    "own",
-    own_step,
-    tuple(dataclasses.replace(place, groups=(2,)) for place in CELLS["GRU"].places),
-)
-
-
-class Own(RecurrentLayer):
-    cell = OWN
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        output, (h,) = self._run(input, hx, None)
-        return output, h
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnNorm(Norm):
-    def init_params(self, site: Site) -> None:
-        site.add_affine(gain=1.0)
-
-    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
-        return site.affine(a * torch.rsqrt(site.mean(a * a) + 1e-5))
-
-
 LAYERS: dict[str, Callable[[], RecurrentLayer]] = {
     "LSTM": lambda: LSTM(12, 40, norm=LayerNorm()),
     "peepholes, clipped": lambda: LSTM(
@@ -96,7 +68,7 @@ LAYERS: dict[str, Callable[[], RecurrentLayer]] = {
     "GRU": lambda: GRU(12, 40, norm=RMSNorm(), bidirectional=True, num_layers=2),
     "zoneout": lambda: LSTM(12, 40, norm=LayerNorm(), zoneout=0.2, recurrent_dropout=0.3),
     "own": lambda: Own(12, 40, norm=LayerNorm()),
-    "own norm": lambda: LSTM(12, 40, norm=OwnNorm()),
+    "own norm": lambda: LSTM(12, 40, norm=Halved()),
 }
 
 
@@ -140,19 +112,11 @@ def test_no_synchronisation() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def reading_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    return (wx.tanh() if float(states[0].sum()) < 1e9 else wx,)
-
-
 def synchronising_step(
     wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None
 ) -> States:
     torch.cuda.synchronize()  # no operation of torch: it makes the recording itself fail
     return (wx.tanh() + 0.5 * states[0],)
-
-
-def drawing_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    return (wx.tanh() + torch.rand_like(wx),)
 
 
 @pytest.mark.parametrize("own", [reading_step, synchronising_step, drawing_step])
@@ -272,9 +236,9 @@ def test_others_may_free_the_memory_of_their_products() -> None:
 FRESH = """
 import torch
 from ln_zoo.ops.loops import recorded
-from gpu.test_recorded_loop import LSTM, OwnNorm
+from ops.test_recorded import LSTM, Halved
 
-layer = LSTM(12, 40, norm=OwnNorm()).cuda()
+layer = LSTM(12, 40, norm=Halved()).cuda()
 x = torch.randn(85, 5, 12, device="cuda", requires_grad=True)
 for _ in range(3):
     output = layer(x)[0]

@@ -156,10 +156,12 @@ def settings_of(size: Size, **options: Any) -> DrawSettings:
     return DrawSettings(size.R, size.W, **options)
 
 
-def weights_of(norm: Norm | None, p: dict[str, Tensor]) -> DrawWeights:
+def weights_of(norm: Norm | None, p: dict[str, Tensor], H: int | None = None) -> DrawWeights:
+    """Of H units, by default as many as the recurrent weights have."""
+    H = p["enc_hh"].shape[1] if H is None else H
+
     def lstm(name: str) -> DrawLSTM:
         ih, hh = p[f"{name}_ih"], p[f"{name}_hh"]
-        H = hh.shape[1]
         cell = RowNorm((H,))
         if norm is not None:
             gain, shift = p.get(f"{name}_gain"), p.get(f"{name}_shift")

@@ -111,12 +111,6 @@ def python(code: str) -> subprocess.Popen[str]:
     )
 
 
-def output(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out
-
-
 def test_compiled_on_first_use_and_found_again(
     source: Path, cache: Path, counted: Counted, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +186,9 @@ if maps.exists():
     runtimes = {{line.split()[-1] for line in maps.read_text().splitlines() if "omp" in line}}
     assert sum("gomp" in name or "iomp" in name for name in runtimes) == 1, runtimes
 """
-    output(python(code))
+    process = python(code)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     assert counted.times == 1
 
 
@@ -296,9 +292,10 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     NativeLibrary(source).load()
+    reason = f"every user can write to {cache}"
     if how == "everyone":
         cache.chmod(0o1777)
-        reason = f"every user can write to {cache} (chmod go-w {cache})"
+        reason += f" (chmod go-w {cache})"
     elif how == "group":
         cache.chmod(0o770)
         monkeypatch.setattr(ownership, "_is_private", lambda group: False)
@@ -306,16 +303,14 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     elif how == "owner":
         give_away(cache, monkeypatch)
         reason = f"{cache if os.geteuid() == 0 else ''} belongs to another user"
-    elif how == "above":
-        (cache / "a/b").mkdir(parents=True, mode=0o700)
-        monkeypatch.setenv("LN_ZOO_CACHE", str(cache / "a/b"))
-        cache.chmod(0o777)
-        reason = f"every user can write to {cache}"
     else:
-        (cache.parent / "link").symlink_to(cache)
-        monkeypatch.setenv("LN_ZOO_CACHE", str(cache.parent / "link"))
+        named = cache / "a/b" if how == "above" else cache.parent / "link"
+        if how == "above":
+            named.mkdir(parents=True, mode=0o700)
+        else:
+            named.symlink_to(cache)
+        monkeypatch.setenv("LN_ZOO_CACHE", str(named))
         cache.chmod(0o777)
-        reason = f"every user can write to {cache}"
     (planted,) = cache.glob("*.so")
     planted.unlink()  # another file, not the same cut short: the library is in use by this process
     planted.write_bytes(b"not a library")
@@ -470,11 +465,6 @@ def test_failure_is_remembered_until_rebuilt(source: Path, cache: Path, counted:
     assert not list(cache.glob("*.failed"))
 
 
-def test_error_in_the_source_is_a_reason(source: Path) -> None:
-    source.write_text("int x = undeclared;\n")
-    assert "tiny.cpp:1:9: error:" in reason_of(NativeLibrary(source))
-
-
 def test_compiler_that_hangs_is_stopped(
     source: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,7 +494,9 @@ def test_runtime_that_is_nowhere_gives_a_single_thread(source: Path, counted: Co
     assert counted.times == 2
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "no note", "half a note"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "empty", "missing", "no note", "half a note", "no library"]
+)
 def test_damaged_library_is_compiled_anew(
     source: Path, cache: Path, counted: Counted, damage: str
 ) -> None:
@@ -515,14 +507,18 @@ def test_damaged_library_is_compiled_anew(
     content = library.read_bytes()
     library.unlink()
     if damage != "missing":
-        cut = {"truncated": content[: len(content) // 2], "empty": b""}.get(damage, content)
-        library.write_bytes(cut)
+        cut = {"truncated": content[: len(content) // 2], "empty": b"", "no library": b"text"}
+        library.write_bytes(cut.get(damage, content))
     if damage == "no note":
         note.unlink()
     elif damage == "half a note":
         note.write_text(note.read_text()[:20])
+    elif damage == "no library":  # whole by its checksum
+        made = json.loads(note.read_text())
+        made["sha256"] = hashlib.sha256(library.read_bytes()).hexdigest()
+        note.write_text(json.dumps(made))
     native = NativeLibrary(source)
-    assert not native.status().built
+    assert native.status().built == (damage == "no library")
     assert native.load().ln_zoo_abi() == build.ABI
     assert native.status().built
     assert library.read_bytes()
@@ -530,29 +526,18 @@ def test_damaged_library_is_compiled_anew(
     assert counted.times == 2
 
 
-def test_file_that_cannot_be_loaded_is_compiled_anew(
-    source: Path, cache: Path, counted: Counted
-) -> None:
-    NativeLibrary(source).load()
-    (note,) = cache.glob("*.json")
-    (library,) = (file for file in cache.iterdir() if file.suffix in (".so", ".dylib"))
-    library.unlink()
-    library.write_bytes(b"whole, but no library")
-    made = json.loads(note.read_text())
-    made["sha256"] = hashlib.sha256(library.read_bytes()).hexdigest()
-    note.write_text(json.dumps(made))
-    assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
-    assert counted.times == 2
-
-
-def test_other_version_of_the_functions_is_refused(source: Path) -> None:
-    source.write_text(SOURCE % (build.ABI + 1))
-    assert f"returns {build.ABI + 1}, expected {build.ABI}" in reason_of(NativeLibrary(source))
-
-
-def test_library_without_a_version_is_refused(source: Path) -> None:
-    source.write_text("int nothing() { return 0; }\n")
-    assert "has no ln_zoo_abi()" in reason_of(NativeLibrary(source))
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("int x = undeclared;\n", "tiny.cpp:1:9: error:"),
+        (SOURCE % (build.ABI + 1), f"returns {build.ABI + 1}, expected {build.ABI}"),
+        ("int nothing() { return 0; }\n", "has no ln_zoo_abi()"),
+    ],
+    ids=["error", "other version", "no version"],
+)
+def test_a_source_that_cannot_be_used_is_a_reason(source: Path, text: str, reason: str) -> None:
+    source.write_text(text)
+    assert reason in reason_of(NativeLibrary(source))
 
 
 def test_module_functions_are_of_one_library(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:

@@ -152,12 +152,14 @@ def equations(rule: Rule | None, p: Problem) -> tuple[Tensor, ...]:
     return run_window(d, p.weight, p.bias, p.x, p.text, state)[:5]
 
 
-def records(rule: Rule | None, p: Problem) -> dict[str, RowNorm]:
-    gates, states = (len(p.w_hh),), (p.w_hh.shape[1],)
+def records(rule: Rule | None, p: Problem, H: int | None = None) -> dict[str, RowNorm]:
+    """Of H units, by default as many as the recurrent weights have."""
+    H = p.w_hh.shape[1] if H is None else H
+    gates, states = (4 * H,), (H,)
     found = {"input": RowNorm(gates), "recurrent": RowNorm(gates), "cell": RowNorm(states)}
     if rule is None:
         return found
-    groups = tuple(n * states[0] for n in rule.groups)
+    groups = tuple(n * H for n in rule.groups)
     for place in rule.places:
         sizes = states if place == "cell" else groups
         gain = getattr(p, f"gain_{place}")
@@ -166,15 +168,21 @@ def records(rule: Rule | None, p: Problem) -> dict[str, RowNorm]:
     return found
 
 
+def weights_of(p: Problem) -> tuple[Weights, WindowOperands]:
+    weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
+    return weights, WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
+
+
+def called(kernel: Any, rule: Rule | None, p: Problem, H: int | None = None) -> window.Windowed:
+    return windowed_lstm(kernel, records(rule, p, H), p.x, (p.h, p.c), *weights_of(p))
+
+
 def layer(under: Under, rule: Rule | None, p: Problem) -> window.Windowed:
     """The layer on the engine, after it was chosen as users have it chosen."""
-    weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
-    operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
-    described = records(rule, p)
-    kernel = select_window_kernel(described, p.x, weights, operands)
+    kernel = select_window_kernel(records(rule, p), p.x, *weights_of(p))
     assert kernel is not None
     assert kernel.engine is under.engine
-    return windowed_lstm(kernel, described, p.x, (p.h, p.c), weights, operands)
+    return called(kernel, rule, p)
 
 
 def by(under: Under, rule: Rule | None) -> Callable[[Problem], tuple[Tensor, ...]]:
@@ -454,12 +462,8 @@ def test_graphs_give_the_same_numbers(
 
 
 def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | None:
-    kernel = select_window_kernel(
-        records(rule, p),
-        p.x,
-        Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh, **weights),
-        WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa),
-    )
+    own, operands = weights_of(p)
+    kernel = select_window_kernel(records(rule, p), p.x, own._replace(**weights), operands)
     return None if kernel is None else kernel.name
 
 
@@ -486,9 +490,7 @@ def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPa
     half = cast(p, torch.bfloat16)
     assert chosen(half, Rule()) is None
     opaque = records(Rule(), p) | {"recurrent": None}
-    weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
-    operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
-    assert select_window_kernel(opaque, p.x, weights, operands) is None
+    assert select_window_kernel(opaque, p.x, *weights_of(p)) is None
     seen = []
     torch.func.vmap(lambda x: seen.append(chosen(p._replace(x=x))) or x)(p.x[None])
     torch.func.grad(lambda x: seen.append(chosen(p._replace(x=x))) or x.sum())(p.x)

@@ -6,28 +6,20 @@ Entries are called directly, as layers never would. Each example runs in a proce
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from forked import STRIDED, outcomes, wrong_forms
+from ops import test_draw, test_window
 from torch import Tensor
 
-from ln_zoo.ops import (
-    CELLS,
-    Affine,
-    DrawLSTM,
-    DrawSettings,
-    DrawWeights,
-    RowNorm,
-    Weights,
-    draw_forward,
-)
+from ln_zoo.ops import CELLS, RowNorm, Weights, draw_forward
 from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.engines.native.layers import Parameters, Prepared
 from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, unavailable_reason
-from ln_zoo.ops.loops.window import WindowOperands, windowed_lstm
 from ln_zoo.ops.operator import FixedStatistics, SavedTensors
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.registry import kernel_named
@@ -40,6 +32,7 @@ pytestmark = pytest.mark.skipif(
 T, N, I, H = 4, 3, 2, 5  # noqa: E741
 SIZES = [3, 3, 2, 1]
 GIVEN, KEPT, MASKS = FixedStatistics._fields, SavedTensors._fields, Masks._fields
+Run = Callable[[dict[str, Any]], Any]
 #: A function of tensors by name, and right ones.
 Entry = tuple[Callable[[dict[str, Any]], list[Tensor]], dict[str, Any]]
 
@@ -127,137 +120,79 @@ def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[
     return both_ways("batch_recurrence", spec, operands, more, sizes)
 
 
-def with_gains(given: dict[str, Any]) -> dict[str, RowNorm]:
-    def record(role: str, **shift: Tensor) -> RowNorm:
-        size = H if role == "cell" else 4 * H
-        return RowNorm((size,), True, True, 1e-5, given[f"gain_{role}"], **shift)
-
-    shift = {"shift": given["shift_cell"]}
-    return {
-        "input": record("input"),
-        "recurrent": record("recurrent"),
-        "cell": record("cell", **shift),
-    }
+def halved(p: dict[str, Tensor]) -> dict[str, Any]:
+    """In float32, such as bfloat16 can hold."""
+    return {name: a.bfloat16().float() for name, a in p.items()}
 
 
-def weights_of(inputs: int) -> dict[str, Tensor]:
-    return {
-        **{"ih": rand(4 * H, inputs), "hh": rand(4 * H, H), "bias_ih": rand(4 * H)},
-        **{"bias_hh": rand(4 * H), "gain_input": rand(4 * H), "gain_recurrent": rand(4 * H)},
-        **{"gain_cell": rand(H), "shift_cell": rand(H)},
-    }
+def both_of(
+    title: str,
+    forward: Callable[[dict[str, Any]], Any],
+    right: dict[str, Any],
+    fixed: Sequence[str],
+) -> Iterator[tuple[str, Entry]]:
+    """A loop, and the gradients of all tensors that are not fixed."""
 
+    def both(given: dict[str, Any]) -> list[Tensor]:
+        leaves = {name: a.clone().requires_grad_(name not in fixed) for name, a in given.items()}
+        results = [a for a in forward(leaves) if a.requires_grad]
+        sum(a.sum() for a in results).backward()  # type: ignore[union-attr]
+        return [*results, *(a.grad for a in leaves.values() if a.grad is not None)]
 
-def of_weights(given: dict[str, Any]) -> Weights:
-    return Weights(*(given[name] for name in ("ih", "hh", "bias_ih", "bias_hh")))
+    yield title, (lambda given: list(forward(given)), right)
+    yield f"{title} and back", (both, right)
 
 
 def window() -> Iterator[tuple[str, Entry]]:
-    torch.manual_seed(0)
-    characters, letters, kinds, steps = 6, 3, 2, 20
-    right = {
-        **{"x": rand(steps, N, I), "h": rand(N, H), "c": rand(N, H), **weights_of(I + letters)},
-        **{"weight": rand(3 * kinds, H), "bias": rand(3 * kinds)},
-        **{
-            "text": rand(N, characters, letters),
-            "window": rand(N, letters),
-            "kappa": rand(N, kinds),
-        },
-    }
+    rule, kernel = test_window.Rule(), kernel_named("window", "native")
+    right = halved(test_window.named(test_window.problem(20, N, H, 6, 2, rule)))
 
-    def forward(given: dict[str, Any]) -> list[Tensor]:
-        windows = WindowOperands(*(given[name] for name in WindowOperands._fields))
-        states = given["h"], given["c"]
-        done = windowed_lstm(
-            kernel_named("window", "native"),
-            with_gains(given),
-            given["x"],
-            states,
-            of_weights(given),
-            windows,
-        )
-        return list(done)
+    def forward(given: dict[str, Any]) -> Any:
+        return test_window.called(kernel, rule, test_window.filled(given), H)
 
-    def both(given: dict[str, Any]) -> list[Tensor]:
-        leaves = {name: a.clone().requires_grad_(name != "text") for name, a in given.items()}
-        output, windows, h, c, kappa, _ = forward(leaves)
-        sum(a.sum() for a in (output, windows, h, c, kappa)).backward()  # type: ignore[union-attr]
-        return [output, *(a.grad for a in leaves.values() if a.grad is not None)]
-
-    yield "window", (forward, right)
-    yield "window and back", (both, right)
-
-
-#: What DRAW has no use for: it does not normalise sums.
-UNUSED = ("gain_input", "gain_recurrent")
+    return both_of("window", forward, right, ("text",))
 
 
 def draw() -> Iterator[tuple[str, Entry]]:
-    torch.manual_seed(0)
-    read, write, latents, height, width, glimpses = 2, 3, 4, 6, 7, 3
-    settings = DrawSettings(read, write)
-    right = {"images": rand(N, height, width) + 0.5, "noise": rand(glimpses, N, latents)}
-    for name, inputs in {"encoder": 2 * read**2 + H, "decoder": latents}.items():
-        of_cell = {k: a for k, a in weights_of(inputs).items() if k not in UNUSED}
-        right |= {f"{name}.{k}": a for k, a in of_cell.items()}
-        right |= {f"{name}.h": rand(H), f"{name}.c": rand(H)}
-    for name, outputs in {"posterior": 2 * latents, "read": 5, "write": 5, "patch": 9}.items():
-        right |= {f"{name}.weight": rand(outputs, H), f"{name}.bias": rand(outputs)}
-    right["canvas"] = rand(height, width)
+    size, norm = test_draw.Size(T=3, N=N, B=6, A=7, H=H, Z=4), test_draw.Norm()
+    right = halved(test_draw.problem(size, norm))
+    kernel, settings = kernel_named("DRAW", "native"), test_draw.settings_of(size)
 
-    def forward(given: dict[str, Any]) -> list[Tensor]:
-        def lstm(name: str) -> DrawLSTM:
-            own = {k.removeprefix(f"{name}."): a for k, a in given.items() if k.startswith(name)}
-            plain = {role: RowNorm((4 * H,)) for role in ("input", "recurrent")}
-            cell = RowNorm((H,), True, True, 1e-5, own["gain_cell"], own["shift_cell"])
-            records = {**plain, "cell": cell}
-            return DrawLSTM(of_weights(own), records, own["h"], own["c"])
+    def forward(given: dict[str, Any]) -> Any:
+        weights = test_draw.weights_of(norm, given, H)
+        return draw_forward(kernel, settings, given["x"], given["noise"], weights)
 
-        heads = (
-            Affine(given[f"{name}.weight"], given[f"{name}.bias"])
-            for name in ("posterior", "read", "write", "patch")
-        )
-        weights = DrawWeights(lstm("encoder"), lstm("decoder"), *heads, given["canvas"])
-        return list(
-            draw_forward(
-                kernel_named("DRAW", "native"), settings, given["images"], given["noise"], weights
-            )
-        )
-
-    def both(given: dict[str, Any]) -> list[Tensor]:
-        fixed = ("images", "noise")
-        leaves = {name: a.clone().requires_grad_(name not in fixed) for name, a in given.items()}
-        logits, means, log_stds, _ = forward(leaves)
-        (logits.sum() + means.sum() + log_stds.sum()).backward()
-        return [logits, *(a.grad for a in leaves.values() if a.grad is not None)]
-
-    yield "draw", (forward, right)
-    yield "draw and back", (both, right)
+    return both_of("draw", forward, right, test_draw.GIVEN)
 
 
 def single_step() -> Iterator[tuple[str, Entry]]:
     torch.manual_seed(0)
-    right = {"x": rand(2, I), "h": rand(2, H), "c": rand(2, H), **weights_of(I)}
+    vectors = ("bias_ih", "bias_hh", "gain_input", "gain_recurrent")
+    right = {"x": rand(2, I), "h": rand(2, H), "c": rand(2, H), "ih": rand(4 * H, I)}
+    right |= {"hh": rand(4 * H, H)} | {name: rand(4 * H) for name in vectors}
+    right |= {"gain_cell": rand(H), "shift_cell": rand(H)}
 
-    states, weights = (right["h"], right["c"]), [of_weights(right)]
-    call = RecurrentCall(CELLS["LSTM"], [with_gains(right)], right["x"], None, states, weights)
+    def terms(given: dict[str, Any]) -> tuple[dict[str, RowNorm], Weights]:
+        norms = {
+            role: RowNorm((size,), True, True, 1e-5, given[f"gain_{role}"])
+            for role, size in (("input", 4 * H), ("recurrent", 4 * H), ("cell", H))
+        }
+        norms["cell"] = replace(norms["cell"], shift=given["shift_cell"])
+        return norms, Weights(*(given[name] for name in ("ih", "hh", "bias_ih", "bias_hh")))
+
+    norms, weights = terms(right)
+    states = right["h"], right["c"]
+    call = RecurrentCall(CELLS["LSTM"], [norms], right["x"], None, states, [weights])
     prepared = Prepared(call)
 
-    def run(given: dict[str, Any]) -> list[Tensor]:
+    def run(given: dict[str, Any]) -> Any:
         # As after an assignment to the data of each parameter.
-        prepared._parameters = [Parameters.of(call.cell, with_gains(given), of_weights(given))]
+        prepared._parameters = [Parameters.of(call.cell, *terms(given))]
         states = given["h"], given["c"]
         options = (0.0, False, None, None)
-        return list(prepared(prepared.check(), given["x"], None, states, *options)[1])
+        return prepared(prepared.check(), given["x"], None, states, *options)[1]
 
-    def both(given: dict[str, Any]) -> list[Tensor]:
-        leaves = {name: a.clone().requires_grad_() for name, a in given.items()}
-        h, c = run(leaves)
-        (h.sum() + c.sum()).backward()
-        return [h, c, *(a.grad for a in leaves.values() if a.grad is not None)]
-
-    yield "step", (run, right)
-    yield "step and back", (both, right)
+    return both_of("step", run, right, ())
 
 
 def products() -> Iterator[tuple[str, Entry]]:
@@ -348,13 +283,18 @@ LENGTHS = ("long", "short", "one")
 
 #: What has the right numbers in another precision, and is converted: sums, and DRAW's weights.
 CONVERTED = {"float64", "bfloat16", STRIDED}
-
-
 #: What an error may be: no accident on the way, such as a missing key.
 ERRORS = ("raised RuntimeError", "raised ValueError", "raised IndexError")
 
 
-def check(found: dict[tuple[str, str, str], str]) -> None:
+@pytest.mark.parametrize(
+    "together",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["in one process", "each in a process of its own"],
+)
+@pytest.mark.parametrize("which", ENTRIES)
+def test_no_wrong_tensor_is_taken(which: str, together: bool) -> None:
+    found = wrong_outcomes(which, together)
     assert found
     bad = {
         key: outcome
@@ -362,14 +302,3 @@ def check(found: dict[tuple[str, str, str], str]) -> None:
         if not outcome.startswith(ERRORS) and not (outcome == "same" and key[2] in CONVERTED)
     }
     assert not bad
-
-
-@pytest.mark.parametrize("which", ENTRIES)
-def test_no_wrong_tensor_is_taken(which: str) -> None:
-    check(wrong_outcomes(which, together=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ENTRIES)
-def test_no_wrong_tensor_is_taken_each_in_a_process_of_its_own(which: str) -> None:
-    check(wrong_outcomes(which, together=False))
