@@ -106,7 +106,8 @@ class LineSet(BatchSet):
         indices, part = index if isinstance(index, tuple) else (index, 0)
         lines = rows(indices)
         start = part * (self.max_points or 0)
-        pieces = [self.offsets(i)[start:][: self._rows] for i in lines]
+        stop = None if self.max_points is None else start + self.max_points + 1
+        pieces = [self.offsets(i)[start:stop] for i in lines]
         lengths = [max(len(piece) - 1, 0) for piece in pieces]
         offsets = torch.zeros(len(lines), max(lengths) + 1, 3)
         for example, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
@@ -116,10 +117,6 @@ class LineSet(BatchSet):
             offsets[:, 0] = 0
         text = tuple(self.text[i] for i in lines)
         return HandwritingBatch(offsets, torch.tensor(lengths), text, part == 0)
-
-    @property
-    def _rows(self) -> int | None:
-        return None if self.max_points is None else self.max_points + 1
 
 
 class LineBatches(DistributedBatches):

@@ -282,7 +282,8 @@ class SkipThought(ZooModule):
         """Nats and tokens of each triple for each metric, float64 (B,)."""
         examples = len(batch[0][1])
         parts = []
-        for told, nll in self._scores(batch):
+        for told in self._decode_both(batch):
+            nll = self.softmax.nll(told.states, told.targets).double()
             sums = nll.new_zeros(examples).index_add_(0, told.sentences, nll)
             parts.append((sums, torch.bincount(told.sentences, minlength=examples).double()))
         (following, steps), (preceding, steps_before) = parts
@@ -295,13 +296,6 @@ class SkipThought(ZooModule):
         states = torch.cat([part.states for part in told])
         targets = torch.cat([part.targets for part in told])
         return self.softmax.loss(states, targets), len(targets)
-
-    def _scores(self, batch: Any) -> list[tuple[_DecoderTargets, Tensor]]:
-        """Targets of each decoder and the nats of each token, float64."""
-        return [
-            (told, self.softmax.nll(told.states, told.targets).double())
-            for told in self._decode_both(batch)
-        ]
 
     # Training
 

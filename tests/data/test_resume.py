@@ -102,23 +102,6 @@ def test_every_checkpoint_resumes_with_exactly_the_remaining_batches(
         assert torch.equal(resumed.line.weight, whole.line.weight)
 
 
-def test_a_run_that_died_within_an_epoch_continues_from_its_last_checkpoint(tmp_path):
-    class Mortal(Recorder):
-        def training_step(self, batch, batch_idx):
-            if self.global_step == 10:
-                raise KeyboardInterrupt
-            return super().training_step(batch, batch_idx)
-
-    saving = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=4)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        make_trainer(saving).fit(Mortal(), datamodule=Numbers())
-    whole, resumed = Recorder(), Recorder()
-    make_trainer().fit(whole, datamodule=Numbers())
-    make_trainer().fit(resumed, datamodule=Numbers(), ckpt_path=tmp_path / "last.ckpt")
-    assert resumed.seen["train"] == whole.seen["train"][8:]
-    assert torch.equal(resumed.line.weight, whole.line.weight)
-
-
 def test_overfit_batches_takes_the_first_batches_in_order():
     model = Recorder()
     make_trainer(overfit_batches=2, max_epochs=2).fit(model, datamodule=Numbers())

@@ -265,6 +265,7 @@ def test_predictions_of_triples_are_their_scores() -> None:
     model, batch = small(), make_batch()
     found, scores = model.predict_step(batch, 0), model.per_example(batch)
     assert found["next_nats"].equal(scores["next_nll"][0])
+    assert found["next_nats"].dtype == torch.float64
     assert found["previous_tokens"].tolist() == [5, 2, 4]
 
 

@@ -18,15 +18,10 @@ from ln_zoo.models.draw import DRAW
 
 @export_parts.register
 def _parts(model: DRAW) -> Mapping[str, Part]:
-    return {"generate": partial(_generate, model), "reconstruct": partial(_reconstruct, model)}
-
-
-def _generate(model: DRAW, copy: Any, form: Form) -> Path:
-    return _path(model, copy, form, reads=False)
-
-
-def _reconstruct(model: DRAW, copy: Any, form: Form) -> Path:
-    return _path(model, copy, form, reads=True)
+    return {
+        "generate": partial(_path, model, reads=False),
+        "reconstruct": partial(_path, model, reads=True),
+    }
 
 
 def _path(model: DRAW, copy: Any, form: Form, reads: bool) -> Path:
