@@ -415,19 +415,6 @@ def test_a_norm_that_the_formula_is_not_meant_for() -> None:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Bounded(Norm):
-    eps: float = 1e-5
-    invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
-
-    def __post_init__(self) -> None:
-        if self.eps > 1e-2:
-            raise ValueError("eps must be 1e-2 at most")
-
-    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
-        return a / (site.mean(a.square()) + self.eps).sqrt()
-
-
 def test_a_norm_whose_eps_has_bounds() -> None:
     """The formula is checked at an eps of the size of the variances, which this one refuses."""
     exact, shipped = (invariance_table([Bounded()], eps) for eps in (0.0, None))
@@ -526,6 +513,15 @@ def test_between_yes_and_no() -> None:
 
     cell = invariance_table([HiddenEps()]).rows[0].cells["weight_matrix_rescaling"]
     assert (cell.verdict, cell.agrees) == ("?", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded(Claims):
+    invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
+
+    def __post_init__(self) -> None:
+        if self.eps > 1e-2:
+            raise ValueError("eps must be 1e-2 at most")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,7 +180,8 @@ def test_each_step_of_a_recurrent_model_and_its_noise(tmp_path: Path) -> None:
     assert model.initial_noise == 0.1
     model(torch.rand(20, 64))
     torch.manual_seed(5)
-    trainer(tmp_path, PopulationStatistics()).test(model, digits(), verbose=False)
+    data = digits()
+    trainer(tmp_path, PopulationStatistics()).test(model, data, verbose=False)
     after = torch.get_rng_state()
     tested = state(model)
     sites = model.recurrent.sites["l0"]
@@ -189,18 +190,11 @@ def test_each_step_of_a_recurrent_model_and_its_noise(tmp_path: Path) -> None:
     trainer(tmp_path).test(model, digits(), verbose=False)
     assert torch.equal(after, torch.get_rng_state())
     # The pixels of a step, straight from the images.
-    images = torch.cat([batch for batch, _ in digits_batches()])[:100]
+    images = torch.cat([batch for batch, _ in data.train_eval_dataloader()])[:100]
     rows = images.flatten(1).unflatten(1, (16, 4)).transpose(0, 1).double()
     products = rows @ model.recurrent.weight_ih_l0.detach().double().T
     mean = tested["recurrent.sites.l0.input.running_mean"]
     torch.testing.assert_close(mean.double(), products.mean(1), rtol=1e-5, atol=1e-6)
-
-
-def digits_batches() -> BatchLoader:
-    data = digits()
-    data.prepare_data()
-    data.setup()
-    return data.train_eval_dataloader()
 
 
 def test_in_the_precision_of_the_test(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from training import quiet_trainer
 from ln_zoo.callbacks import PredictionWriter
 from ln_zoo.data import BatchLoader, Tensors
 
+LOADER = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
+
 
 class Twice(LightningModule):
     def predict_step(self, batch, batch_idx):
@@ -33,11 +35,10 @@ def predict(model: LightningModule, loader: DataLoader, folder: Path) -> list[di
 
 
 def test_a_line_for_each_example(tmp_path: Path) -> None:
-    loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
     expected = [{"index": i, "twice": 2.0 * i, "pair": [float(i), -float(i)]} for i in range(5)]
-    assert predict(Twice(), loader, tmp_path) == expected
+    assert predict(Twice(), LOADER, tmp_path) == expected
     # A second time: the file is written anew.
-    assert predict(Twice(), loader, tmp_path) == expected
+    assert predict(Twice(), LOADER, tmp_path) == expected
 
 
 def test_the_index_is_that_in_the_dataset(tmp_path: Path) -> None:
@@ -61,10 +62,9 @@ class Failing(Twice):
 
 
 def test_after_an_error_the_former_predictions_are_there(tmp_path: Path) -> None:
-    loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
-    before = predict(Twice(), loader, tmp_path)
+    before = predict(Twice(), LOADER, tmp_path)
     with pytest.raises(RuntimeError, match="no more"):
-        predict(Failing(), loader, tmp_path)
+        predict(Failing(), LOADER, tmp_path)
     (path,) = (tmp_path / "out").iterdir()
     assert [json.loads(line) for line in path.read_text().splitlines()] == before
 
@@ -82,6 +82,5 @@ def test_a_dry_run_writes_nothing(
 
 
 def test_anything_but_a_dict_is_refused(tmp_path: Path) -> None:
-    loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
     with pytest.raises(TypeError, match=r"predict_step of Bare .*dict.*Tensor"):
-        predict(Bare(), loader, tmp_path)
+        predict(Bare(), LOADER, tmp_path)
