@@ -37,17 +37,18 @@ ULP = torch.finfo(torch.float32).eps
 DOUBLE = 1e-12
 
 
-def moved(a: Tensor | None, run: int) -> Tensor | None:
-    """The tensor with each number moved by at most about its last bit in float32, at random.
+def moved(a: Tensor | None, run: int, precision: torch.dtype = torch.float32) -> Tensor | None:
+    """The tensor with each number moved by at most about its last bit in a precision, at random.
 
-    Such inputs are as good as the given ones: a float32 algorithm cannot tell them apart by more
-    than its own rounding. Run 0 has the inputs as they are; zeros stay zeros.
+    Such inputs are as good as the given ones: an algorithm in that precision cannot tell them apart
+    by more than its own rounding. Run 0 has the inputs as they are; zeros stay zeros.
     """
     if a is None or run == 0:
         return a
     generator = torch.Generator().manual_seed(run)
-    shifts = ULP * (2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1)
-    return (a.detach().double() * (1 + shifts)).float().to(a.dtype)
+    shifts = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
+    found = a.detach().double() * (1 + torch.finfo(precision).eps * shifts)
+    return (found if precision == torch.float64 else found.float()).to(a.dtype)
 
 
 @contextmanager
@@ -72,11 +73,11 @@ def limits(exact: Results, loop: Callable[[int], Results]) -> dict[str, float]:
         exact: results in float64, by name.
         loop: the same in float32 by the generic loop, of inputs `moved` for a run of that number.
     """
-    *_, allowed = _limits(exact, loop)
+    *_, allowed = limits_by_run(exact, loop)
     return allowed
 
 
-def _limits(
+def limits_by_run(
     exact: Results, loop: Callable[[int], Results], runs: int = RUNS, least: float = FACTOR * ULP
 ) -> Iterator[dict[str, float]]:
     """What is allowed after one run of the loop, after two, and so on."""
@@ -127,7 +128,7 @@ def assert_as_accurate(
     if in_double and (not loop_in_double or max(ratios(found, exact, allowed).values()) <= 1):
         assert_within(found, exact, allowed)
         return
-    for allowed in _limits(exact, loop, runs, double if in_double else FACTOR * ULP):
+    for allowed in limits_by_run(exact, loop, runs, double if in_double else FACTOR * ULP):
         if all(r <= 1 for r in ratios(found, exact, allowed).values()):
             return
     assert_within(found, exact, allowed)

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from ln_zoo.ops import KERNELS, dispatch
 from ln_zoo.ops.engines.base import Engine
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.registry import Task
+
+needs_native = pytest.mark.skipif(
+    unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
+)
 
 
 def cpu_engines(task: Task = "layers") -> dict[str, Engine]:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from accuracy import assert_as_accurate, moved
+from engines import needs_native
 from torch import Tensor
 
 from benchmarks import draw as benchmark
 from benchmarks.draw import Eager, Size
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 SIZE = Size(T=3, N=2, side=9, H=16, Z=4, read=2, write=3)
 
 
-@pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("norm", benchmark.NORMS)
 def test_ours_and_the_loop_compute_the_same(norm: str) -> None:
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
-from accuracy import FACTOR, RUNS, Results, assert_within, error
+from accuracy import FACTOR, Results, assert_within, error, limits_by_run, moved
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -201,15 +201,6 @@ def same_noise(examples: int) -> Iterator[None]:
         yield
 
 
-def moved(a: Tensor, run: int, precision: torch.dtype | None = None) -> Tensor:
-    """As `accuracy.moved`, by the last bits of a precision: default, the tensor's own."""
-    if run == 0:
-        return a
-    generator = torch.Generator().manual_seed(run)
-    shifts = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
-    return (a.double() * (1 + torch.finfo(precision or a.dtype).eps * shifts)).to(a.dtype)
-
-
 def lengths_of(problem: Problem) -> list[int]:
     """Lengths of the sequences of a packed problem."""
     steps, examples, *_ = problem.sizes
@@ -233,7 +224,7 @@ def outcome(
         device: where the layer is.
         kernels: the value of ``LN_ZOO_KERNELS``.
         double: whether to compute in float64 in place of the problem's precision.
-        run: moves last bits of inputs and parameters; see `moved`.
+        run: moves last bits of inputs and parameters; see `accuracy.moved`.
         call: calls the layer: ``call(layer, x, hx, **options)``.
         template: a layer to copy in place of ``problem.layer()``.
     """
@@ -243,7 +234,7 @@ def outcome(
     with torch.no_grad():
         for parameter in layer.parameters():
             # Autocast would round smaller shifts away.
-            parameter.copy_(moved(parameter, run, autocast))
+            parameter.copy_(moved(parameter, run, autocast or dtype))
     layer.to(device, torch.float64 if double else dtype)
     compute = torch.float64 if double else dtype
 
@@ -251,7 +242,7 @@ def outcome(
 
     def leaf(*size: int) -> Tensor:
         a = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-        return moved(a, run, autocast).to(device, compute).requires_grad_()
+        return moved(a, run, autocast or dtype).to(device, compute).requires_grad_()
 
     x = leaf(steps, examples, inputs)
     leaves = {"x": x}
@@ -316,15 +307,11 @@ def _states(
 def limits(problem: Problem, device: str, exact: Results) -> Iterator[dict[str, float]]:
     """What errors are allowed: those of the generic loop in the same precision and place."""
     dtype, autocast = PRECISIONS[problem.precision]
-    least = FACTOR * torch.finfo(autocast or dtype).eps
     if problem.precision == "float64":
         yield dict.fromkeys(exact, 1e-10)
         return
-    allowed = dict.fromkeys(exact, least)
-    for k in range(RUNS):
-        loop = outcome(problem, device, "0", run=k)
-        allowed = {n: max(allowed[n], FACTOR * error(loop[n], a)) for n, a in exact.items()}
-        yield allowed
+    least = FACTOR * torch.finfo(autocast or dtype).eps
+    yield from limits_by_run(exact, lambda k: outcome(problem, device, "0", run=k), least=least)
 
 
 def assert_right(

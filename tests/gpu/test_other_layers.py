@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from accuracy import FACTOR, RUNS, Results, assert_within, error
-from outcomes import NORMS, devices, failures_of, limited_to, moved
+from accuracy import Results, assert_within, limits, moved
+from outcomes import NORMS, devices, failures_of, limited_to
 from torch import Tensor, nn
 
 from ln_zoo.layers import DRAWNetwork, WindowLSTM
@@ -47,10 +47,7 @@ def assert_right(
 
     exact = outcome("cpu", torch.float64, "0")
     found = outcome(device, torch.float32, kernels)
-    allowed = dict.fromkeys(exact, FACTOR * torch.finfo(torch.float32).eps)
-    for k in range(RUNS):
-        loop = outcome(device, torch.float32, "0", k)
-        allowed = {n: max(allowed[n], FACTOR * error(loop[n], a)) for n, a in exact.items()}
+    allowed = limits(exact, lambda k: outcome(device, torch.float32, "0", k))
     assert_within(found, exact, allowed)
 
 

@@ -1,19 +1,29 @@
-"""Which files are tests only when asked for, and recorded graphs without a GPU."""
+"""Which files are tests only when asked for, numbers of threads, recorded graphs without a GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ln_zoo.ops.engines.triton import graphs
 
 # Test modules are collected for their doctests too, whatever their names.
 INTERPRETED = ["gpu_in_interpreter.py"]
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else INTERPRETED
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """torch's number of threads, which tests may set, is put back."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 class PretendedCache(graphs.Cache):

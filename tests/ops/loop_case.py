@@ -135,13 +135,10 @@ class LoopCase:
         sum(a.sum() for a in expected).backward()  # type: ignore[union-attr]
 
     def test_threads_change_rounding_alone_and_runs_nothing(self, under: Any) -> None:
-        p, results, before = self.problem(), [], torch.get_num_threads()
-        try:
-            for threads in (1, 2, 2, 3):
-                torch.set_num_threads(threads)
-                results.append(self.run(self.engine(under), p, F32))
-        finally:
-            torch.set_num_threads(before)
+        p, results = self.problem(), []
+        for threads in (1, 2, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(self.run(self.engine(under), p, F32))
         one, two, again, three = results
         allowed = limits(one, self.in_float32(self.equations, p))
         for other in (two, three):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, error
 from draw_reference import Network
-from engines import cpu_engines, poisoned
+from engines import cpu_engines, needs_native, poisoned
 from loop_case import Function, LoopCase, cast
 from reference import Direction, Site
 from torch import Tensor
@@ -43,7 +43,6 @@ from ln_zoo.ops.engines.triton import draw as gpu_draw
 from ln_zoo.ops.loops import draw
 from ln_zoo.ops.registry import kernel_named
 
-needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: The error allowed in float64.
 DOUBLE = 1e-11

@@ -105,12 +105,11 @@ def refusal(engine: Engine, dtype: torch.dtype) -> str | None:
     return engine.unsupported_reason(spec, torch.zeros(1, 1, 2), torch.zeros(8, 2), dtype)
 
 
-@pytest.fixture(params=cpu_engines())
-def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
-    """Lets one engine run alone, and makes sure that it did."""
-    engine = registry.engine_named(request.param)
+def alone(name: str, monkeypatch: pytest.MonkeyPatch) -> Under:
+    """Layers run on this engine, whose calls are counted."""
+    engine = registry.engine_named(name)
     if reason := refusal(engine, F32):
-        pytest.skip(f"{engine.name}: {reason}")
+        pytest.skip(f"{name}: {reason}")
     found = Under(engine, F32 if refusal(engine, F64) else F64)
     prepare = engine.prepare
 
@@ -118,11 +117,18 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         found.calls += 1
         return prepare(*arguments, **options)
 
-    monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
+    monkeypatch.setenv("LN_ZOO_KERNELS", name)
     # Padded calls run without the frame.
     kernels = [kernel for kernel in KERNELS if not isinstance(kernel, NativeLayers)]
     monkeypatch.setattr(registry, "KERNELS", kernels)
     monkeypatch.setattr(engine, "prepare", counted)
+    return found
+
+
+@pytest.fixture(params=cpu_engines())
+def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
+    """Lets one engine run alone, and makes sure that it did."""
+    found = alone(request.param, monkeypatch)
     yield found
     assert found.calls
 
@@ -504,30 +510,16 @@ def test_layers_of_sequences_of_any_length(
 
 
 @pytest.fixture
-def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Under]]:
+def sharing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Under]:
     """Lets native run with so many threads and shares of units, whatever the sizes."""
-    engine = registry.engine_named("native")
-    if reason := refusal(engine, F32):
-        pytest.skip(f"native: {reason}")
-    before = torch.get_num_threads()
-    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    kernels = [kernel for kernel in KERNELS if not isinstance(kernel, NativeLayers)]
-    monkeypatch.setattr(registry, "KERNELS", kernels)
-    found, prepare = Under(engine, F32), engine.prepare
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        found.calls += 1
-        return prepare(*arguments, **options)
-
-    monkeypatch.setattr(engine, "prepare", counted)
+    found = alone("native", monkeypatch)
 
     def choose(threads: int, shares: int) -> Under:
         torch.set_num_threads(threads)
         monkeypatch.setattr(NativeSteps, "_shares", lambda steps, examples, masks: shares)
         return found
 
-    yield choose
-    torch.set_num_threads(before)
+    return choose
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import note_kernels
+from engines import needs_native, note_kernels
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -15,11 +15,8 @@ from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 from ln_zoo.ops.engines.native import build, mixed_precision
 from ln_zoo.ops.engines.native.mixed_precision import MixedPrecision
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
-pytestmark = pytest.mark.skipif(
-    unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
-)
+pytestmark = needs_native
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import RUNS, Results, assert_as_accurate, generic_loop, moved
-from engines import names_of, note_kernels
+from engines import names_of, needs_native, note_kernels
 from equations import resets_for, resetting
 from torch import Tensor, nn
 
@@ -29,11 +29,8 @@ from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNo
 from ln_zoo.ops import Cell, registry, resets
 from ln_zoo.ops.engines.native import layers as native_layers
 from ln_zoo.ops.engines.native.layers import NativeLayers
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
-pytestmark = pytest.mark.skipif(
-    unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
-)
+pytestmark = needs_native
 
 CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
@@ -159,14 +156,10 @@ def test_threads_share_one_step(name: str, threads: int) -> None:
     cell = randomised(CELLS[name](70, 300, norm=LayerNorm()))
     x, states = torch.randn(45, 70), zero_states(cell, 45)
     alone = results(copy.deepcopy(cell), x, states, False)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        together = results(copy.deepcopy(cell), x, states, False)
-        assert all(torch.equal(a, together[key]) for key, a in alone.items())
-        assert_generic(cell, x, states, training=True, times=1)
-    finally:
-        torch.set_num_threads(before)
+    together = results(copy.deepcopy(cell), x, states, False)
+    assert all(torch.equal(a, together[key]) for key, a in alone.items())
+    assert_generic(cell, x, states, training=True, times=1)
 
 
 def test_a_step_reads_weights_that_were_changed_through_data() -> None:
@@ -320,13 +313,9 @@ def test_threads_may_share_the_units(
 ) -> None:
     monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
     monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: 3)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        layer = randomised(LAYERS[name](5, 37, norm=LayerNorm(gain=0.5)))
-        assert_generic(layer, torch.randn(7, 4, 5), zero_states(layer, 4), training)
-    finally:
-        torch.set_num_threads(before)
+    layer = randomised(LAYERS[name](5, 37, norm=LayerNorm(gain=0.5)))
+    assert_generic(layer, torch.randn(7, 4, 5), zero_states(layer, 4), training)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
@@ -338,14 +327,11 @@ def test_batch_norm_does_not_depend_on_how_many_threads_there_are(
     names = note_kernels(monkeypatch)
     layer = randomised(LAYERS[name](5, 100, norm=BatchNorm(max_steps=7))).train(training)
     x, states = torch.randn(9, 6, 5), zero_states(layer, 6)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            twin = copy.deepcopy(layer)
-            found.append(results(twin, x, states, training) | dict(twin.named_buffers()))
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        twin = copy.deepcopy(layer)
+        found.append(results(twin, x, states, training) | dict(twin.named_buffers()))
     assert names_of(names) == ["native"] * 3
     for other in found[1:]:
         assert all(torch.equal(a, other[key]) for key, a in found[0].items())

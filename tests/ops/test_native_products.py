@@ -6,11 +6,11 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
 from accuracy import assert_as_accurate, assert_within, generic_loop, limits, moved
+from engines import needs_native
 
 from ln_zoo.layers import LSTM
 from ln_zoo.norms import LayerNorm
@@ -19,11 +19,6 @@ from ln_zoo.ops.engines.base import centred
 from ln_zoo.ops.engines.native import build, runtime
 from ln_zoo.ops.engines.native.runtime import NativeProducts, shares_of_units
 from ln_zoo.ops.spec import Rows
-
-needs_native = pytest.mark.skipif(
-    runtime.unavailable_reason() is not None,
-    reason=f"no native kernels: {runtime.unavailable_reason()}",
-)
 
 
 def test_where_there_is_a_compiler_there_are_native_kernels() -> None:
@@ -49,27 +44,23 @@ def test_products_are_those_of_torch_in_float64(
     """Every product of a direction; weights are centred on the way."""
     torch.manual_seed(0)
     k = k // 3 * 3 + 3  # three gates
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        w, x, d = torch.randn(k, n) + 3.0, torch.randn(m, n), torch.randn(m, k)
+    w, x, d = torch.randn(k, n) + 3.0, torch.randn(m, n), torch.randn(m, k)
 
-        def plain(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-            weight, a, b = centred(w.to(dtype), rows), x.to(dtype), d.to(dtype)
-            return {"out": a @ weight.t(), "dx": b @ weight, "total": 2 * (b.t() @ a)}
+    def plain(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        weight, a, b = centred(w.to(dtype), rows), x.to(dtype), d.to(dtype)
+        return {"out": a @ weight.t(), "dx": b @ weight, "total": 2 * (b.t() @ a)}
 
-        found = {
-            "out": torch.full((m, k), torch.nan),
-            "dx": torch.full((m, n), torch.nan),
-            "total": torch.full((k, n), torch.nan),
-        }
-        NativeProducts(w, rows, len(x)).terms(x, found["out"])
-        NativeProducts(w, rows, len(x)).input_gradient(d, found["dx"])
-        NativeProducts(w, rows, len(x)).add_weight_gradient(d, x, found["total"], first=True)
-        NativeProducts(w, rows, len(x)).add_weight_gradient(d, x, found["total"], first=False)
-        assert_as_accurate(found, plain(torch.float64), lambda _: plain(torch.float32))
-    finally:
-        torch.set_num_threads(before)
+    found = {
+        "out": torch.full((m, k), torch.nan),
+        "dx": torch.full((m, n), torch.nan),
+        "total": torch.full((k, n), torch.nan),
+    }
+    NativeProducts(w, rows, len(x)).terms(x, found["out"])
+    NativeProducts(w, rows, len(x)).input_gradient(d, found["dx"])
+    NativeProducts(w, rows, len(x)).add_weight_gradient(d, x, found["total"], first=True)
+    NativeProducts(w, rows, len(x)).add_weight_gradient(d, x, found["total"], first=False)
+    assert_as_accurate(found, plain(torch.float64), lambda _: plain(torch.float32))
 
 
 @needs_native
@@ -122,7 +113,6 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
 ) -> None:
     torch.manual_seed(0)
     layer, x = LSTM(20, 37, norm=LayerNorm(gain=0.5)).to(dtype), torch.randn(9, 5, 20).to(dtype)
-    before = torch.get_num_threads()
 
     def run(threads: int, k: int = 0) -> dict[str, torch.Tensor]:
         torch.set_num_threads(threads)
@@ -131,24 +121,13 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
         output.float().square().sum().backward()
         return {"out": output.detach(), **{n: p.grad.clone() for n, p in layer.named_parameters()}}
 
-    try:
-        one, again, two, five = run(1), run(1), run(2), run(5)
-        with generic_loop():
-            allowed = limits(one, lambda k: run(1, k))
-    finally:
-        torch.set_num_threads(before)
+    one, again, two, five = run(1), run(1), run(2), run(5)
+    with generic_loop():
+        allowed = limits(one, lambda k: run(1, k))
     assert all(torch.equal(one[name], again[name]) for name in one)
     for other in (two, five):
         assert_within(other, one, allowed)
     assert torch.equal(one["out"], two["out"])  # an example is one thread's own
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @needs_native
@@ -165,14 +144,16 @@ def two_threads() -> Iterator[None]:
     ],
 )
 def test_threads_share_the_units_of_large_weights(
-    hidden: int, examples: int, noise: bool, shares: int, two_threads: None
+    hidden: int, examples: int, noise: bool, shares: int
 ) -> None:
+    torch.set_num_threads(2)
     assert shares_of_units(4, hidden, examples, noise) == shares
 
 
 @needs_native
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of a core's cache is asked of glibc")
-def test_threads_share_the_units_where_each_part_fits_its_cache(two_threads: None) -> None:
+def test_threads_share_the_units_where_each_part_fits_its_cache() -> None:
+    torch.set_num_threads(2)
     level_2_cache = 191  # glibc's _SC_LEVEL2_CACHE_SIZE, which Python has no name for
     size = os.sysconf(level_2_cache)
     if size <= 0:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 
 import pytest
 import torch
 from accuracy import generic_loop
+from engines import needs_native
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 from ln_zoo.ops.engines.native import layers as native_layers
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.native.steps import NativeSteps
 
 pytestmark = [
-    pytest.mark.skipif(
-        unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
-    ),
+    needs_native,
     pytest.mark.skipif(
         platform.machine() not in ("x86_64", "AMD64", "aarch64", "arm64"),
         reason=f"no mode for subnormal numbers is known for {platform.machine()}",
@@ -33,12 +30,9 @@ LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def inputs(kind: str = "padded") -> Tensor | PackedSequence:
@@ -64,7 +58,7 @@ NORMS: list[Norm] = [LayerNorm(), BatchNorm(max_steps=20), Identity()]
     ids=str,
 )
 def test_gradients_that_vanish_are_zero(
-    name: str, norm: Norm, kind: str, shares: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    name: str, norm: Norm, kind: str, shares: int, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
     monkeypatch.setattr(NativeSteps, "_shares", lambda steps, examples, masks: shares)
@@ -77,7 +71,7 @@ def test_gradients_that_vanish_are_zero(
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_inputs_that_small_are_zero(name: str, threads: int) -> None:
+def test_inputs_that_small_are_zero(name: str, threads: None) -> None:
     layer = LAYERS[name](5, 12, norm=Identity())
     with torch.no_grad():
         layer.weight_ih_l0.mul_(1e38)  # so that they count where they are not zero
@@ -87,7 +81,7 @@ def test_inputs_that_small_are_zero(name: str, threads: int) -> None:
         assert not torch.equal(layer(zeros + TINY)[0], layer(zeros)[0])
 
 
-def test_torch_keeps_its_own_mode(threads: int) -> None:
+def test_torch_keeps_its_own_mode(threads: None) -> None:
     """In this thread and in those that it shares with torch."""
     values = torch.full((1 << 18,), TINY)
     LSTM(5, 12)(inputs())[0].sum().backward()

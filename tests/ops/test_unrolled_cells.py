@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
+from engines import needs_native
 from torch import Tensor, nn
 
 from ln_zoo.layers import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ln_zoo.norms import Identity, LayerNorm, Norm
 from ln_zoo.ops.engines.native import layers as native_layers
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
-pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+pytestmark = needs_native
 T, N, INPUTS, H = 7, 3, 5, 9
 CELLS: dict[str, Any] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
 every_cell = pytest.mark.parametrize("name", CELLS)

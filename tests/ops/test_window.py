@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from accuracy import assert_as_accurate, moved
-from engines import NEW_MEMORY, cpu_engines, poisoned
+from engines import NEW_MEMORY, cpu_engines, needs_native, poisoned
 from loop_case import LoopCase
 from reference import Direction, Site, run_window
 from torch import Tensor
@@ -467,7 +467,7 @@ def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | Non
     return None if kernel is None else kernel.name
 
 
-@pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
+@needs_native
 def test_float32_is_taken_where_the_engine_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     p = cast(problem(16, 2, 3, 4, 2), F32)
     wide = cast(p, F64)
@@ -477,7 +477,7 @@ def test_float32_is_taken_where_the_engine_is_allowed(monkeypatch: pytest.Monkey
         assert chosen(wide) is None
 
 
-@pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
+@needs_native
 def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
     p = cast(problem(16, 2, 3, 4, 2, Rule()), F32)

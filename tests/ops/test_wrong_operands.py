@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from engines import needs_native
 from forked import STRIDED, outcomes, wrong_forms
 from ops import test_draw, test_window
 from torch import Tensor
@@ -19,15 +20,13 @@ from torch import Tensor
 from ln_zoo.ops import CELLS, RowNorm, Weights, draw_forward
 from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.engines.native.layers import Parameters, Prepared
-from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, unavailable_reason
+from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed
 from ln_zoo.ops.operator import FixedStatistics, SavedTensors
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.registry import kernel_named
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
-pytestmark = pytest.mark.skipif(
-    unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
-)
+pytestmark = needs_native
 
 T, N, I, H = 4, 3, 2, 5  # noqa: E741
 SIZES = [3, 3, 2, 1]
