@@ -15,10 +15,10 @@ from torch.autograd import forward_ad
 
 from ln_zoo.ops import operator
 from ln_zoo.ops.cells import States
-from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks
+from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.norm_records import Record, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
-from ln_zoo.ops.registry import Kernel, Task
+from ln_zoo.ops.registry import EngineKernel, Kernel, Task
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import (
     Examples,
@@ -102,17 +102,10 @@ class LayersKernel(Kernel, Protocol):
         """Outputs and final states."""
 
 
-class Recurrence:
+class Recurrence(EngineKernel):
     """A kernel from an engine, for cells whose sites have a record or no norm."""
 
     tasks: tuple[Task, ...] = ("layers",)
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.name, self.title = engine.name, engine.title
-
-    def missing(self) -> str | None:
-        return self.engine.missing()
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         cell, records, x, _, _, weights, *_ = call

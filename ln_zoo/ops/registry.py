@@ -45,6 +45,17 @@ class Kernel(Protocol):
         """Why it does not support this call, or None."""
 
 
+class EngineKernel:
+    """Base of kernels that run the time steps of an engine, under its name."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.name, self.title = engine.name, engine.title
+
+    def missing(self) -> str | None:
+        return self.engine.missing()
+
+
 #: Kernels in order of preference.
 KERNELS: list[Kernel] = []
 

@@ -33,7 +33,7 @@ from ln_zoo.ops.loops.glimpse import FilterNorm
 from ln_zoo.ops.norm_records import Records, RowNorm
 from ln_zoo.ops.operator import check_first_order, no_autocast
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
-from ln_zoo.ops.registry import Task, say_unsupported, select
+from ln_zoo.ops.registry import EngineKernel, Task, say_unsupported, select
 from ln_zoo.ops.spec import Rows, make_spec, product_dtype, unsupported_reason
 
 #: Numbers that place the filters of reader or writer.
@@ -105,17 +105,14 @@ class Drawn(NamedTuple):
 # Selection
 
 
-class DrawKernel:
+class DrawKernel(EngineKernel):
     """Kernel of an engine with ``steps``, its `DrawSteps`."""
 
     tasks: tuple[Task, ...] = ("DRAW",)
 
     def __init__(self, engine: Engine, steps: type[DrawSteps]) -> None:
-        self.engine, self.steps = engine, steps
-        self.name, self.title = engine.name, engine.title
-
-    def missing(self) -> str | None:
-        return self.engine.missing()
+        super().__init__(engine)
+        self.steps = steps
 
     def unsupported_reason(self, images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
         reason = _refusal(images, noise, weights) or self.steps.unsupported_reason(images, weights)

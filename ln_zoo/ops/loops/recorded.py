@@ -29,7 +29,7 @@ from ln_zoo.ops import registry
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
 from ln_zoo.ops.engines.triton import graphs
 from ln_zoo.ops.engines.triton.steps import may_replay, on, product_settings
-from ln_zoo.ops.operator import batched, no_autocast
+from ln_zoo.ops.operator import batched, differentiable, no_autocast
 from ln_zoo.ops.recurrence import next_states, scan
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
@@ -621,28 +621,17 @@ def _by_plain_loop(
     ctx: Any, form: _Form, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Gradients through the eager loop, for double backward and batched gradients."""
-    loop: _Loop = ctx.loop
-    create = torch.is_grad_enabled()
     kind = tensors[0].device.type
-    with (
-        torch.enable_grad(),
-        torch.autocast(kind, form.precision, form.precision is not None, cache_enabled=False),
-    ):
-        # Only paths inside the loop count.
-        aliases = [a.view_as(a) if a.requires_grad else a for a in tensors]
-        sequences, states, constants = _split(form, aliases)
-        out, final = loop.run(sequences, tuple(states), *loop.with_constants(constants))
-    pairs = [(a, d) for a, d in zip((out, *final), grads, strict=True) if d is not None]
-    found = iter(
-        torch.autograd.grad(
-            [a for a, _ in pairs],
-            [a for a in aliases if a.requires_grad],
-            [d for _, d in pairs],
-            create_graph=create,
-            allow_unused=True,
-        )
-    )
-    return [next(found) if a.requires_grad else None for a in aliases]
+
+    def run(aliases: Sequence[Any]) -> Sequence[Tensor]:
+        precision = form.precision
+        with torch.autocast(kind, precision, precision is not None, cache_enabled=False):
+            sequences, states, constants = _split(form, aliases)
+            of_call = ctx.loop.with_constants(constants)
+            out, final = ctx.loop.run(sequences, tuple(states), *of_call)
+        return out, *final
+
+    return differentiable(run, tensors, grads, [a.requires_grad for a in tensors])
 
 
 def _split(

@@ -29,7 +29,7 @@ from ln_zoo.ops.operator import (
     no_autocast,
 )
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
-from ln_zoo.ops.registry import Task, say_unsupported, select
+from ln_zoo.ops.registry import EngineKernel, Task, say_unsupported, select
 from ln_zoo.ops.spec import Operands, Spec, kernel_tensors, make_spec, unsupported_reason
 from ln_zoo.ops.time_chunks import TimeChunk, previous_rows
 
@@ -107,17 +107,14 @@ class WindowGrads(NamedTuple):
     parameters: Tensor  # output: gradients of alpha^, beta^ and kappa^, (rows, 3K)
 
 
-class WindowKernel:
+class WindowKernel(EngineKernel):
     """Kernel of an engine with ``steps``, its `WindowSteps`."""
 
     tasks: tuple[Task, ...] = ("window",)
 
     def __init__(self, engine: Engine, steps: type[WindowSteps]) -> None:
-        self.engine, self.steps = engine, steps
-        self.name, self.title = engine.name, engine.title
-
-    def missing(self) -> str | None:
-        return self.engine.missing()
+        super().__init__(engine)
+        self.steps = steps
 
     def unsupported_reason(
         self, records: Records, x: Tensor, weights: Weights, windows: WindowOperands

@@ -20,26 +20,6 @@ constexpr int64_t STEP = 2 * PARTS * TILE_SIZE;
 // Rows and columns of the left operand that are split at a time: 384 KiB.
 constexpr int64_t SPLIT_ROWS = 128, SPLIT_COLUMNS = 512;
 
-// Round to bfloat16, as floats.
-inline vec rounded(vec a) {
-#ifdef __AVX512BF16__
-  const __m256i half = (__m256i)_mm512_cvtneps_pbh((__m512)a);
-  return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
-#else
-  vec found{};
-  for (int64_t i = 0; i < L; i++) {
-    const bfloat half = narrow(a[i]);
-    widen(&half, 1, &found[i]);
-  }
-  return found;
-#endif
-}
-
-// Split L factors into parts, floats with zero lower halves; invalid (not finite) for infinity.
-inline void split(vec a, vec* parts) {
-  for (int64_t p = 0; p < PARTS; p++) a -= parts[p] = rounded(a);
-}
-
 inline bool finite(vec a) {
 #ifdef __AVX512F__
   return !_mm512_cmp_ps_mask((__m512)(a - a), _mm512_setzero_ps(), _CMP_NEQ_UQ);
@@ -48,45 +28,99 @@ inline bool finite(vec a) {
 #endif
 }
 
-// The same, but infinity and NaN are kept as a part.
-inline void split_all(vec a, vec* parts) {
-  split(a, parts);
-  if (finite(parts[2])) return;
-  const vec zero{};
-  const ivec whole = a == a ? (ivec)a : int32_t(0x7fc00000) + ivec{};
-  parts[0] = (vec)(whole & int32_t(0xffff0000));  // towards zero, so that it does not overflow
-  const vec rest = a - parts[0];
-  split(rest - rest == zero ? rest : zero, parts + 1);
+// PAIRS factors rounded to bfloat16, from two vectors.
+#ifdef __AVX512BF16__
+struct Halves {
+  __m512i both;
+  Halves() = default;
+  Halves(vec a, vec b) : both((__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a)) {}
+  static __m512i lanes(__m256i half) { return _mm512_cvtepu16_epi32(half); }
+  __m512i even() const { return lanes(_mm512_castsi512_si256(both)); }
+  __m512i odd() const { return lanes(_mm512_extracti64x4_epi64(both, 1)); }
+  vec first() const { return (vec)_mm512_slli_epi32(even(), 16); }
+  vec second() const { return (vec)_mm512_slli_epi32(odd(), 16); }
+  void write(bfloat* to) const { _mm512_store_si512(to, both); }
+  // One of the first vector and one of the second in turn.
+  void write_pairs(bfloat* to) const {
+    _mm512_store_si512(to, _mm512_or_si512(even(), _mm512_slli_epi32(odd(), 16)));
+  }
+};
+#else
+struct Halves {
+  bfloat both[PAIRS];
+  Halves() = default;
+  Halves(vec a, vec b) {
+    for (int64_t i = 0; i < TILE; i++) both[i] = narrow(a[i]), both[TILE + i] = narrow(b[i]);
+  }
+  vec first() const { return widen(both); }
+  vec second() const { return widen(both + TILE); }
+  void write(bfloat* to) const { std::memcpy(to, both, sizeof both); }
+  void write_pairs(bfloat* to) const {
+    for (int64_t i = 0; i < PAIRS; i++) to[i] = both[i / 2 + i % 2 * TILE];
+  }
+};
+#endif
+
+// Split PAIRS factors into parts; invalid (not finite) for infinity.
+inline void split(vec a, vec b, Halves* parts) {
+  for (int64_t p = 0; p < PARTS; p++) {
+    parts[p] = Halves(a, b);
+    a -= parts[p].first(), b -= parts[p].second();
+  }
+}
+
+// The same, but infinity and NaN are kept as a part. `parts` has room for one more.
+inline void split_all(vec a, vec b, Halves* parts) {
+  split(a, b, parts);
+  if (finite(parts[2].first() + parts[2].second())) return;
+  const auto whole = [](vec c) {  // towards zero, so that it does not overflow
+    const ivec bits = c == c ? (ivec)c : int32_t(0x7fc00000) + ivec{};
+    return (vec)(bits & int32_t(0xffff0000));
+  };
+  const auto rest = [](vec c) {
+    const vec zero{};
+    return c - c == zero ? c : zero;
+  };
+  const vec whole_a = whole(a), whole_b = whole(b);
+  parts[0] = Halves(whole_a, whole_b);
+  split(rest(a - whole_a), rest(b - whole_b), parts + 1);
 }
 
 // Split rows of the left operand (M, K), by blocks of rows.
 void split_left(int64_t M, int64_t K, Left<float> a, bfloat* to) {
-  typedef int16_t halves __attribute__((vector_size(2 * LANES)));
+  const auto write = [](vec first, vec second, bfloat* to) {
+    Halves parts[PARTS];
+    split(first, second, parts);
+    for (int64_t p = 0; p < PARTS; p++) parts[p].write(to + 2 * p * TILE_SIZE);
+  };
   for (int64_t m = 0; m < M; m += BLOCK) {
     for (int64_t k = 0; k < K; k += PAIRS, to += STEP) {
-      for (int64_t i = 0; i < 4; i++) {
-        const int64_t row = m + i / 2 * TILE, column = k + i % 2 * TILE;
-        const int64_t rows = std::min(TILE, M - row), columns = std::min(TILE, K - column);
-        if (rows <= 0) continue;
-        const float* from = a.data + row * a.row + column * a.column;
-        const auto read = [&](int64_t at, int64_t count, int64_t apart, int64_t width) {
-          if (at >= count || width <= 0) return vec{};
-          return width >= TILE ? load(from + at * apart) : Rest(width).read(from + at * apart);
-        };
-        vec block[TILE];
-        for (int64_t j = 0; j < TILE; j++) {
-          block[j] = a.column == 1 ? read(j, rows, a.row, columns) : read(j, columns, a.column, rows);
-        }
-        if (a.column != 1) transpose(block);
-        for (int64_t j = 0; j < rows; j++) {
-          vec parts[PARTS];
-          split(block[j], parts);
-          for (int64_t p = 0; p < PARTS; p++) {
-            const halves part = __builtin_convertvector((ivec)parts[p] >> 16, halves);
-            bfloat* tile = to + (2 * p + i / 2) * TILE_SIZE;
-            std::memcpy(tile + j * PAIRS + i % 2 * TILE, &part, sizeof part);
+      for (int64_t row = m; row < std::min(M, m + BLOCK); row += TILE) {
+        const int64_t rows = std::min(TILE, M - row), columns = std::min(PAIRS, K - k);
+        const float* const from = a.data + row * a.row + k * a.column;
+        bfloat* const tile = to + (row - m) / TILE * TILE_SIZE;
+        if (a.column == 1 && columns == PAIRS) {
+          for (int64_t j = 0; j < rows; j++) {
+            const float* at = from + j * a.row;
+            write(load(at), load(at + TILE), tile + j * PAIRS);
           }
+          continue;
         }
+        vec block[2][TILE];
+        for (int64_t half = 0; half < 2; half++) {
+          const int64_t width = std::min(TILE, columns - half * TILE);
+          const auto read = [&](int64_t j, int64_t count, int64_t apart, int64_t wide) {
+            const float* at = from + half * TILE * a.column + j * apart;
+            if (j >= count || wide <= 0) return vec{};
+            return wide == TILE ? load(at) : Rest(wide).read(at);
+          };
+          for (int64_t j = 0; j < TILE; j++) {
+            block[half][j] =
+                a.column == 1 ? read(j, rows, a.row, width) : read(j, width, a.column, rows);
+          }
+          if (a.column != 1) transpose(block[half]);
+        }
+        for (int64_t j = 0; j < rows; j++) write(block[0][j], block[1][j], tile + j * PAIRS);
       }
     }
   }
@@ -126,12 +160,10 @@ void pack_parts(const float* b, int64_t row, int64_t column, int64_t K, int64_t 
           }
         }
         for (int64_t j = 0; j < PAIRS; j += 2) {
-          vec even[PARTS + 1], odd[PARTS + 1];  // one more for `split_all`
-          split_all(rows[j], even), split_all(rows[j + 1], odd);
-          for (int64_t p = 0; p < PARTS; p++) {
-            const ivec pair = (ivec)odd[p] | ((ivec)even[p] >> 16 & 0xffff);
-            std::memcpy(to + (2 * p + t) * TILE_SIZE + j / 2 * PAIRS, &pair, sizeof pair);
-          }
+          Halves parts[PARTS + 1];
+          split_all(rows[j], rows[j + 1], parts);
+          bfloat* const tile = to + t * TILE_SIZE + j / 2 * PAIRS;
+          for (int64_t p = 0; p < PARTS; p++) parts[p].write_pairs(tile + 2 * p * TILE_SIZE);
         }
       }
     }
@@ -178,11 +210,11 @@ void block_of_sums(int64_t steps, const bfloat* left, const bfloat* right, float
   };
   for (int64_t k = 0; k < steps; k++, left += STEP, right += STEP) {
     rows(2), columns(0), multiply();
-    rows(0), columns(2), multiply();
-    columns(1), multiply();
     rows(1), multiply();
-    columns(0), multiply();
+    columns(1), multiply();
     rows(0), multiply();
+    columns(2), multiply();
+    columns(0), multiply();
     meanwhile(k);
   }
   U::store<0>(sums, SUM_BYTES), U::store<1>(sums + TILE, SUM_BYTES);

@@ -22,8 +22,6 @@ from ln_zoo.ops.engines.triton.window_slots import BACKWARD_SLOTS, FORWARD_SLOTS
 from ln_zoo.ops.loops.window import WindowChunk, WindowGrads, WindowOperands
 from ln_zoo.ops.spec import Operands, Spec
 
-SLOTS = max(len(FORWARD_SLOTS), len(BACKWARD_SLOTS))
-
 #: Warps of a program of a window, and of a tile of a product.
 WARPS = 4
 #: Elements of each matrix per program at a time.
@@ -174,18 +172,14 @@ class _Steps(steps.Steps):
         # Both tables in one buffer: captured kernels need a fixed address.
         buffers = super()._buffers(examples, fixed)
         table = buffers["table"]
-        return {**buffers, "table": steps.empty((len(table) + SLOTS,), table, table.dtype)}
+        return {**buffers, "table": steps.empty((len(table) + len(self.slots),), table)}
 
     def _write_table(self, table: Tensor, row: int, step: int = 0) -> None:
-        super()._write_table(table, row, step)
-        self._write_own(table, [at + row * step for at, step in self._own_places])
-
-    def _write_own(self, table: Tensor, entries: Sequence[int]) -> None:
-        rest = [0] * (SLOTS - len(entries))
-        _kernels().write_table[1,](self._own(table), *entries, *rest, num_warps=1, **OPTIONS)
+        places = (*self._places, *self._own_places)
+        steps.write_table(table, [at + row * stride for at, stride in places])
 
     def _own(self, table: Tensor) -> Tensor:
-        return table[-SLOTS:]
+        return table[-len(self.slots) :]
 
     def _warm_up(self, buffers: Buffers, examples: int) -> None:
         of = self.of_window
@@ -195,7 +189,7 @@ class _Steps(steps.Steps):
         start = address("scratch", scratch, torch.float32, (largest,), scratch.device)
         # Empty texts.
         entries = [0 if slot == "characters" else start for slot in self.slots]
-        self._write_own(buffers["table"], entries)
+        steps.write_table(buffers["table"], [start] * len(self._places) + entries)
         super()._warm_up(buffers, examples)
 
 

@@ -26,23 +26,6 @@ from ln_zoo.ops.engines.triton.window_slots import BACKWARD_SLOTS, FORWARD_SLOTS
  B_TERMS, B_PARAMETERS) = (tl.constexpr(slot) for slot in range(len(BACKWARD_SLOTS)))  # fmt: skip
 
 
-@triton.jit(do_not_specialize=[f"a{i}" for i in range(12)])
-def write_table(table, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11):
-    """Fill the table; a launch can be captured, unlike a copy from the host."""
-    tl.store(table + 0, a0.to(tl.int64))
-    tl.store(table + 1, a1.to(tl.int64))
-    tl.store(table + 2, a2.to(tl.int64))
-    tl.store(table + 3, a3.to(tl.int64))
-    tl.store(table + 4, a4.to(tl.int64))
-    tl.store(table + 5, a5.to(tl.int64))
-    tl.store(table + 6, a6.to(tl.int64))
-    tl.store(table + 7, a7.to(tl.int64))
-    tl.store(table + 8, a8.to(tl.int64))
-    tl.store(table + 9, a9.to(tl.int64))
-    tl.store(table + 10, a10.to(tl.int64))
-    tl.store(table + 11, a11.to(tl.int64))
-
-
 @triton.jit
 def _pointer(table, slot: tl.constexpr):
     return tl.load(table + slot).to(tl.pointer_type(tl.float32))
