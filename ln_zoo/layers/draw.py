@@ -13,6 +13,7 @@ from torch.nn import init
 from ln_zoo.layers.cells import LSTMCell, sites_by_role, start_sequence
 from ln_zoo.layers.initialization import set_forget_bias
 from ln_zoo.norms import Identity, Norm
+from ln_zoo.norms.arguments import check_positive, check_sizes, check_words
 from ln_zoo.ops import (
     CELLS,
     Affine,
@@ -132,22 +133,16 @@ class DRAWNetwork(nn.Module):
         init_std: float | None = None,
     ) -> None:
         super().__init__()
-        sizes = {
-            "height": height,
-            "width": width,
-            "hidden_size": hidden_size,
-            "latent_size": latent_size,
-            "read_size": read_size,
-            "write_size": write_size,
-        }
-        if small := {name: size for name, size in sizes.items() if size is not None and size < 1}:
-            raise ValueError(f"every size must be at least 1, got {small}")
-        if filter_norm not in get_args(FilterNorm):
-            words = ", ".join(get_args(FilterNorm))
-            raise ValueError(f"filter_norm must be one of {words}, got {filter_norm!r}")
-        for name, value in {"filter_eps": filter_eps, "init_std": init_std}.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
+        patches = {"read_size": read_size, "write_size": write_size}
+        check_sizes(
+            height=height,
+            width=width,
+            hidden_size=hidden_size,
+            latent_size=latent_size,
+            **{name: size for name, size in patches.items() if size is not None},
+        )
+        check_words(filter_norm=(filter_norm, get_args(FilterNorm)))
+        check_positive(filter_eps=filter_eps, init_std=init_std)
         if not 0 < log_clamp <= _LARGEST_LOG:
             raise ValueError(
                 f"log_clamp must be positive and at most {_LARGEST_LOG}, beyond which filters "

@@ -13,6 +13,7 @@ from torch.nn import init
 
 from ln_zoo.layers.cells import LSTMCell, sites_by_role, start_sequence
 from ln_zoo.norms import Norm
+from ln_zoo.norms.arguments import check_sizes, check_words
 from ln_zoo.ops import (
     WindowOperands,
     check_devices,
@@ -111,20 +112,16 @@ class WindowLSTM(nn.Module):
         kappa_bias: float | None = None,
     ) -> None:
         super().__init__()
-        sizes = {
-            "input_size": input_size,
-            "hidden_size": hidden_size,
-            "character_size": character_size,
-            "components": components,
-        }
-        if small := {name: size for name, size in sizes.items() if size < 1}:
-            raise ValueError(f"every size must be at least 1, got {small}")
-        for name, value, words in (
-            ("window_parameters", window_parameters, get_args(WindowParameters)),
-            ("window_input", window_input, get_args(WindowInput)),
-        ):
-            if value not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+        check_sizes(
+            input_size=input_size,
+            hidden_size=hidden_size,
+            character_size=character_size,
+            components=components,
+        )
+        check_words(
+            window_parameters=(window_parameters, get_args(WindowParameters)),
+            window_input=(window_input, get_args(WindowInput)),
+        )
         self.input_size, self.hidden_size = input_size, hidden_size
         self.character_size, self.components = character_size, components
         self.window_parameters, self.window_input = window_parameters, window_input
