@@ -23,8 +23,8 @@ from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
-#: Elements on each side.
-GUARD = 8
+#: Elements on each side, and what is there.
+GUARD, MARK = 8, 12345.0
 
 
 def rows(*groups: int, center: bool = True) -> Rows:
@@ -81,13 +81,33 @@ def noisy(
     return spec, masks
 
 
-def between_nans(a: Tensor) -> Tensor:
-    """The same numbers in memory that has NaN on both sides."""
+def between_nans(a: Tensor, shift: int = 0) -> Tensor:
+    """The same numbers in memory that has NaN on both sides, and begins so many numbers later."""
     around = float("nan") if a.is_floating_point() else True
-    memory = torch.full((a.numel() + 2 * GUARD,), around, dtype=a.dtype)
-    inner = memory[GUARD:-GUARD].view(a.shape)
-    inner.copy_(a)
-    return inner
+    memory = torch.full((a.numel() + 2 * GUARD + shift,), around, dtype=a.dtype)
+    return memory[GUARD + shift :][: a.numel()].view(a.shape).copy_(a)
+
+
+class Marked:
+    """Memory that is NaN until it is written to, between marks which kernels must leave alone."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def empty(
+        self, size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None, shift: int = 0
+    ) -> Tensor:
+        dtype, count = dtype or like.dtype, torch.Size(size).numel()
+        memory = torch.full((count + 2 * GUARD + shift,), MARK).to(dtype)
+        before, inner, after = memory.split([GUARD + shift, count, GUARD])
+        inner.fill_(-1 if dtype == torch.int64 else float("nan"))
+        self.made.append((before, inner, after))
+        return inner.view(tuple(size))
+
+    def check(self) -> None:
+        for before, inner, after in self.made:
+            for a in (before, after):
+                assert (a == torch.tensor(MARK).to(a.dtype)).all(), f"beyond {tuple(inner.shape)}"
 
 
 def operands(spec: Spec, hidden: int, sizes: Sequence[int], *, seed: int = 0) -> Operands:

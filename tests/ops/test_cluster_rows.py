@@ -13,6 +13,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, moved
 from ops.emulation import emulate, missing
+from ops.engine_case import Marked, between_nans
 from torch import Tensor
 
 from ln_zoo.ops.engines.base import centred
@@ -38,29 +39,18 @@ GROUPS |= OTHERS
 GATES |= {name: sum(groups) for name, groups in OTHERS.items()}
 every_cell = pytest.mark.parametrize("cell", GATES)
 EPS = 1e-3
-GUARD = 16
 
 
 class Buffer:
-    """A tensor filled with NaN between guards, for a kernel to write to."""
+    """A tensor filled with NaN between marks, for a kernel to write to."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.float32, shift: int = 0) -> None:
-        count = torch.Size(shape).numel()
-        self._all = torch.full((count + 2 * GUARD + shift,), 7.0, dtype=dtype)
-        self.tensor = self._all[GUARD + shift : GUARD + shift + count].view(shape)
-        self.tensor.fill_(float("nan"))
-        self._guards = self._all[: GUARD + shift], self._all[GUARD + shift + count :]
+        self._memory = Marked()
+        self.tensor = self._memory.empty(shape, torch.empty(0), dtype, shift)
 
     def read(self) -> Tensor:
-        assert all(bool((guard == 7).all()) for guard in self._guards), "written out of bounds"
+        self._memory.check()
         return self.tensor
-
-
-def guarded(a: Tensor, shift: int = 0) -> Tensor:
-    """The tensor in the middle of NaN, which a kernel must not read."""
-    room = torch.full((a.numel() + 2 * GUARD + shift,), float("nan"), dtype=a.dtype)
-    inner = room[GUARD + shift : GUARD + shift + a.numel()].view(a.shape)
-    return inner.copy_(a)
 
 
 def problem_of(
@@ -156,7 +146,7 @@ def check_after_loop(
     stats = torch.full((rows, 2 * groups + 2), float("nan"))
     stats[:, 1 : 1 + groups] = reciprocal_roots(given["v"].double(), cell)
     stats[:, 1 + groups : -1] = reciprocal_roots(given["u"].double(), cell)
-    inputs = {name: guarded(a, int(name == shifted)) for name, a in given.items()}
+    inputs = {name: between_nans(a, int(name == shifted)) for name, a in given.items()}
     shapes = {"bias": width, "sum_v": width, "sum_u": width, "bias_hn": hidden}
     buffers = {name: Buffer(blocks, shapes[name]) for name in exact if name not in ("du", "dv")}
     gradients = {
@@ -176,7 +166,7 @@ def check_after_loop(
     arguments = AfterLoopArguments(
         **inputs,
         **{name: buffer.tensor for name, buffer in (buffers | gradients).items()},
-        stats=guarded(stats),
+        stats=between_nans(stats),
         rows=rows,
         H=hidden,
         stride=stats.shape[1],
@@ -256,7 +246,7 @@ def test_statistics(cell: str, kind: torch.dtype) -> None:
         v[0] = 0  # as a state of zeros makes of u
         stats = Buffer(rows, groups + 2)
         arguments = StatisticsArguments(
-            v=guarded(v, shift), stats=stats.tensor, rows=rows, H=hidden, stride=groups + 2,
+            v=between_nans(v, shift), stats=stats.tensor, rows=rows, H=hidden, stride=groups + 2,
             offset=1, eps=EPS,
         )  # fmt: skip
         kernel(2, arguments)
@@ -282,7 +272,7 @@ def scaled(w: Tensor, cell: str, centre: bool) -> tuple[Tensor, Tensor]:
     kernel = pack_kernel("scale_weights", 2, torch.float32, threads=1024, shared_bytes=4096)
     found, largest = Buffer(rows, hidden), torch.zeros(1, dtype=torch.int32)
     arguments = ScaleArguments(
-        w=guarded(w),
+        w=between_nans(w),
         centred=found.tensor,
         largest=largest,
         G=rows,
@@ -346,7 +336,7 @@ def packed(
     kernel(
         3,
         PackArguments(
-            centred=guarded(w),
+            centred=between_nans(w),
             index=index,
             largest=w.abs().max().reshape(1).view(torch.int32),
             high=high.tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from accuracy import assert_as_accurate, moved
 from engines import NEW_MEMORY, cpu_engines, needs_native, poisoned
 from loop_case import LoopCase
+from ops.engine_case import Marked
 from reference import Direction, Site, run_window
 from torch import Tensor
 from torch.nn import functional as F
@@ -408,27 +409,17 @@ def test_kernels_stay_within_their_memory(
     rule: Rule | None, under: Under, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that kernels write lies between marks, which they leave alone."""
-    guard, mark, made = 8, 12345.0, []
-
-    def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        dtype, count = dtype or like.dtype, torch.Size(size).numel()
-        memory = torch.full((count + 2 * guard,), mark).to(dtype)
-        inner = memory[guard : guard + count]
-        inner.fill_(-1 if dtype == torch.int64 else float("nan"))
-        made.append((memory, count))
-        return inner.view(tuple(size))
+    memory = Marked()
 
     def of_engine(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        return empty(size, like, dtype)
+        return memory.empty(size, like, dtype)
 
-    monkeypatch.setattr(steps, "empty", empty)
+    monkeypatch.setattr(steps, "empty", memory.empty)
     monkeypatch.setattr(under.engine, "empty", of_engine)
     monkeypatch.setattr(window, "_LEAST_STEPS", 2)
     compare(under, rule, problem(2, 3, 5, 3, 3, rule))
-    assert len(made) > 10
-    for memory, count in made:
-        around = torch.cat([memory[:guard], memory[guard + count :]])
-        assert torch.equal(around, torch.full_like(around, torch.tensor(mark).to(memory.dtype)))
+    assert len(memory.made) > 10
+    memory.check()
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the other engines record nothing")
