@@ -15,7 +15,6 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, moved
 from engines import cpu_engines, poisoned
-from equations import random_operands
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -33,12 +32,11 @@ from ln_zoo.ops import (
     operator,
     registry,
 )
-from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.engines.native import layers as native_layers
 from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.recurrent_kernel import Recurrence
-from ln_zoo.ops.spec import Examples, Rows, Spec
+from ln_zoo.ops.spec import Examples, Spec
 from ln_zoo.ops.time_chunks import time_chunks
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -447,32 +445,6 @@ def test_autocast(under: Under, cell: str) -> None:
     assert distances(ours).max() > 1e-4  # products are rounded
 
 
-def arguments(
-    under: Under, cell: str, batch: bool, *, packed: bool = False, dtype: torch.dtype | None = None
-) -> tuple[Any, ...]:
-    """What the operator is called with."""
-    dtype = under.dtype if dtype is None else dtype
-    gates = CELLS[cell].gates * 3
-    place, none = Examples(batch, 0.1, int(batch)), Rows()
-    places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
-    places = places.get(cell, (none, none, place))
-    spec = Spec(cell, *places)
-    given = [
-        None
-        if p.batch or not p.scale
-        # A row for two of the steps, the last one for all others.
-        else torch.stack([torch.randn(2, width), torch.rand(2, width) + 0.5]).to(dtype)
-        for p, width in zip(places, (gates, gates, 3), strict=True)
-    ]
-    batch_sizes = torch.tensor([3, 3, 2, 2]) if packed else None
-    drawn = random_operands(spec, (10,) if packed else (4, 3), 3, 2, 3)
-    tensors = [None if a is None else a.to(dtype).requires_grad_() for a in drawn]
-    return (*tensors, *given, *NO_MASKS, batch_sizes, spec.encode(), under.name, True)
-
-
-layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-
-
 def name_of(value: Any) -> str | None:
     """The part that a parameter has in the name of its test; ``None``: pytest's own."""
     return getattr(value, "name", None)
@@ -481,53 +453,6 @@ def name_of(value: Any) -> str | None:
 NATIVE, ATEN = (
     next(kernel for kernel in KINDS if kernel.name == name) for name in ("native", "aten")
 )
-
-
-@pytest.mark.parametrize(
-    ("cell", "batch", "packed", "under"),
-    [("LSTM", True, False, NATIVE), ("GRU", False, True, ATEN)],
-    indirect=["under"],
-    ids=name_of,
-)
-def test_opcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
-    torch.library.opcheck(
-        torch.ops.ln_zoo.recurrence.default, arguments(under, cell, batch, packed=packed)
-    )
-
-
-def differentiable_arguments(
-    under: Under, cell: str, batch: bool, packed: bool
-) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
-    values = arguments(under, cell, batch, packed=packed)
-    wanted = [a for a in values if isinstance(a, Tensor) and a.requires_grad]
-
-    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
-        left = iter(tensors)
-        filled = [next(left) if isinstance(a, Tensor) and a.requires_grad else a for a in values]
-        out, h, c, *_ = torch.ops.ln_zoo.recurrence(*filled)
-        return (out, h, c) if cell == "LSTM" else (out, h)
-
-    return function, wanted
-
-
-@pytest.mark.parametrize(
-    ("cell", "batch", "packed"),
-    [
-        ("LSTM", True, True),
-        ("LSTM", False, False),
-        ("GRU", True, False),
-        ("GRU", False, True),
-        ("RNN_TANH", True, True),
-        ("RNN_RELU", False, True),
-    ],
-)
-@pytest.mark.parametrize("under", [ATEN], indirect=True, ids=name_of)
-def test_gradients_and_theirs_are_those_of_finite_differences(
-    under: Under, cell: str, batch: bool, packed: bool
-) -> None:
-    function, wanted = differentiable_arguments(under, cell, batch, packed)
-    assert torch.autograd.gradcheck(function, wanted, fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, wanted, fast_mode=True)
 
 
 def test_gradient_penalties_through_a_layer(under: Under) -> None:

@@ -34,6 +34,7 @@ from equations import (
     resetting,
     without_input_bias,
 )
+from ops.engine_case import given_for
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -54,7 +55,7 @@ from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
 from ln_zoo.ops.engines.native import build, mixed_precision
 from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.engines.native.steps import NativeSteps
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 HAS_PACKED = torch.backends.mkldnn.is_available()
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -852,8 +853,8 @@ def arguments_of(spec: Spec, under: Under, *, packed: bool, noise: str | None) -
     operands = problem(spec, 4, 3, 2, 4)
     x, sizes = operands.x, None
     if packed:
-        sizes = torch.tensor([3, 3, 2, 1])
-        x = x.flatten(0, 1)[:9]
+        sizes = torch.tensor([3, 3, 2, 2 if spec.examples else 1])
+        x = x.flatten(0, 1)[: sizes.sum()]
     leaves = [
         None if a is None else a.to(under.dtype).requires_grad_() for a in operands._replace(x=x)
     ]
@@ -862,22 +863,31 @@ def arguments_of(spec: Spec, under: Under, *, packed: bool, noise: str | None) -
         spec, masks = masks_for(spec, noise, tuple(x.shape[:-1]), 3, 4)
     if masks.dropout is not None:
         masks = masks._replace(dropout=masks.dropout.to(under.dtype))
-    return [*leaves, *NO_STATISTICS, *masks, sizes, spec.encode(), under.engine.name]
+    given = [None if a is None else a.to(under.dtype) for a in given_for(spec, 4)]
+    return [*leaves, *given, *masks, sizes, spec.encode(), under.engine.name]
+
+
+def over_examples(cell: str, batch: bool) -> Spec:
+    """By statistics of the batch, or given ones."""
+    place, none = Examples(batch, 0.1, int(batch)), Rows()
+    places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
+    return Spec(cell, *places.get(cell, (none, none, place)))
 
 
 @pytest.mark.parametrize(
-    ("cell", "packed", "noise", "under"),
+    ("spec", "packed", "noise", "under"),
     [
-        ("LSTM", True, "zoneout", "aten"),
-        ("GRU", True, "all", "native"),
-        ("RNN_TANH", False, "recurrent dropout", "native"),
+        (specification("LSTM", True), True, "zoneout", "aten"),
+        (specification("GRU", True), True, "all", "native"),
+        (specification("RNN_TANH", True), False, "recurrent dropout", "native"),
+        (over_examples("LSTM", True), False, None, "native"),
+        (over_examples("GRU", False), True, None, "aten"),
     ],
     indirect=["under"],
 )
 def test_operators_are_well_formed(
-    cell: str, packed: bool, noise: str | None, under: Under
+    spec: Spec, packed: bool, noise: str | None, under: Under
 ) -> None:
-    spec = specification(cell, True)
     given = arguments_of(spec, under, packed=packed, noise=noise)
     torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*given, True))
     plain = [a.detach() if isinstance(a, Tensor) else a for a in given]
@@ -895,13 +905,24 @@ def test_operators_are_well_formed(
 
 
 @pytest.mark.parametrize(
-    ("cell", "packed", "noise", "center"),
-    rotated([*GATES, *FORMS], (False, True), (None, "zoneout", "all"), (True, False)),
+    ("spec", "packed", "noise"),
+    [
+        *(
+            (specification(cell, center), packed, noise)
+            for cell, packed, noise, center in rotated(
+                [*GATES, *FORMS], (False, True), (None, "zoneout", "all"), (True, False)
+            )
+        ),
+        *((over_examples("LSTM", batch), batch, None) for batch in (True, False)),
+        *((over_examples("GRU", batch), not batch, None) for batch in (True, False)),
+        (over_examples("RNN_TANH", True), True, None),
+        (over_examples("RNN_RELU", False), True, None),
+    ],
+    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
 )
 def test_gradients_and_theirs_are_those_of_finite_differences(
-    cell: str, packed: bool, noise: str | None, center: bool, double: Under
+    spec: Spec, packed: bool, noise: str | None, double: Under
 ) -> None:
-    spec = specification(cell, center)
     *leaves, sizes, code, name = arguments_of(spec, double, packed=packed, noise=noise)
     there = [a for a in leaves if a is not None and a.requires_grad]
 
