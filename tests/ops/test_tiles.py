@@ -121,15 +121,16 @@ def test_the_inner_loop_loads_four_tiles_for_four_products(tmp_path: Path) -> No
     assert not any("(" in line for line in others), found.lines
 
 
-#: A product of float32 by parts, of a transposed left operand where ``column`` is not 1.
+#: Products of float32 by parts, of a transposed left operand where ``column`` is not 1, with a
+#: right operand that is given twice.
 PARTS = """
 #include "float32_on_tiles.h"
 extern "C" int64_t size(int64_t K, int64_t N) { return parts_size(K, N); }
 extern "C" void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_t row,
                          int64_t column, const float* b, int64_t b_row, int64_t b_column,
-                         float* packed, float* c, int64_t add) {
+                         float* packed, float* c, float* again, int64_t add) {
   pack_parts(b, b_row, b_column, K, N, packed, Center{}, 1);
-  parts_product(M, N, K, Left<float>{a, row, column}, packed, c, N, add);
+  parts_product(M, K, Left<float>{a, row, column}, {{packed, N, c}, {packed, N, again}}, add);
 }
 """
 
@@ -144,7 +145,7 @@ def by_parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     found = ctypes.CDLL(str(compiled(source, "-fPIC", "-shared", *EMULATED)))
     found.size.restype, found.size.argtypes = c_int64, (c_int64, c_int64)
     strided = (c_void_p, c_int64, c_int64)
-    found.multiply.argtypes = (*[c_int64] * 3, *strided, *strided, c_void_p, c_void_p, c_int64)
+    found.multiply.argtypes = (*[c_int64] * 3, *strided, *strided, *[c_void_p] * 3, c_int64)
     return found
 
 
@@ -152,15 +153,16 @@ def multiply_by_parts(
     found: ctypes.CDLL, a: torch.Tensor, b: torch.Tensor, start: torch.Tensor, add: bool
 ) -> torch.Tensor:
     (m, k), n = a.shape, b.shape[1]
-    packed, c = torch.full((found.size(k, n),), torch.nan), start.clone()
-    left, right = (a.data_ptr(), *a.stride()), (b.data_ptr(), *b.stride())
-    found.multiply(m, n, k, *left, *right, packed.data_ptr(), c.data_ptr(), add)
+    packed, c, again = torch.full((found.size(k, n),), torch.nan), start.clone(), start.clone()
+    operands = (a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), packed.data_ptr())
+    found.multiply(m, n, k, *operands, c.data_ptr(), again.data_ptr(), add)
+    torch.testing.assert_close(again, c, rtol=0, atol=0, equal_nan=True)
     return c
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
-    "size", [(1, 1, 1), (17, 33, 40), (32, 64, 32), (140, 30, 70), (33, 530, 5)]
+    "size", [(1, 1, 1), (17, 33, 40), (32, 64, 32), (140, 30, 70), (33, 530, 5), (82, 40, 33)]
 )
 def test_float32_by_parts(by_parts: ctypes.CDLL, size: tuple[int, ...], transposed: bool) -> None:
     """Its errors are those of sums in float32, for numbers of any size but the smallest."""

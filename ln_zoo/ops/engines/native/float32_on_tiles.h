@@ -86,19 +86,20 @@ inline void split_all(vec a, vec b, Halves* parts) {
   split(rest(a - whole_a), rest(b - whole_b), parts + 1);
 }
 
-// Split rows of the left operand (M, K), by blocks of rows.
-void split_left(int64_t M, int64_t K, Left<float> a, bfloat* to) {
+// Split rows of the left operand (M, K), by blocks of one or two tiles of `height` rows.
+void split_left(int64_t M, int64_t K, Left<float> a, int64_t block_rows, int64_t height,
+                bfloat* to) {
   const auto write = [](vec first, vec second, bfloat* to) {
     Halves parts[PARTS];
     split(first, second, parts);
     for (int64_t p = 0; p < PARTS; p++) parts[p].write(to + 2 * p * TILE_SIZE);
   };
-  for (int64_t m = 0; m < M; m += BLOCK) {
+  for (int64_t m = 0; m < M; m += block_rows) {
     for (int64_t k = 0; k < K; k += PAIRS, to += STEP) {
-      for (int64_t row = m; row < std::min(M, m + BLOCK); row += TILE) {
-        const int64_t rows = std::min(TILE, M - row), columns = std::min(PAIRS, K - k);
+      for (int64_t row = m; row < std::min(M, m + block_rows); row += height) {
+        const int64_t rows = std::min(height, M - row), columns = std::min(PAIRS, K - k);
         const float* const from = a.data + row * a.row + k * a.column;
-        bfloat* const tile = to + (row - m) / TILE * TILE_SIZE;
+        bfloat* const tile = to + (row - m) / height * TILE_SIZE;
         if (a.column == 1 && columns == PAIRS) {
           for (int64_t j = 0; j < rows; j++) {
             const float* at = from + j * a.row;
@@ -188,11 +189,11 @@ void exact_row(int64_t K, const float* a, int64_t column, const bfloat* right, f
   }
 }
 
-// A block of sums of ROWS tiles by two. `meanwhile` is called at each step of 32 factors, to
-// overlap with the tiles.
+// A block of sums of ROWS tiles of `height` rows by two. `meanwhile` is called at each step of 32
+// factors, to overlap with the tiles.
 template <int ROWS, class Body>
-void block_of_sums(int64_t steps, const bfloat* left, const bfloat* right, float* sums,
-                   Body meanwhile) {
+void block_of_sums(int64_t steps, const bfloat* left, const bfloat* right, int64_t height,
+                   float* sums, Body meanwhile) {
   using U = TileUnit;
   constexpr int64_t APART = 2 * TILE_SIZE, BYTES = 2 * PAIRS, SUM_BYTES = 4 * BLOCK;
   U::zero<0>(), U::zero<1>(), U::zero<2>(), U::zero<3>();
@@ -219,18 +220,25 @@ void block_of_sums(int64_t steps, const bfloat* left, const bfloat* right, float
   }
   U::store<0>(sums, SUM_BYTES), U::store<1>(sums + TILE, SUM_BYTES);
   if constexpr (ROWS == 2) {
-    U::store<2>(sums + TILE * BLOCK, SUM_BYTES), U::store<3>(sums + TILE * BLOCK + TILE, SUM_BYTES);
+    sums += height * BLOCK;
+    U::store<2>(sums, SUM_BYTES), U::store<3>(sums + TILE, SUM_BYTES);
   }
 }
 
-// C (M, N) = A (M, K) B, or C += A B, for B packed by `pack_parts`.
-void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* packed, float* c,
-                   int64_t ldc, bool add) {
+// A right operand (K, N) packed by `pack_parts`, and its product (M, N).
+struct PartsRight {
+  const float* packed;
+  int64_t N;
+  float* c;
+};
+
+// C (M, N) = A (M, K) B, or C += A B, for each right operand B.
+void parts_product(int64_t M, int64_t K, Left<float> a, std::initializer_list<PartsRight> rights,
+                   bool add) {
   constexpr int64_t ALIGNED = CACHE_LINE / sizeof(bfloat);
   thread_local std::vector<bfloat> memory(SPLIT_ROWS * SPLIT_COLUMNS * PARTS + ALIGNED);
   bfloat* const split_rows =
       memory.data() + (-(reinterpret_cast<intptr_t>(memory.data()) / 2) & (ALIGNED - 1));
-  const bfloat* const b = reinterpret_cast<const bfloat*>(packed);
   const int64_t steps = (K + PAIRS - 1) / PAIRS;
   // Double buffer: one block is written to C while tiles compute the other.
   alignas(64) float sums[2][BLOCK * BLOCK];
@@ -239,11 +247,12 @@ void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* 
     Left<float> left;
     const bfloat* right;
     float *sums, *to;
+    int64_t N;
     bool add;
   } before;
   const auto write = [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) {
-      float *sum = before.sums + i * BLOCK, *at = before.to + i * ldc;
+      float *sum = before.sums + i * BLOCK, *at = before.to + i * before.N;
       if (!finite(load(sum) + load(sum + TILE))) {
         exact_row(before.depth, before.left.data + i * before.left.row, before.left.column,
                   before.right, sum);
@@ -256,37 +265,42 @@ void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* 
   };
   int64_t formed = 0, count = 0;
   for (int64_t m0 = 0; m0 < M; m0 += SPLIT_ROWS) {
-    const int64_t m1 = std::min(M, m0 + SPLIT_ROWS);
+    // Blocks of equal height: all tiles have one form. Rows past the end are computed, not written.
+    const int64_t m1 = std::min(M, m0 + SPLIT_ROWS), blocks = (m1 - m0 + BLOCK - 1) / BLOCK;
+    const int64_t rows = (m1 - m0 + blocks - 1) / blocks, tall = rows > TILE ? 2 : 1;
+    const int64_t height = (rows + tall - 1) / tall, block_rows = tall * height;
+    if (formed != height) {
+      TileForms forms;
+      std::fill(forms.bytes, forms.bytes + 8, 64);
+      std::fill(forms.rows, forms.rows + 6, height);
+      forms.rows[6] = forms.rows[7] = TILE;
+      TileUnit::form(forms);
+      formed = height;
+    }
     for (int64_t k = 0; k < K; k += SPLIT_COLUMNS) {
       const int64_t depth = std::min(SPLIT_COLUMNS, K - k), here = (depth + PAIRS - 1) / PAIRS;
       const Left<float> rest{a.data + m0 * a.row + k * a.column, a.row, a.column};
-      split_left(m1 - m0, depth, rest, split_rows);
+      split_left(m1 - m0, depth, rest, block_rows, height, split_rows);
       written();
-      for (int64_t n = 0; n < N; n += BLOCK) {
-        for (int64_t m = m0; m < m1; m += BLOCK) {
-          Block now{std::min(BLOCK, m1 - m), std::min(BLOCK, N - n), depth};
-          if (formed != now.rows) {
-            TileForms forms;
-            std::fill(forms.bytes, forms.bytes + 8, 64);
-            std::fill(forms.rows, forms.rows + 8, TILE);
-            forms.rows[0] = forms.rows[1] = forms.rows[4] = std::min(now.rows, TILE);
-            // Unused tiles need a valid form as well.
-            forms.rows[2] = forms.rows[3] = forms.rows[5] = std::max(now.rows - TILE, int64_t(1));
-            TileUnit::form(forms);
-            formed = now.rows;
+      for (const PartsRight& right : rights) {
+        const bfloat* const b = reinterpret_cast<const bfloat*>(right.packed);
+        for (int64_t n = 0; n < right.N; n += BLOCK) {
+          const bfloat* left = split_rows;
+          for (int64_t m = m0; m < m1; m += block_rows, left += here * STEP) {
+            Block now{std::min(block_rows, m1 - m), std::min(BLOCK, right.N - n), depth};
+            now.left = {a.data + m * a.row + k * a.column, a.row, a.column};
+            now.right = b + (n / BLOCK * steps + k / PAIRS) * STEP;
+            now.sums = sums[count++ % 2], now.to = right.c + m * right.N + n, now.N = right.N;
+            now.add = add || k > 0;
+            const auto make = [&](auto tiles) {
+              block_of_sums<tiles>(here, left, now.right, height, now.sums, [&](int64_t i) {
+                write(before.rows * i / here, before.rows * (i + 1) / here);
+              });
+            };
+            tall == 2 ? make(std::integral_constant<int, 2>())
+                      : make(std::integral_constant<int, 1>());
+            before = now;
           }
-          now.left = {a.data + m * a.row + k * a.column, a.row, a.column};
-          now.right = b + (n / BLOCK * steps + k / PAIRS) * STEP;
-          now.sums = sums[count++ % 2], now.to = c + m * ldc + n, now.add = add || k > 0;
-          const auto make = [&](auto rows) {
-            block_of_sums<rows>(here, split_rows + (m - m0) / BLOCK * here * STEP, now.right,
-                                now.sums, [&](int64_t i) {
-                                  write(before.rows * i / here, before.rows * (i + 1) / here);
-                                });
-          };
-          now.rows > TILE ? make(std::integral_constant<int, 2>())
-                          : make(std::integral_constant<int, 1>());
-          before = now;
         }
       }
     }
@@ -295,17 +309,23 @@ void parts_product(int64_t M, int64_t N, int64_t K, Left<float> a, const float* 
   if (formed) TileUnit::release();
 }
 
-// Whether parts are faster than vectors for the product of (rows, K) and (K, N).
-bool suits_parts(int64_t rows, int64_t K, int64_t N) {
-  return rows >= 32 && K >= 128 && N >= 128 && tiles() == USED;
+// Whether parts are faster than vectors for the product of (rows, K) and (K, N). Splitting rows
+// that lie in columns takes longer.
+bool suits_parts(int64_t rows, int64_t K, int64_t N, bool in_columns) {
+  return rows >= 32 && K >= 64 && N >= (in_columns ? 128 : 64) && tiles() == USED;
 }
 
 #else
 
 int64_t parts_size(int64_t, int64_t) { return 0; }
 void pack_parts(const float*, int64_t, int64_t, int64_t, int64_t, float*, const Center&, int64_t) {}
-void parts_product(int64_t, int64_t, int64_t, Left<float>, const float*, float*, int64_t, bool) {}
-bool suits_parts(int64_t, int64_t, int64_t) { return false; }
+struct PartsRight {
+  const float* packed;
+  int64_t N;
+  float* c;
+};
+void parts_product(int64_t, int64_t, Left<float>, std::initializer_list<PartsRight>, bool) {}
+bool suits_parts(int64_t, int64_t, int64_t, bool) { return false; }
 
 #endif
 

@@ -27,7 +27,7 @@ struct Packed {
     }
     by_parts(threads, M * N * K, M, [&](int64_t from, int64_t to) {
       const Left<float> rows{left.data + from * left.row, left.row, left.column};
-      parts_product(to - from, N, K, rows, numbers, c + from * N, N, add);
+      parts_product(to - from, K, rows, {{numbers, N, c + from * N}}, add);
     });
   }
 };
@@ -146,7 +146,7 @@ class Direction {
     if (!in_place) pack_recurrent(true);
     Packed w_ih;
     if (t.dx && !in_place && !thin(I)) w_ih = pack(t.w_ih, I, Rows{}, false, rows);
-    float* const room = arena.take(weight_room(most, G, std::max(H, I)));
+    float* const room = arena.take(weight_room(most, G, H, I));
     make_room();
     for (size_t i = chunks_.size(); i-- > 0;) {
       const Chunk& chunk = chunks_[i];
@@ -171,11 +171,15 @@ class Direction {
       // du may have any mean over the examples of a step: centred rows cancel it. The gradient of
       // the inputs is centred below.
       if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
-      weight_gradient(count, G, du, h_prev, H, t.dw_hh, more, room, a.threads);
       const bool own = examples.own(first_place());
       const float* x = t.x + row * I;
-      if (t.dw_ih && own) x = centered(chunk, x, I);
-      weight_gradient(count, G, dv, x, I, t.dw_ih, more, room, a.threads);
+      if (merged && !own) {
+        weight_gradients(count, G, du, h_prev, H, t.dw_hh, x, I, t.dw_ih, more, room, a.threads);
+      } else {
+        weight_gradient(count, G, du, h_prev, H, t.dw_hh, more, room, a.threads);
+        if (t.dw_ih && own) x = centered(chunk, x, I);
+        weight_gradient(count, G, dv, x, I, t.dw_ih, more, room, a.threads);
+      }
       if (later.du) copy(x, count * I, later.x), copy(h_prev, count * H, later.h);
       if (t.dbias_inner) few_sum(count, G, dv, t.dbias_inner, more || later.du, a.threads);
       if (!t.dx) continue;
@@ -201,14 +205,34 @@ class Direction {
     if (!w) return;
     if (count <= OUTER_ROWS && !add) return few_outer(count, G, K, d, of, w, threads);
     if (thin(K)) return thin_outer(count, G, K, d, of, w, add, room, threads);
-    Packed packed{room, count, K, suits_parts(G, count, K)};
+    Packed packed{room, count, K, suits_parts(G, count, K, true)};
     packed.fill(of, K, 1, Center{}, threads);
     packed.multiply(G, {d, 1, G}, w, add, threads);
   }
 
+  // The same for both weights if they share d, which is then split once.
+  static void weight_gradients(int64_t count, int64_t G, const float* d, const float* h, int64_t H,
+                               float* dw_hh, const float* x, int64_t I, float* dw_ih, bool add,
+                               float* room, int64_t threads) {
+    if (!dw_hh || !dw_ih || thin(H) || thin(I) || !suits_parts(G, count, H + I, true)) {
+      weight_gradient(count, G, d, h, H, dw_hh, add, room, threads);
+      weight_gradient(count, G, d, x, I, dw_ih, add, room, threads);
+      return;
+    }
+    float* const room_x = room + parts_size(count, H);
+    pack_parts(h, H, 1, count, H, room, Center{}, threads);
+    pack_parts(x, I, 1, count, I, room_x, Center{}, threads);
+    by_parts(threads, G * (H + I) * count, G, [&](int64_t from, int64_t to) {
+      parts_product(to - from, count, {d + from, 1, G},
+                    {{room, H, dw_hh + from * H}, {room_x, I, dw_ih + from * I}}, add);
+    });
+  }
+
   // Size of `room`.
-  static int64_t weight_room(int64_t count, int64_t G, int64_t K) {
-    return std::max(ln_zoo_packed_size(count, K, 0), parts_size(count, K)) + THIN * G;
+  static int64_t weight_room(int64_t count, int64_t G, int64_t H, int64_t I) {
+    return std::max(ln_zoo_packed_size(count, std::max(H, I), 0),
+                    parts_size(count, H) + parts_size(count, I)) +
+           THIN * G;
   }
 
  private:
@@ -336,7 +360,7 @@ class Direction {
   Packed pack(const float* w, int64_t K, const Rows& rows, bool transposed, int64_t count) {
     const int64_t G = shape.G, k = transposed ? K : G, n = transposed ? G : K;
     const float* means = means_of_rows(w, K, rows);
-    Packed found{nullptr, k, n, suits_parts(count, k, n)};
+    Packed found{nullptr, k, n, suits_parts(count, k, n, false)};
     found.numbers = arena.take(found.size());
     found.fill(w, transposed ? 1 : K, transposed ? K : 1, {means, shape.H, K, transposed},
                a.threads);
@@ -463,9 +487,13 @@ void ln_zoo_call_weights(const Call* call, const Rooms* rooms, int64_t rows, flo
                          float* dw_hh, int64_t add) {
   const int64_t G = gates_of(call->cell) * call->hidden, H = call->hidden, I = call->inputs;
   Arena arena;
-  float* const room = arena.take(Direction::weight_room(rows, G, std::max(H, I)));
-  const float* dv = rooms->dv ? rooms->dv : rooms->du;
-  Direction::weight_gradient(rows, G, dv, rooms->x, I, dw_ih, add, room, call->threads);
+  float* const room = arena.take(Direction::weight_room(rows, G, H, I));
+  if (!rooms->dv) {
+    Direction::weight_gradients(rows, G, rooms->du, rooms->h, H, dw_hh, rooms->x, I, dw_ih, add,
+                                room, call->threads);
+    return;
+  }
+  Direction::weight_gradient(rows, G, rooms->dv, rooms->x, I, dw_ih, add, room, call->threads);
   Direction::weight_gradient(rows, G, rooms->du, rooms->h, H, dw_hh, add, room, call->threads);
 }
 

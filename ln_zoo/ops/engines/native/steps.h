@@ -36,7 +36,7 @@ template <class T>
 void recurrent_product(const Steps& s, int64_t M, int64_t N, int64_t K, Left<T> a, float* c,
                        bool add) {
   if constexpr (sizeof(T) == 4) {
-    if (s.parts) return parts_product(M, N, K, a, static_cast<const T*>(s.weight), c, N, add);
+    if (s.parts) return parts_product(M, K, a, {{static_cast<const T*>(s.weight), N, c}}, add);
   }
   product(M, N, K, a, static_cast<const T*>(s.weight), c, N, add);
 }
