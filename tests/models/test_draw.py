@@ -117,7 +117,7 @@ def test_measures_are_means_over_draws() -> None:
     assert {value.dtype for value in found.values()} == {torch.float64}
 
 
-def test_evaluation_gives_the_same_numbers_whatever_was_drawn_before() -> None:
+def test_evaluation_does_not_depend_on_earlier_samples() -> None:
     model = small(importance_samples=5, eval_samples=3)
     data = loader(pictures(12))
     found = []

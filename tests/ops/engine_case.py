@@ -82,7 +82,7 @@ def noisy(
 
 
 def between_nans(a: Tensor, shift: int = 0) -> Tensor:
-    """The same numbers in memory that has NaN on both sides, and begins so many numbers later."""
+    """A copy at an offset of ``shift`` elements, with NaN on both sides."""
     around = float("nan") if a.is_floating_point() else True
     memory = torch.full((a.numel() + 2 * GUARD + shift,), around, dtype=a.dtype)
     return memory[GUARD + shift :][: a.numel()].view(a.shape).copy_(a)

@@ -105,11 +105,11 @@ def arguments() -> list[tuple[type[ZooModule], str]]:
 def test_no_argument_of_a_model_imports_a_module(
     red: Path, model: type[ZooModule], name: str
 ) -> None:
-    """Whatever its type, its spelling in the checkpoint, and whether building then fails."""
+    """In no type of argument and no spelling, also if building fails afterwards."""
     for spelling in SPELLINGS:
         stored = {"_class_path": f"ln_zoo.models.{model.__name__}", name: spelling}
         torch.save({"state_dict": {}, "hyper_parameters": stored}, "x.ckpt")
-        if name == "vocabulary" and isinstance(spelling, list):  # of words, whatever they say
+        if name == "vocabulary" and isinstance(spelling, list):  # words of a text
             with contextlib.suppress(ValueError):
                 source.find("x.ckpt").build()
         else:
