@@ -149,7 +149,8 @@ def test_fit_and_test_equal_one_process(fitted: tuple[Path, Done], in_fitted: Pa
     succeed("test", "--ckpt_path", LAST, *DATA, *QUIET, *ONE)
     one = results(Path("runs"))
     assert one["processes"] == 1
-    assert one["metrics"] == two["metrics"]
+    # Means of other shares are summed in another order, and of other batches.
+    assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-6)
     assert one["checkpoint_sha256"] == two["checkpoint_sha256"]
     assert load(Path(LAST))["rng_state"].shape == (2, len(torch.get_rng_state()))
 
