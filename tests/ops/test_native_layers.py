@@ -278,6 +278,7 @@ CHUNKS = [
     ((9, 5, 20, 9), RMSNorm(gain=0.7), {}),
     ((7, 30, 17, 33), Identity(), {"num_layers": 2, "bidirectional": True}),
     ((8, 3, 1, 40), LayerNorm(gain=0.5), {"recurrent_dropout": 0.5}),
+    ((5, 40, 7, 20), LayerNorm(gain=0.5), {"recurrent_dropout": 0.5, "zoneout": 0.25}),
 ]
 
 
@@ -304,6 +305,18 @@ def test_chunks_are_those_of_the_generic_loop(
     for i in range(2):
         assert torch.equal(whole[f"result {i}"], cut[f"result {i}"])
     assert_generic(layer, x, states, training)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(gain=0.5), Identity()], ids=str)
+@every_kind
+def test_examples_do_not_depend_on_their_number(name: str, norm: Norm) -> None:
+    """Many are multiplied by the input weight step by step, few all steps at once."""
+    layer, x = randomised(LAYERS[name](7, 33, norm=norm)), torch.randn(5, 50, 7)
+    many, few = layer(x)[0], layer(x[:, :5])[0]
+    assert torch.equal(many[:, :5], few)
+    with torch.no_grad():
+        assert torch.equal(layer(x)[0], many)
+        assert torch.equal(layer(x[:, :5])[0], few)
 
 
 @pytest.mark.parametrize(("threads", "training"), [(1, True), (2, False), (3, True)])
@@ -503,6 +516,7 @@ RESETS = [
     ((9, 5, 7, 20), 1, {"norm": RMSNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
     ((9, 5, 1, 9), 1, {"norm": Identity(), "bias": False}),
     ((9, 5, 7, 37), 3, {"norm": LayerNorm(gain=0.5)}),
+    ((5, 40, 7, 20), 1, {"norm": LayerNorm(gain=0.5)}),
     ((9, 5, 3, 21), 1, {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
     ((2, 2, 3, 5), 1, {"norm": Identity(), "zoneout": 0.25, "recurrent_dropout": 0.5}),
 ]

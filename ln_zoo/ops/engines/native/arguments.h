@@ -30,6 +30,10 @@ struct Steps {
   int64_t carried;       // an LSTM carries on the normalised cell state
   const int64_t* sizes;  // (steps,)
   Rows input, recurrent, out;
+  // If x is given, each step computes its rows of v, with the packed float weight (I, G); v is null
+  // where it is not saved.
+  int64_t inputs;
+  const float *x, *input_weight;  // (rows, I)
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
   const float *gain_out, *shift_out;                          // (H,)
   const void* weight;    // packed T: forward (H, G), backward (G, H); or packed by shares

@@ -44,6 +44,9 @@ class Direction {
         examples(call, tensors, shape),
         rows(a.steps * a.examples),
         in_place((rows <= FEW_ROWS || a.steps <= FEW_STEPS) && !examples.any()),
+        each_step(!in_place && !examples.any() && a.shares == 1 && !t.bias_inner &&
+                  a.examples >= MANY_EXAMPLES * threads_for(a.threads, a.examples) &&
+                  !suits_parts(rows, a.inputs, shape.G, false)),
         merged(keeps_sum(a.cell, a.joint)),
         chunks_(chunks()) {
     const int64_t G = shape.G, H = shape.H;
@@ -74,13 +77,14 @@ class Direction {
     }
     s.gain_out = t.gain_out ? t.gain_out : ones;
     s.shift_out = t.shift_out ? t.shift_out : zeros;
-    const int64_t here = t.kept ? rows : longest();
+    const int64_t here = t.kept ? rows : each_step ? 0 : longest();
     float* kept = t.kept ? t.kept : arena.take(here * (merged ? G : 2 * G));
     s.u = kept;
     s.v = merged ? kept : kept + here * G;
     kept += here * (merged ? G : 2 * G);
     if (!t.kept) {
       if (!in_place) s.u = nullptr;  // products stay in the cache
+      if (each_step) s.v = nullptr;
       return;
     }
     if (a.cell == LSTM) s.cells = kept, kept += rows * H;
@@ -102,6 +106,10 @@ class Direction {
     if (in_place) return steps_in_place();
     const Packed w_ih = pack(t.w_ih, I, first(), true, rows);
     pack_recurrent(false);
+    if (each_step) {
+      s.x = t.x, s.inputs = I, s.input_weight = w_ih.numbers;
+      return ln_zoo_forward(&s);
+    }
     make_room();
     for (const Chunk& chunk : chunks_) {
       const Steps part = part_of(chunk);
@@ -247,7 +255,12 @@ class Direction {
   const Shape shape;
   OverExamples examples;
   const int64_t rows;
-  const bool in_place, merged;
+  const bool in_place;
+  // Whether each step of the forward pass multiplies its own inputs. Terms then stay in the cache,
+  // but each step reads the whole weight.
+  const bool each_step;
+  static constexpr int64_t MANY_EXAMPLES = 8;  // of a thread
+  const bool merged;
   const std::vector<Chunk> chunks_;
   Arena arena;
   float *rows_room, *means;  // of `centered`

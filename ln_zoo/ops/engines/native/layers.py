@@ -179,7 +179,7 @@ class _Direction:
             share_c=spec.zoneout[1],
             sources=(c_int64 * 3)(*map(_source, spec.places)),
             correction=max(getattr(place, "correction", 0) for place in spec.places),
-            joint=spec.joint,
+            joint=self.merged and spec.gates > 1,
             carried=spec.carried,
             negated=offset is not None,
             update_offset=offset or 0.0,
@@ -327,7 +327,10 @@ class _Direction:
 
     @property
     def merged(self) -> bool:
-        return self.spec.merged or self.spec.joint
+        """Whether the terms are added before anything else; an LSTM's without norms may be."""
+        spec = self.spec
+        plain = spec.cell == "LSTM" and not (spec.input.scale or spec.recurrent.scale)
+        return spec.merged or (plain and not spec.examples)
 
     def replay(
         self, tensors: Sequence[Any], masks: Masks, given: FixedStatistics

@@ -85,6 +85,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
     if (first == last) return;
     // Products are written in place if saved, unless they must be narrowed first.
     std::vector<float> products(kept && !narrow_rows ? 0 : (last - first) * G);
+    std::vector<float> terms(s.x && !v && !merged ? (last - first) * G : 0);
     std::vector<float> scratch(ROOM * H), wide(narrow_rows ? G : 0);
     std::vector<float> dropped(s.dropout ? (last - first) * H : 0);
     std::vector<T> left;
@@ -112,11 +113,19 @@ void forward(const Steps& call, const Window* window = nullptr) {
         drop(h_before, s.dropout + first * H, (end - first) * H, dropped.data(), false);
         h_before = dropped.data();
       }
+      T* term = v ? v + (offset + first) * G : nullptr;
+      if constexpr (!narrow_rows) {
+        if (s.x) {
+          if (!v) term = merged ? u : terms.data();
+          const Left<float> x_rows{s.x + (offset + first) * s.inputs, s.inputs, 1};
+          product(end - first, G, s.inputs, x_rows, s.input_weight, term, G, false);
+        }
+      }
       const Left<T> h_rows = operand(h_before, end - first, H, left);
       recurrent_product(s, end - first, G, padded<T>(H), h_rows, u, merged && !narrow_rows);
-      for (int64_t n = first; n < end; n++, u += G) {
+      for (int64_t n = first; n < end; n++, u += G, term += G) {
         const int64_t row = offset + n;
-        const float* input = floats(v + row * G, G, wide.data());
+        const float* input = floats(term, G, wide.data());
         if constexpr (narrow_rows) {
           if (merged)
             for_units(G, [&](int64_t j, auto block) {
@@ -236,7 +245,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
 extern "C" {
 
 // Version of the structures and functions below.
-int64_t ln_zoo_abi() { return 12; }
+int64_t ln_zoo_abi() { return 13; }
 
 // Elements of a packed (K, N).
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {

@@ -98,6 +98,8 @@ class StepsArguments(Arguments):
         *((name, c_int64) for name in ("shares", "parts", "joint", "carried")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
+        # Of `layers`: here products with the inputs are those of a chunk.
+        *(("inputs", c_int64), ("x", c_void_p), ("input_weight", c_void_p)),
         *_zoned(tensors),
     )
 
