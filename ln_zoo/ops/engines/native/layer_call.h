@@ -46,6 +46,7 @@ class Direction {
         in_place((rows <= FEW_ROWS || a.steps <= FEW_STEPS) && !examples.any()),
         each_step(!in_place && !examples.any() && a.shares == 1 && !t.bias_inner &&
                   a.examples >= MANY_EXAMPLES * threads_for(a.threads, a.examples) &&
+                  4 * a.inputs * shape.G <= own_cache() &&
                   !suits_parts(rows, a.inputs, shape.G, false)),
         merged(keeps_sum(a.cell, a.joint)),
         chunks_(chunks()) {
@@ -257,7 +258,7 @@ class Direction {
   const int64_t rows;
   const bool in_place;
   // Whether each step of the forward pass multiplies its own inputs. Terms then stay in the cache,
-  // but each step reads the whole weight.
+  // but each step reads the whole weight, which must stay there too.
   const bool each_step;
   static constexpr int64_t MANY_EXAMPLES = 8;  // of a thread
   const bool merged;
