@@ -319,6 +319,39 @@ def test_examples_do_not_depend_on_their_number(name: str, norm: Norm) -> None:
         assert torch.equal(layer(x[:, :5])[0], few)
 
 
+@pytest.mark.parametrize("norm", [LayerNorm(gain=0.5), Identity()], ids=str)
+@every_kind
+def test_threads_run_parts_of_many_examples(name: str, norm: Norm) -> None:
+    """From end to end: gradients are the sums of those of parts, to the bit."""
+    layer = randomised(LAYERS[name](7, 20, norm=norm))
+    x, d = torch.randn(20, 41, 7), torch.randn(20, 41, 20)
+    states = zero_states(layer, 41)
+
+    def run(first: int, end: int, threads: int) -> tuple[list[Tensor], list[Tensor]]:
+        torch.set_num_threads(threads)
+        layer.zero_grad()
+        inputs, *starts = (a[:, first:end].detach().clone().requires_grad_() for a in (x, *states))
+        output, final = layer(inputs, tuple(starts) if len(starts) > 1 else starts[0])
+        final = final if isinstance(final, tuple) else (final,)
+        ((output * d[:, first:end]).sum() + sum(a.square().sum() for a in final)).backward()
+        examples = [output, *final, inputs.grad, *(a.grad for a in starts)]
+        return examples, [p.grad.clone() for p in layer.parameters()]
+
+    both, sums = run(0, 41, 2)
+    parts = [run(0, 20, 1), run(20, 41, 1)]
+    for found, *expected in zip(both, *(part[0] for part in parts), strict=True):
+        assert torch.equal(found, torch.cat(expected, 1))
+    for found, first, second in zip(sums, *(part[1] for part in parts), strict=True):
+        assert torch.equal(found, first + second)
+
+
+@pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: cell.name)
+def test_threads_run_parts_of_other_cells(cell: Cell) -> None:
+    torch.set_num_threads(3)
+    layer = randomised(RecurrentLayer(5, 9, cell=cell, norm=LayerNorm(gain=0.5), bias=False))
+    assert_generic(layer, torch.randn(30, 29, 5), zero_states(layer, 29), True, times=1)
+
+
 @pytest.mark.parametrize(("threads", "training"), [(1, True), (2, False), (3, True)])
 @every_kind
 def test_threads_may_share_the_units(

@@ -33,7 +33,8 @@ struct Steps {
   // If x is given, each step computes its rows of v, with the packed float weight (I, G); v is null
   // where it is not saved.
   int64_t inputs;
-  const float *x, *input_weight;  // (rows, I)
+  int64_t skipped;                // rows after each step of x, output and output_gradient
+  const float *x, *input_weight;  // x: (rows, I)
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
   const float *gain_out, *shift_out;                          // (H,)
   const void* weight;    // packed T: forward (H, G), backward (G, H); or packed by shares

@@ -32,22 +32,21 @@ struct Packed {
   }
 };
 
-// One call, forward or backward, chunk by chunk.
+// One call, or that of a part of its examples, forward or backward, chunk by chunk.
 class Direction {
  public:
-  Direction(const Call& call, const Tensors& tensors)
+  // `apart`: rows between steps in x, output and their gradients; more than the examples of a part.
+  Direction(const Call& call, const Tensors& tensors, int64_t apart)
       : a(call),
         t(tensors),
+        apart_(apart),
         sizes_(call.steps, call.examples),
         s(steps()),
         shape(s),
         examples(call, tensors, shape),
         rows(a.steps * a.examples),
         in_place((rows <= FEW_ROWS || a.steps <= FEW_STEPS) && !examples.any()),
-        each_step(!in_place && !examples.any() && a.shares == 1 && !t.bias_inner &&
-                  a.examples >= MANY_EXAMPLES * threads_for(a.threads, a.examples) &&
-                  4 * a.inputs * shape.G <= own_cache() &&
-                  !suits_parts(rows, a.inputs, shape.G, false)),
+        each_step(by_steps(a, t)),
         merged(keeps_sum(a.cell, a.joint)),
         chunks_(chunks()) {
     const int64_t G = shape.G, H = shape.H;
@@ -99,6 +98,18 @@ class Direction {
     const int64_t stats = by_rows ? STATS : 0;
     return a.steps * a.examples * ((products + (a.cell == LSTM)) * a.hidden + stats);
   }
+
+  // Whether each step of the forward pass multiplies its own inputs. Terms then stay in the cache,
+  // but each step reads the whole weight, which must stay there too.
+  static bool by_steps(const Call& a, const Tensors& t) {
+    const int64_t G = gates_of(a.cell) * a.hidden, rows = a.steps * a.examples;
+    const bool by_rows = a.sources[INPUT] + a.sources[RECURRENT] + a.sources[OUT] == NONE;
+    return by_rows && a.steps > FEW_STEPS && a.shares == 1 && !t.bias_inner &&
+           a.examples >= MANY_EXAMPLES * threads_for(a.threads, a.examples) &&
+           4 * a.inputs * G <= own_cache() && !suits_parts(rows, a.inputs, G, false);
+  }
+
+  static constexpr int64_t MANY_EXAMPLES = 8;  // of a thread
 
   void forward() {
     const int64_t G = shape.G, I = a.inputs;
@@ -156,16 +167,17 @@ class Direction {
     Packed w_ih;
     if (t.dx && !in_place && !thin(I)) w_ih = pack(t.w_ih, I, Rows{}, false, rows);
     float* const room = arena.take(weight_room(most, G, H, I));
+    float* const x_room = apart_ > N ? arena.take(most * I) : nullptr;
     make_room();
     for (size_t i = chunks_.size(); i-- > 0;) {
       const Chunk& chunk = chunks_[i];
       const int64_t row = row_of(chunk), count = rows_of(chunk);
       const bool more = i + 1 < chunks_.size();
       Steps part = part_of(chunk);
-      const float* h_prev = before(chunk, t.h0, t.output, h_room);
-      part.output_gradient = t.d_output ? t.d_output + row * H : nullptr;
+      const float* h_prev = before(chunk, t.h0, t.output, apart_, h_room);
+      part.output_gradient = t.d_output ? t.d_output + chunk.step * apart_ * H : nullptr;
       part.h_prev = h_prev;
-      if (a.cell == LSTM) part.c_prev = before(chunk, t.c0, s.cells, c_room);
+      if (a.cell == LSTM) part.c_prev = before(chunk, t.c0, s.cells, N, c_room);
       if (examples.any()) {
         batch_backward(part, examples.backward(chunk.step, chunk.steps));
       } else {
@@ -181,7 +193,7 @@ class Direction {
       // the inputs is centred below.
       if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
       const bool own = examples.own(first_place());
-      const float* x = t.x + row * I;
+      const float* x = inputs_of(chunk, x_room);
       if (merged && !own) {
         weight_gradients(count, G, du, h_prev, H, t.dw_hh, x, I, t.dw_ih, more, room, a.threads);
       } else {
@@ -192,9 +204,12 @@ class Direction {
       if (later.du) copy(x, count * I, later.x), copy(h_prev, count * H, later.h);
       if (t.dbias_inner) few_sum(count, G, dv, t.dbias_inner, more || later.du, a.threads);
       if (!t.dx) continue;
-      float* dx = t.dx + row * I;
+      float* const dx = apart_ > N ? x_room : t.dx + row * I;
       input_gradient(count, dv, w_ih, dx, room);
       if (own) without_means(chunk.steps, a.examples, I, dx, dx, means, a.threads);
+      for (int64_t i = 0; apart_ > N && i < chunk.steps; i++) {
+        copy(dx + i * N * I, N * I, t.dx + (chunk.step + i) * apart_ * I);
+      }
     }
     if (a.negated) negate_update(s.dbias), negate_update(s.dgain_recurrent);
     if (a.joint && a.cell == GRU) copy(s.dbias_hn, H, s.dbias + 2 * H);
@@ -251,17 +266,13 @@ class Direction {
 
   const Call& a;
   const Tensors& t;
+  const int64_t apart_;
   std::vector<int64_t> sizes_;
   Steps s;
   const Shape shape;
   OverExamples examples;
   const int64_t rows;
-  const bool in_place;
-  // Whether each step of the forward pass multiplies its own inputs. Terms then stay in the cache,
-  // but each step reads the whole weight, which must stay there too.
-  const bool each_step;
-  static constexpr int64_t MANY_EXAMPLES = 8;  // of a thread
-  const bool merged;
+  const bool in_place, each_step, merged;
   const std::vector<Chunk> chunks_;
   Arena arena;
   float *rows_room, *means;  // of `centered`
@@ -276,7 +287,7 @@ class Direction {
     s.input = a.input, s.recurrent = a.recurrent, s.out = a.out;
     s.dropout = t.dropout, s.zoneout_h = t.zoneout_h, s.zoneout_c = t.zoneout_c;
     s.share_h = a.share_h, s.share_c = a.share_c, s.reset = t.reset;
-    s.joint = a.joint, s.carried = a.carried;
+    s.joint = a.joint, s.carried = a.carried, s.skipped = apart_ - a.examples;
     return s;
   }
 
@@ -349,15 +360,26 @@ class Direction {
       std::fill(to, to + n, 0.0f);
   }
 
-  // Values of the previous step for each row of a chunk, from those after all steps.
-  const float* before(const Chunk& chunk, const float* at_first, const float* after,
+  // Inputs of a chunk, in place or copied.
+  const float* inputs_of(const Chunk& chunk, float* room) const {
+    const int64_t n = a.examples * a.inputs;
+    const float* const x = t.x + chunk.step * apart_ * a.inputs;
+    if (apart_ == a.examples) return x;
+    for (int64_t i = 0; i < chunk.steps; i++) copy(x + i * apart_ * a.inputs, n, room + i * n);
+    return room;
+  }
+
+  // Values of the previous step for each row of a chunk, from those after all steps, with rows
+  // `apart` between steps.
+  const float* before(const Chunk& chunk, const float* at_first, const float* after, int64_t apart,
                       float* room) const {
-    const int64_t n = a.examples * shape.H;
-    const float* const first = chunk.step > 0 ? after + (chunk.step - 1) * n : at_first;
-    if (chunk.step > 0 && !t.reset) return first;
-    start(room, first);
-    if (chunk.steps > 1) copy(after + chunk.step * n, (chunk.steps - 1) * n, room + n);
-    restart(s, row_of(chunk), 0, rows_of(chunk), shape.H, room, nullptr);
+    const int64_t n = a.examples * shape.H, H = shape.H;
+    if (apart == a.examples && chunk.step > 0 && !t.reset) return after + (chunk.step - 1) * n;
+    for (int64_t i = 0; i < chunk.steps; i++) {
+      const int64_t step = chunk.step + i;
+      step ? copy(after + (step - 1) * apart * H, n, room + i * n) : start(room, at_first);
+    }
+    restart(s, row_of(chunk), 0, rows_of(chunk), H, room, nullptr);
     return room;
   }
 
@@ -485,6 +507,74 @@ class Direction {
   }
 };
 
+// Parts of the examples that threads run from end to end, each with its own copies of weights and of
+// their gradients. Otherwise threads share products, wait for each other several times a chunk, and
+// read what others have just written.
+int64_t parts_of_examples(const Call& a, const Tensors& t) {
+  // From twice the rows of a weight on, its copies are smaller than what a part keeps.
+  const int64_t least = std::max<int64_t>(256, 2 * (a.inputs + a.hidden));
+  const bool masks = t.dropout || t.zoneout_h || t.zoneout_c || t.reset;
+  const int64_t parts = threads_for(a.threads, a.examples);
+  const bool many = a.steps * a.examples >= least * parts;
+  return many && !masks && Direction::by_steps(a, t) ? parts : 1;
+}
+
+// A gradient that is summed up over examples.
+struct SumOfExamples {
+  float* Tensors::*to;
+  int64_t size;
+};
+
+// Run one direction, or a part of its examples on each thread.
+template <class Run>
+void by_examples(const Call& a, const Tensors& t, Run run) {
+  const int64_t parts = parts_of_examples(a, t);
+  if (parts == 1) {
+    Direction direction(a, t, a.examples);
+    return run(direction);
+  }
+  const int64_t H = a.hidden, I = a.inputs, G = gates_of(a.cell) * H;
+  const SumOfExamples sums[] = {{&Tensors::dw_ih, G * I},    {&Tensors::dw_hh, G * H},
+                                {&Tensors::dbias_ih, G},     {&Tensors::dbias_hh, G},
+                                {&Tensors::dgain_input, G},  {&Tensors::dgain_recurrent, G},
+                                {&Tensors::dgain_out, H},    {&Tensors::dshift_out, H}};
+  int64_t size = 0;
+  for (const SumOfExamples& sum : sums) size += t.*sum.to ? sum.size : 0;
+  thread_local Room room;
+  float* const others = room.take((parts - 1) * size);  // of all parts but the first
+  in_parallel(parts, [&](int64_t i) {
+    const int64_t first = a.examples * i / parts;
+    Call part = a;
+    part.examples = first, part.threads = 1;
+    const int64_t kept = Direction::keeps(part);
+    part.examples = a.examples * (i + 1) / parts - first;
+    Tensors own = t;
+    const auto skip = [](auto*& p, int64_t n) {
+      if (p) p += n;
+    };
+    skip(own.x, first * I), skip(own.dx, first * I), skip(own.kept, kept);
+    skip(own.output, first * H), skip(own.d_output, first * H);
+    skip(own.h0, first * H), skip(own.c0, first * H), skip(own.h, first * H);
+    skip(own.c, first * H), skip(own.d_h, first * H), skip(own.d_c, first * H);
+    skip(own.dh0, first * H), skip(own.dc0, first * H);
+    float* next = i > 0 ? others + (i - 1) * size : nullptr;
+    for (const SumOfExamples& sum : sums) {
+      if (next && own.*sum.to) own.*sum.to = next, next += sum.size;
+    }
+    Direction direction(part, own, a.examples);
+    run(direction);
+  });
+  const float* from = others;
+  for (const SumOfExamples& sum : sums) {
+    float* const to = t.*sum.to;
+    if (!to) continue;
+    by_parts(a.threads, parts * sum.size, sum.size, [&](int64_t first, int64_t end) {
+      for (int64_t i = 0; i < parts - 1; i++) add(from + i * size + first, to + first, end - first);
+    });
+    from += sum.size;
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -492,9 +582,13 @@ extern "C" {
 // Size of the tensors that a call saves, in floats.
 int64_t ln_zoo_call_keeps(const Call* call) { return Direction::keeps(*call); }
 
-void ln_zoo_call_forward(const Call* call, const Tensors* t) { Direction(*call, *t).forward(); }
+void ln_zoo_call_forward(const Call* call, const Tensors* t) {
+  by_examples(*call, *t, [](Direction& direction) { direction.forward(); });
+}
 
-void ln_zoo_call_backward(const Call* call, const Tensors* t) { Direction(*call, *t).backward(); }
+void ln_zoo_call_backward(const Call* call, const Tensors* t) {
+  by_examples(*call, *t, [](Direction& direction) { direction.backward(); });
+}
 
 // Write or add the gradients of both weights from the rows of several steps.
 void ln_zoo_call_weights(const Call* call, const Rooms* rooms, int64_t rows, float* dw_ih,

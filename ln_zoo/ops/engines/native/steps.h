@@ -117,7 +117,8 @@ void forward(const Steps& call, const Window* window = nullptr) {
       if constexpr (!narrow_rows) {
         if (s.x) {
           if (!v) term = merged ? u : terms.data();
-          const Left<float> x_rows{s.x + (offset + first) * s.inputs, s.inputs, 1};
+          const int64_t row = offset + first + t * s.skipped;
+          const Left<float> x_rows{s.x + row * s.inputs, s.inputs, 1};
           product(end - first, G, s.inputs, x_rows, s.input_weight, term, G, false);
         }
       }
@@ -136,7 +137,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
         float *h = s.h + n * H, *c = s.c ? s.c + n * H : nullptr;
         float* stats = s.stats ? s.stats + row * STATS : unused;
         forward_row(s, shape, row, input, u, h, c, stats, scratch.data());
-        copy(h, H, static_cast<T*>(s.output) + row * H);
+        copy(h, H, static_cast<T*>(s.output) + (row + t * s.skipped) * H);
         if (s.cells) copy(c, H, s.cells + row * H);
       }
       if (!window) continue;
@@ -202,7 +203,8 @@ void backward(const Steps& call, const Window* window = nullptr) {
         const int64_t row = offsets[t] + n;
         const float* u_row = floats(u + row * G, G, room);
         const float* v_row = merged ? nullptr : floats(v + row * G, G, room + G);
-        const float* d_row = dout ? floats(dout + row * H, H, room + 2 * G) : zeros.data();
+        const T* const d_out = dout ? dout + (row + t * s.skipped) * H : nullptr;
+        const float* d_row = dout ? floats(d_out, H, room + 2 * G) : zeros.data();
         float *dh = s.dh + n * H, *du, *dv;
         if constexpr (narrow_rows) {
           du = gradients.data() + (n - first) * G;

@@ -98,8 +98,9 @@ class StepsArguments(Arguments):
         *((name, c_int64) for name in ("shares", "parts", "joint", "carried")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
-        # Of `layers`: here products with the inputs are those of a chunk.
-        *(("inputs", c_int64), ("x", c_void_p), ("input_weight", c_void_p)),
+        # For padded calls in float32 alone.
+        *((name, c_int64) for name in ("inputs", "skipped")),
+        *((name, c_void_p) for name in ("x", "input_weight")),
         *_zoned(tensors),
     )
 
