@@ -510,9 +510,10 @@ class Direction {
 // Parts of the examples that threads run from end to end, each with its own copies of weights and of
 // their gradients. Otherwise threads share products, wait for each other several times a chunk, and
 // read what others have just written.
+constexpr int64_t LEAST_ROWS = 256;  // of a part, and of its chunks
 int64_t parts_of_examples(const Call& a, const Tensors& t) {
-  // From twice the rows of a weight on, its copies are smaller than what a part keeps.
-  const int64_t least = std::max<int64_t>(256, 2 * (a.inputs + a.hidden));
+  // A part then keeps several times as much as its copies take.
+  const int64_t least = std::max(LEAST_ROWS, 4 * (a.inputs + a.hidden));
   const bool masks = t.dropout || t.zoneout_h || t.zoneout_c || t.reset;
   const int64_t parts = threads_for(a.threads, a.examples);
   const bool many = a.steps * a.examples >= least * parts;
@@ -546,6 +547,7 @@ void by_examples(const Call& a, const Tensors& t, Run run) {
     const int64_t first = a.examples * i / parts;
     Call part = a;
     part.examples = first, part.threads = 1;
+    part.chunk_kept = std::max(LEAST_ROWS, a.chunk_kept / parts);
     const int64_t kept = Direction::keeps(part);
     part.examples = a.examples * (i + 1) / parts - first;
     Tensors own = t;
