@@ -140,9 +140,10 @@ library()
 torch.set_num_threads(3)
 for cls in (LSTM, GRU, RNN):
     for norm in (None, LayerNorm(), RMSNorm()):
-        for examples, hidden in ((1, 64), (3, 130), (16, 33), (2, 512)):
+        sizes = (4, 1, 64), (4, 3, 130), (4, 16, 33), (4, 2, 512), (20, 40, 9)
+        for steps, examples, hidden in sizes:
             layer = cls(5, hidden, norm=norm)
-            layer(torch.randn(4, examples, 5))[0].square().sum().backward()
+            layer(torch.randn(steps, examples, 5))[0].square().sum().backward()
 print("done")
 """
 #: Two threads pack into the same memory.
