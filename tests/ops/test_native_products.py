@@ -134,7 +134,8 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
 @pytest.mark.parametrize(
     ("hidden", "examples", "noise", "shares"),
     [
-        (32, 2, False, 1),  # 16 KiB: within any core's cache
+        (32, 1, False, 1),  # 16 KiB: within any core's cache
+        (32, 2, False, 1),
         (2400, 64, False, 2),  # 88 MiB: more than the caches hold
         (2400, 65, False, 1),
         (2400, 64, True, 1),
@@ -161,6 +162,9 @@ def test_threads_share_the_units_where_each_part_fits_its_cache() -> None:
     hidden = math.isqrt(3 * size // 32)  # 1.5 times what one core's cache holds
     assert shares_of_units(4, hidden, 16, False) == 2
     assert shares_of_units(4, hidden, 17, False) == 1
+    hidden = math.isqrt(size // 32)  # half of it
+    assert shares_of_units(4, hidden, 1, False) == 2  # a thread would have no example
+    assert shares_of_units(4, hidden, 2, False) == 1
 
 
 @needs_native

@@ -465,12 +465,13 @@ extern "C" {
 // Reading a weight from the third-level cache takes as long as about four multiplications, longer
 // from memory. Threads with fewer examples are bound by reading weights, so splitting the units is
 // faster, above all if each part fits the core's own cache. If the whole weight fits, splitting
-// only adds barriers. Measured on two cores (docs/explanation/speed_limits.md).
+// only adds barriers, unless it occupies threads that would have no example. Measured on two cores
+// (docs/explanation/speed_limits.md).
 int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
   constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
   const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
   const auto few = [&] {
-    if (bytes <= own_cache()) return 0;
+    if (bytes <= (2 * examples <= threads ? own_cache() / 4 : own_cache())) return 0;
     if (bytes > 32 * MIB) return 32;
     return bytes > 8 * MIB || bytes <= threads * own_cache() ? 8 : 3;
   };
