@@ -181,14 +181,15 @@ def _list() -> None:
 
 
 def _write(path: Path) -> None:
-    for folder in path.absolute().parents:
+    path = path.absolute()
+    for folder in path.parents:
         readme = folder / "README.md"
-        if readme.is_file() and claims.MARKS[0] in readme.read_text(encoding="utf-8"):
-            page = claims.page(path.absolute().parent.relative_to(folder).as_posix())
-            readme.write_text(
-                claims.with_table(readme.read_text(encoding="utf-8")), encoding="utf-8"
-            )
+        if readme.is_file() and claims.MARKS[0] in (text := readme.read_text(encoding="utf-8")):
+            readme.write_text(claims.with_table(text), encoding="utf-8")
             print(f"table: {readme}")
+            if path == readme:
+                return
+            page = claims.page(path.parent.relative_to(folder).as_posix())
             break
     else:
         page = claims.page()

@@ -10,7 +10,6 @@ the page of claims.
 from __future__ import annotations
 
 import functools
-import math
 import posixpath
 import re
 from collections import Counter
@@ -134,20 +133,25 @@ def claim(name: str) -> Claim:
     return {each.name: each for each in claims()}[name]
 
 
-def decide(low: float, high: float, wanted: str) -> str:
-    """The verdict of an interval: on the wanted side of 0, on the other, or around it.
+def decide(low: float, high: float, wanted: str, matters: float = 0.0) -> str:
+    """The verdict of an interval on an effect that is claimed to lie below or above 0.
 
-    An interval that is unknown has NaN as its ends.
+    The claim holds if the interval lies on that side, and does not if it excludes an effect of the
+    size ``matters`` on that side. An interval that is unknown has NaN as its ends.
 
     Example:
         >>> decide(-0.3, -0.1, "below"), decide(-0.3, 0.1, "below"), decide(0.1, 0.3, "below")
         ('holds', 'undecided', 'does not hold')
+        >>> decide(-0.3, 0.1, "below", matters=0.4)
+        'does not hold'
     """
-    if wanted not in ("below", "above"):
+    if wanted == "below":
+        low, high = -high, -low
+    elif wanted != "above":
         raise ValueError(f"wanted must be 'below' or 'above', got {wanted!r}")
-    if math.isnan(low) or math.isnan(high) or low <= 0 <= high:
-        return UNDECIDED
-    return HOLDS if (high < 0) == (wanted == "below") else DOES_NOT_HOLD
+    if low > 0:
+        return HOLDS
+    return DOES_NOT_HOLD if high < matters else UNDECIDED
 
 
 def decide_margin(low: float, high: float, margin: float) -> str:

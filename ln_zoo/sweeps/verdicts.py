@@ -70,14 +70,14 @@ class Speed:
         """Mean log ratio with its interval, at least as wide as from rounding alone."""
         return _difference(self.logs, self.rounding)
 
-    @property
-    def verdict(self) -> str:
-        """Verdict for this target, with 2.5 % of error on either side."""
+    def verdict(self, matters: float = 1.0) -> str:
+        """Verdict for this target, with 2.5 % of error on either side; ``matters`` is a ratio."""
         if self.missed:
             below, above = signed_rank(self.logs)
             opposed = claims.DOES_NOT_HOLD if above <= 0.025 else claims.UNDECIDED
             return claims.HOLDS if below <= 0.025 else opposed
-        return claims.decide(self.difference.low, self.difference.high, "below")
+        found = self.difference
+        return claims.decide(found.low, found.high, "below", math.log(matters))
 
     @property
     def text(self) -> str:
@@ -211,9 +211,9 @@ def judge_speed(
 ) -> Finding:
     """The verdict of the rule ``faster``; arguments as in `speeds`, and the relevant ratio."""
     found = speeds(curves, baseline, metric, start)
-    verdicts = {each.verdict for each in found}
-    faster, slower = claims.HOLDS in verdicts, claims.DOES_NOT_HOLD in verdicts
-    mixed = claims.IN_PART if faster and slower else claims.UNDECIDED
+    verdicts = {each.verdict(matters or 1.0) for each in found}
+    both = {claims.HOLDS, claims.DOES_NOT_HOLD} <= verdicts
+    mixed = claims.IN_PART if both else claims.UNDECIDED
     verdict = verdicts.pop() if len(verdicts) == 1 else mixed
     number = f"times as fast to {'; '.join(each.text for each in found)}"
     pairs = len(found[0].steps)
@@ -257,7 +257,7 @@ def judge_scores(
         verdict = claims.decide_margin(found.low, found.high, margin)
     else:
         side = "below" if kind == "lower" else "above"
-        verdict = claims.decide(found.low, found.high, side)
+        verdict = claims.decide(found.low, found.high, side, matters or 0.0)
     number = f"{metric} {found.mean:+.3g}{_interval(found.low, found.high, '+')}"
     differences = [scores[seed] - baseline[seed] for seed in seeds]
     needed = _needed(differences, matters or margin or None)
@@ -279,7 +279,7 @@ def judge_growth(
     found = paired(more, less)
     if found is None:
         raise ValueError("no seed has finished at all settings")
-    verdict = claims.decide(found.low, found.high, "above")
+    verdict = claims.decide(found.low, found.high, "above", matters or 0.0)
     seeds = [seed for seed in less if seed in more]
     ends = [statistics.fmean(leads[seed] for seed in seeds) for leads in (less, more)]
     number = f"lead in {metric} {ends[0]:+.3g} to {ends[1]:+.3g}, {found.mean:+.3g}"

@@ -99,6 +99,9 @@ def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:
     readme = (in_tmp / "README.md").read_text()
     assert readme == f"before\n{first}\n{claims.readme_table()}\n{last}\nafter\n"
     assert with_table(readme) == readme
+    # The page does not take the place of the README.
+    assert main(["reproduce", "--write", "README.md"]) == 0
+    assert (in_tmp / "README.md").read_text() == readme
 
 
 def test_every_verdict_with_a_table_is_recomputed(

@@ -62,6 +62,18 @@ def test_the_rule(low: float, high: float, below: str, above: str) -> None:
     assert claims.decide(low, high, "above") == above
 
 
+def test_an_interval_that_excludes_what_matters() -> None:
+    for low, high, verdict in [
+        (-1, 2, claims.DOES_NOT_HOLD),
+        (-1, 4, claims.UNDECIDED),
+        (1, 2, claims.HOLDS),
+        (-math.inf, math.inf, claims.UNDECIDED),
+        (math.nan, math.nan, claims.UNDECIDED),
+    ]:
+        assert claims.decide(low, high, "above", matters=3) == verdict
+        assert claims.decide(-high, -low, "below", matters=3) == verdict
+
+
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [

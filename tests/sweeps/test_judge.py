@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,9 @@ def test_lower_and_higher(tmp_path: Path) -> None:
     assert judge(found, Rule("higher", "error", "layer", "none")).verdict == "does not hold"
     mixed = report(tmp_path / "b", [[0.10], [0.30]], [[0.20], [0.22]])
     assert judge(mixed, LOWER).verdict == "undecided"
+    # In points: -1 (-115 to 113).
+    assert judge(mixed, replace(LOWER, matters=110.0)).verdict == "undecided"
+    assert judge(mixed, replace(LOWER, matters=120.0)).verdict == "does not hold"
     with pytest.raises(SweepError, match="the test has no 'bound'"):
         judge(found, Rule("lower", "bound", "layer", "none"))
     with pytest.raises(SweepError, match="has no 'loss'"):

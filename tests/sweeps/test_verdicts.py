@@ -45,6 +45,9 @@ def test_the_ratio_is_that_of_the_curves(ratio: float) -> None:
         assert math.exp(-each.difference.mean) == pytest.approx(ratio, rel=0.06)
     verdict = {0.5: claims.DOES_NOT_HOLD, 1.0: claims.UNDECIDED, 2.0: claims.HOLDS}[ratio]
     assert judge_speed(mine, theirs, "nll").verdict == verdict
+    # Of equal speeds the intervals exclude half as much again.
+    verdict = {1.0: claims.DOES_NOT_HOLD}.get(ratio, verdict)
+    assert judge_speed(mine, theirs, "nll", matters=1.5).verdict == verdict
 
 
 def test_faster_at_first_and_slower_afterwards_holds_in_part() -> None:
@@ -66,10 +69,10 @@ def test_a_miss_takes_longest_and_decides_from_six_seeds_on() -> None:
         assert late.logs[0] == 0
         late = speeds(theirs, mine, "nll")[-1]
         assert (late.missed, late.logs) == (True, [math.inf] * number)
-        assert (late.verdict == claims.DOES_NOT_HOLD) == (number >= 6)
+        assert (late.verdict() == claims.DOES_NOT_HOLD) == (number >= 6)
         steps = dict.fromkeys(range(number), 10.0)
         faster = Speed(0.9, 0.1, dict.fromkeys(range(number), 5.0), steps | {0: math.inf}, 0.0)
-        assert (faster.verdict == claims.HOLDS) == (number >= 6)
+        assert (faster.verdict() == claims.HOLDS) == (number >= 6)
     assert "met by 0 of 8, baseline 8 of 8" in late.text
 
 
@@ -79,9 +82,9 @@ def test_an_interval_is_not_narrower_than_rounding() -> None:
         {seed: {0: 1.0, 500 - gap: 0.95, 500: 0.0} for seed in (0, 1)} for gap in (1, 500)
     )
     slow = {seed: {0: 1.0, 1499: 0.95, 1500: 0.0} for seed in (0, 1)}
-    assert speeds(often, slow, "nll")[0].verdict == claims.HOLDS
+    assert speeds(often, slow, "nll")[0].verdict() == claims.HOLDS
     wide = speeds(rarely, slow, "nll")[0]
-    assert wide.verdict == claims.UNDECIDED
+    assert wide.verdict() == claims.UNDECIDED
     assert wide.rounding == pytest.approx(math.sqrt((1 + 1 / 1500**2) / 12))
 
 
@@ -112,6 +115,8 @@ def test_growth_on_both_scales() -> None:
     less, more = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 2.0, 1: 2.2, 2: 1.9}
     assert judge_growth(less, more, "accuracy", None).verdict == claims.HOLDS
     assert judge_growth(less, more, "accuracy", None, (less, more)).verdict == claims.HOLDS
+    assert judge_growth(more, more, "accuracy", 0.5).verdict == claims.DOES_NOT_HOLD
+    assert judge_growth(less, {0: 2.0, 1: 0.1, 2: 0.9}, "accuracy", 0.5).verdict == claims.UNDECIDED
     apart = judge_growth(less, more, "accuracy", None, (more, less))
     assert apart.verdict == claims.UNDECIDED
     assert "in log-odds -1" in apart.number
