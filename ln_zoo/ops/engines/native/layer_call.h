@@ -46,7 +46,7 @@ class Direction {
         examples(call, tensors, shape),
         rows(a.steps * a.examples),
         in_place((rows <= FEW_ROWS || a.steps <= FEW_STEPS) && !examples.any()),
-        each_step(by_steps(a, t)),
+        each_step_(each_step(a, t)),
         merged(keeps_sum(a.cell, a.joint)),
         chunks_(chunks()) {
     const int64_t G = shape.G, H = shape.H;
@@ -77,14 +77,14 @@ class Direction {
     }
     s.gain_out = t.gain_out ? t.gain_out : ones;
     s.shift_out = t.shift_out ? t.shift_out : zeros;
-    const int64_t here = t.kept ? rows : each_step ? 0 : longest();
+    const int64_t here = t.kept ? rows : each_step_ ? 0 : longest();
     float* kept = t.kept ? t.kept : arena.take(here * (merged ? G : 2 * G));
     s.u = kept;
     s.v = merged ? kept : kept + here * G;
     kept += here * (merged ? G : 2 * G);
     if (!t.kept) {
       if (!in_place) s.u = nullptr;  // products stay in the cache
-      if (each_step) s.v = nullptr;
+      if (each_step_) s.v = nullptr;
       return;
     }
     if (a.cell == LSTM) s.cells = kept, kept += rows * H;
@@ -101,7 +101,7 @@ class Direction {
 
   // Whether each step of the forward pass multiplies its own inputs. Terms then stay in the cache,
   // but each step reads the whole weight, which must stay there too.
-  static bool by_steps(const Call& a, const Tensors& t) {
+  static bool each_step(const Call& a, const Tensors& t) {
     const int64_t G = gates_of(a.cell) * a.hidden, rows = a.steps * a.examples;
     const bool by_rows = a.sources[INPUT] + a.sources[RECURRENT] + a.sources[OUT] == NONE;
     return by_rows && a.steps > FEW_STEPS && a.shares == 1 && !t.bias_inner &&
@@ -118,7 +118,7 @@ class Direction {
     if (in_place) return steps_in_place();
     const Packed w_ih = pack(t.w_ih, I, first(), true, rows);
     pack_recurrent(false);
-    if (each_step) {
+    if (each_step_) {
       s.x = t.x, s.inputs = I, s.input_weight = w_ih.numbers;
       return ln_zoo_forward(&s);
     }
@@ -272,7 +272,7 @@ class Direction {
   const Shape shape;
   OverExamples examples;
   const int64_t rows;
-  const bool in_place, each_step, merged;
+  const bool in_place, each_step_, merged;
   const std::vector<Chunk> chunks_;
   Arena arena;
   float *rows_room, *means;  // of `centered`
@@ -517,13 +517,64 @@ int64_t parts_of_examples(const Call& a, const Tensors& t) {
   const bool masks = t.dropout || t.zoneout_h || t.zoneout_c || t.reset;
   const int64_t parts = threads_for(a.threads, a.examples);
   const bool many = a.steps * a.examples >= least * parts;
-  return many && !masks && Direction::by_steps(a, t) ? parts : 1;
+  return many && !masks && Direction::each_step(a, t) ? parts : 1;
 }
 
-// A gradient that is summed up over examples.
-struct SumOfExamples {
-  float* Tensors::*to;
-  int64_t size;
+// Move the tensors of a call to those of its examples from `first` on.
+void skip_examples(const Call& a, int64_t first, Tensors& t) {
+  const auto skip = [&](auto*& p, int64_t width) {
+    if (p) p += first * width;
+  };
+  skip(t.x, a.inputs), skip(t.dx, a.inputs);
+  skip(t.output, a.hidden), skip(t.d_output, a.hidden);
+  skip(t.h0, a.hidden), skip(t.h, a.hidden), skip(t.d_h, a.hidden), skip(t.dh0, a.hidden);
+  skip(t.c0, a.hidden), skip(t.c, a.hidden), skip(t.d_c, a.hidden), skip(t.dc0, a.hidden);
+  skip(t.kept, Direction::keeps(a) / a.examples);
+}
+
+// Gradients that are summed over examples, of each part; those of the first are the call's own.
+class SumsOfParts {
+ public:
+  SumsOfParts(const Call& a, const Tensors& t, int64_t parts) : t_(t), parts_(parts) {
+    const int64_t H = a.hidden, G = gates_of(a.cell) * H;
+    const Sum sums[] = {{&Tensors::dw_ih, G * a.inputs}, {&Tensors::dw_hh, G * H},
+                        {&Tensors::dbias_ih, G},         {&Tensors::dbias_hh, G},
+                        {&Tensors::dgain_input, G},      {&Tensors::dgain_recurrent, G},
+                        {&Tensors::dgain_out, H},        {&Tensors::dshift_out, H}};
+    for (const Sum& sum : sums) {
+      if (t.*sum.to) sums_.push_back(sum), size_ += sum.size;
+    }
+    thread_local Room room;
+    others_ = room.take((parts - 1) * size_);
+  }
+  // Let a part write to copies of its own.
+  void redirect(int64_t part, Tensors& t) const {
+    if (part == 0) return;
+    float* to = others_ + (part - 1) * size_;
+    for (const Sum& sum : sums_) t.*sum.to = to, to += sum.size;
+  }
+  void add_up(int64_t threads) const {
+    const float* from = others_;
+    for (const Sum& sum : sums_) {
+      by_parts(threads, parts_ * sum.size, sum.size, [&](int64_t first, int64_t end) {
+        for (int64_t i = 0; i < parts_ - 1; i++) {
+          add(from + i * size_ + first, t_.*sum.to + first, end - first);
+        }
+      });
+      from += sum.size;
+    }
+  }
+
+ private:
+  struct Sum {
+    float* Tensors::*to;
+    int64_t size;
+  };
+  const Tensors& t_;
+  const int64_t parts_;
+  std::vector<Sum> sums_;
+  int64_t size_ = 0;
+  float* others_;
 };
 
 // Run one direction, or a part of its examples on each thread.
@@ -534,47 +585,19 @@ void by_examples(const Call& a, const Tensors& t, Run run) {
     Direction direction(a, t, a.examples);
     return run(direction);
   }
-  const int64_t H = a.hidden, I = a.inputs, G = gates_of(a.cell) * H;
-  const SumOfExamples sums[] = {{&Tensors::dw_ih, G * I},    {&Tensors::dw_hh, G * H},
-                                {&Tensors::dbias_ih, G},     {&Tensors::dbias_hh, G},
-                                {&Tensors::dgain_input, G},  {&Tensors::dgain_recurrent, G},
-                                {&Tensors::dgain_out, H},    {&Tensors::dshift_out, H}};
-  int64_t size = 0;
-  for (const SumOfExamples& sum : sums) size += t.*sum.to ? sum.size : 0;
-  thread_local Room room;
-  float* const others = room.take((parts - 1) * size);  // of all parts but the first
+  const SumsOfParts sums(a, t, parts);
   in_parallel(parts, [&](int64_t i) {
     const int64_t first = a.examples * i / parts;
     Call part = a;
-    part.examples = first, part.threads = 1;
+    part.examples = a.examples * (i + 1) / parts - first, part.threads = 1;
     part.chunk_kept = std::max(LEAST_ROWS, a.chunk_kept / parts);
-    const int64_t kept = Direction::keeps(part);
-    part.examples = a.examples * (i + 1) / parts - first;
     Tensors own = t;
-    const auto skip = [](auto*& p, int64_t n) {
-      if (p) p += n;
-    };
-    skip(own.x, first * I), skip(own.dx, first * I), skip(own.kept, kept);
-    skip(own.output, first * H), skip(own.d_output, first * H);
-    skip(own.h0, first * H), skip(own.c0, first * H), skip(own.h, first * H);
-    skip(own.c, first * H), skip(own.d_h, first * H), skip(own.d_c, first * H);
-    skip(own.dh0, first * H), skip(own.dc0, first * H);
-    float* next = i > 0 ? others + (i - 1) * size : nullptr;
-    for (const SumOfExamples& sum : sums) {
-      if (next && own.*sum.to) own.*sum.to = next, next += sum.size;
-    }
+    skip_examples(a, first, own);
+    sums.redirect(i, own);
     Direction direction(part, own, a.examples);
     run(direction);
   });
-  const float* from = others;
-  for (const SumOfExamples& sum : sums) {
-    float* const to = t.*sum.to;
-    if (!to) continue;
-    by_parts(a.threads, parts * sum.size, sum.size, [&](int64_t first, int64_t end) {
-      for (int64_t i = 0; i < parts - 1; i++) add(from + i * size + first, to + first, end - first);
-    });
-    from += sum.size;
-  }
+  sums.add_up(a.threads);
 }
 
 }  // namespace
