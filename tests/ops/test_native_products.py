@@ -165,6 +165,8 @@ def test_threads_share_the_units_where_each_part_fits_its_cache() -> None:
     hidden = math.isqrt(size // 32)  # half of it
     assert shares_of_units(4, hidden, 1, False) == 2  # a thread would have no example
     assert shares_of_units(4, hidden, 2, False) == 1
+    torch.set_num_threads(64)
+    assert shares_of_units(4, hidden, 1, False) < 64  # small shares would mostly wait
 
 
 @needs_native

@@ -468,14 +468,15 @@ extern "C" {
 // only adds barriers, unless it occupies threads that would have no example. Measured on two cores
 // (docs/explanation/speed_limits.md).
 int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
-  constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
+  constexpr int64_t MIB = 1 << 20, LEAST_UNITS = 16, LEAST_BYTES = MIB / 8;  // of a share
   const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
   const auto few = [&] {
     if (bytes <= (2 * examples <= threads ? own_cache() / 4 : own_cache())) return 0;
     if (bytes > 32 * MIB) return 32;
     return bytes > 8 * MIB || bytes <= threads * own_cache() ? 8 : 3;
   };
-  return rows > few() ? 1 : std::max(int64_t(1), std::min(threads, H / LEAST_UNITS));
+  const int64_t most = std::min({threads, H / LEAST_UNITS, bytes / LEAST_BYTES});
+  return rows > few() ? 1 : std::max(int64_t(1), most);
 }
 
 // Size of the result of ln_zoo_share_pack, in floats.
