@@ -641,3 +641,26 @@ def test_a_plan_of_evaluation_knows_its_zoneout() -> None:
     assert not torch.isclose(found[0], found[1]).all()
     layer.train()
     assert not torch.equal(layer(x)[0], layer(x)[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"recurrent_dropout": 0.5}, {"bidirectional": True}], ids=str
+)
+@pytest.mark.parametrize("shares", [1, 2])
+@every_kind
+def test_products_of_first_states_that_are_zero_are_left_out(
+    name: str, shares: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is the product of their gradient, if it is not needed."""
+    if shares == 1 or not options.get("recurrent_dropout"):  # under noise threads share examples
+        monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
+    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
+    layer, x = randomised(LAYERS[name](7, 20, norm=LayerNorm(), **options)), torch.randn(9, 5, 7)
+    zeros = tuple(torch.zeros_like(s) for s in zero_states(layer, 5))
+    assert_generic(layer, x, zeros, training=True)
+    gradients = []
+    for states in (zeros, [s.clone().requires_grad_() for s in zeros]):
+        torch.manual_seed(4)
+        output, _ = layer(x, tuple(states) if len(states) > 1 else states[0])
+        gradients.append(torch.autograd.grad(output.square().sum(), list(layer.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

@@ -33,7 +33,8 @@ struct Steps {
   // If x is given, each step computes its rows of v, with the packed float weight (I, G); v is null
   // where it is not saved.
   int64_t inputs;
-  int64_t skipped;                // rows after each step of x, output and output_gradient
+  int64_t skipped;   // rows after each step of x, output and output_gradient
+  int64_t to_start;  // backward: whether the gradient of h before the first step is needed
   const float *x, *input_weight;  // x: (rows, I)
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
   const float *gain_out, *shift_out;                          // (H,)

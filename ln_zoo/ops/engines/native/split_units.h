@@ -279,7 +279,11 @@ void shared_forward(const Steps& call) {
   const Stage products = [&](int64_t share, int64_t t) {
     Own& own = owns[share];
     const int64_t units = own.team.count, W = own.team.width(), first = own.team.first;
-    product(s.sizes[t], W, H, Left<float>{s.h, H, 1}, own.weight, own.u.data(), W, false);
+    if (t == 0 && all_zero(s.h, s.sizes[t] * H)) {
+      std::fill(own.u.begin(), own.u.begin() + s.sizes[t] * W, 0.0f);
+    } else {
+      product(s.sizes[t], W, H, Left<float>{s.h, H, 1}, own.weight, own.u.data(), W, false);
+    }
     for (int64_t n = 0; n < s.sizes[t]; n++) {
       float* u = own.u.data() + n * W;
       float* row = v + (offsets[t] + n) * G + first;
@@ -444,8 +448,10 @@ void shared_backward(const Steps& call) {
   const Stage products = [&](int64_t share, int64_t t) {
     const Own& own = owns[share];
     const int64_t first = own.team.first, units = own.team.count;
-    product(s.sizes[t], units, G, Left<float>{du + offsets[t] * G, G, 1}, own.weight, s.dh + first,
-            H, has_update(s.cell));
+    if (t > 0 || s.to_start) {
+      product(s.sizes[t], units, G, Left<float>{du + offsets[t] * G, G, 1}, own.weight,
+              s.dh + first, H, has_update(s.cell));
+    }
     restart(s, offsets[t], 0, s.sizes[t], units, s.dh + first, s.dc ? s.dc + first : nullptr);
   };
   std::vector<Stage> stages{first};

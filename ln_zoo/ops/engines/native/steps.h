@@ -122,8 +122,14 @@ void forward(const Steps& call, const Window* window = nullptr) {
           product(end - first, G, s.inputs, x_rows, s.input_weight, term, G, false);
         }
       }
-      const Left<T> h_rows = operand(h_before, end - first, H, left);
-      recurrent_product(s, end - first, G, padded<T>(H), h_rows, u, merged && !narrow_rows);
+      const bool add = merged && !narrow_rows;
+      // Most sequences start from zeros.
+      if (t == 0 && all_zero(h_before, (end - first) * H)) {
+        if (!add) std::fill(u, u + (end - first) * G, 0.0f);
+      } else {
+        const Left<T> h_rows = operand(h_before, end - first, H, left);
+        recurrent_product(s, end - first, G, padded<T>(H), h_rows, u, add);
+      }
       for (int64_t n = first; n < end; n++, u += G, term += G) {
         const int64_t row = offset + n;
         const float* input = floats(term, G, wide.data());
@@ -225,9 +231,11 @@ void backward(const Steps& call, const Window* window = nullptr) {
       const float* du = gradients.data();
       if constexpr (!narrow_rows) du = static_cast<const T*>(s.du) + (offsets[t] + first) * G;
       float *const dh = s.dh + first * H, *const to = s.dropout ? dropped.data() : dh;
-      recurrent_product(s, end - first, H, padded<T>(G), operand(du, end - first, G, left), to,
-                        passes(s) && !s.dropout);
-      if (s.dropout) drop(to, s.dropout + first * H, (end - first) * H, dh, passes(s));
+      if (t > 0 || s.to_start) {
+        recurrent_product(s, end - first, H, padded<T>(G), operand(du, end - first, G, left), to,
+                          passes(s) && !s.dropout);
+        if (s.dropout) drop(to, s.dropout + first * H, (end - first) * H, dh, passes(s));
+      }
       restart(s, offsets[t], first, end, H, s.dh, s.dc);
       if constexpr (!narrow_rows) {
         if (window) {
@@ -247,7 +255,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
 extern "C" {
 
 // Version of the structures and functions below.
-int64_t ln_zoo_abi() { return 13; }
+int64_t ln_zoo_abi() { return 14; }
 
 // Elements of a packed (K, N).
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {

@@ -98,8 +98,8 @@ class StepsArguments(Arguments):
         *((name, c_int64) for name in ("shares", "parts", "joint", "carried")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
-        # For padded calls in float32 alone.
-        *((name, c_int64) for name in ("inputs", "skipped")),
+        # The first two for padded calls in float32 alone.
+        *((name, c_int64) for name in ("inputs", "skipped", "to_start")),
         *((name, c_void_p) for name in ("x", "input_weight")),
         *_zoned(tensors),
     )
@@ -134,6 +134,7 @@ class NativeSteps(NativeProducts):
             share_c=spec.zoneout[1],
             joint=spec.joint,
             carried=spec.carried,
+            to_start=1,
         )
         self._common.fill(self._tensors, self._sizes, self._kind)
 

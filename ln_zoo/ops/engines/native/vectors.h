@@ -155,6 +155,14 @@ inline void for_units(int64_t n, Body body) {
   if (j < n) body(j, Rest(n - j));
 }
 
+inline bool all_zero(const float* p, int64_t n) {
+  ivec bits{};
+  for_units(n, [&](int64_t j, auto block) { bits |= (ivec)block.read(p + j) << 1; });
+  int32_t found = 0;
+  for (int64_t i = 0; i < L; i++) found |= bits[i];
+  return !found;
+}
+
 inline float sum_of_squares(const float* p, int64_t n) {
   vec a{}, b{}, c{}, d{};
   int64_t j = 0;
