@@ -40,6 +40,16 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) ->
     path.write_text(f"{csv_table(head, rows)}\n", encoding="utf-8", newline="")
 
 
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """A line for each row, with aligned columns two spaces apart."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def rich_table() -> Table:
     """An empty table for `rich`, as narrow as possible: columns must fit 80 characters."""
     from rich import box

@@ -23,7 +23,7 @@ BELOW = {
     "norms": {"ops"},
     "layers": {"norms", "ops"},
     "analysis": {"layers", "norms", "ops", "tables"},
-    "conversion": {"layers", "norms", "ops"},
+    "conversion": {"layers", "norms", "ops", "tables"},
     "testing": {"analysis", "layers", "norms", "ops", "testing_cases"},
     "testing_cases": set(),
     "rl": {"layers"},

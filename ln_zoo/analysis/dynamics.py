@@ -573,7 +573,8 @@ def _outputs_replaced(layer: RecurrentLayer, outputs: Tensor) -> Iterator[None]:
 
 def dynamics_table(found: Sequence[Dynamics]) -> str:
     """A Markdown table of growth per step of perturbations and gradients, and gains of sites."""
-    _check_some("dynamics_table", found)
+    if not found:
+        raise ValueError("dynamics_table needs at least one measurement, got none")
     most = max(each.growth.shape[-1] for each in found)
     further = [f"exponent {number}" for number in range(2, most + 1)]
     head = [
@@ -602,11 +603,6 @@ def dynamics_table(found: Sequence[Dynamics]) -> str:
         ]
         rows.append(row)
     return markdown_table(head, rows, numeric=len(head) - 1)
-
-
-def _check_some(caller: str, found: Sequence[Dynamics]) -> None:
-    if not found:
-        raise ValueError(f"{caller} needs at least one measurement, got none")
 
 
 def _percent(factor: float) -> str:

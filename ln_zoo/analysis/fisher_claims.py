@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -515,18 +516,13 @@ def _sampling_checks(
     draws: Sequence[int], sampling: dict[str, list[float]]
 ) -> Iterator[FisherCheck]:
     for family, errors in sampling.items():
-        slope = _slope(draws, errors)
+        logs = ([math.log(number) for number in numbers] for numbers in (draws, errors))
+        slope = statistics.linear_regression(*logs).slope
         yield FisherCheck(
             "9", f"sampled F, {family}: error over number of draws, exponent", "-0.5",
             f"{slope:.2f} ({', '.join(f'{100 * error:.1f}' for error in errors)} %)",
             abs(slope + 0.5) < 0.15,
         )  # fmt: skip
-
-
-def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    logs = [torch.tensor(values, dtype=torch.float64).log() for values in (x, y)]
-    x_log, y_log = (values - values.mean() for values in logs)
-    return float((x_log @ y_log) / (x_log @ x_log))
 
 
 def _empirical_checks(units: int, features: int, seed: int) -> Iterator[FisherCheck]:

@@ -381,8 +381,9 @@ class _Model:
             name: part.view_as(a) for part, (name, a) in zip(parts, parameters.items(), strict=True)
         }
         total = torch.zeros_like(vector)
-        pieces = [batch] if self.together else _chunks(batch, examples)
-        for piece in pieces:
+        at_once = examples if self.together else _EXAMPLES_AT_ONCE
+        for first in range(0, examples, at_once):
+            piece = _take(batch, first, at_once)
 
             def outputs(p: dict[str, Tensor], piece: Batch = piece) -> Tensor:
                 return self(p, piece)
@@ -455,9 +456,3 @@ def _take(batch: Batch, first: int, examples: int = 1) -> Batch:
     if isinstance(batch, tuple):
         return tuple(a[first : first + examples] for a in batch)
     return batch[first : first + examples]
-
-
-def _chunks(batch: Batch, examples: int) -> list[Batch]:
-    return [
-        _take(batch, first, _EXAMPLES_AT_ONCE) for first in range(0, examples, _EXAMPLES_AT_ONCE)
-    ]

@@ -8,7 +8,6 @@ import warnings
 
 from ln_zoo.callbacks.activity import ActivityByPosition
 from ln_zoo.callbacks.attention_pictures import AttentionPictures
-from ln_zoo.callbacks.curves import CurvesPlot
 from ln_zoo.callbacks.curves_in_checkpoint import CurvesInCheckpoint
 from ln_zoo.callbacks.data_dependent_init import DataDependentInit
 from ln_zoo.callbacks.draw_samples import DRAWPictures, DRAWSamples
@@ -16,6 +15,7 @@ from ln_zoo.callbacks.epoch_evaluation import EpochEvaluation
 from ln_zoo.callbacks.finite_loss import FiniteLoss, NonFiniteLossError
 from ln_zoo.callbacks.handwriting_samples import HandwritingSamples
 from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
+from ln_zoo.callbacks.picture_after_training import CurvesPlot
 from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
 from ln_zoo.callbacks.retrieval_pictures import RetrievalPictures

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ln_zoo.callbacks.arguments import check_at_least
-from ln_zoo.callbacks.evaluation_loop import data_module, evaluating
+from ln_zoo.callbacks.evaluation_loop import check_model, data_module, evaluating
+from ln_zoo.data.loading import check_at_least
 from ln_zoo.plots.attention import Attended, plot_attention
 from ln_zoo.plots.figures import save_figure
 
@@ -37,11 +37,7 @@ class AttentionPictures(Callback):
         if stage != "predict":
             return
         data_module(trainer, self, "evaluation_set")
-        if not hasattr(pl_module, "attention"):
-            raise ValueError(
-                f"{type(self).__name__} needs a model with attention(inputs) over passages, such "
-                f"as ln_zoo.models.AttentiveReader; {type(pl_module).__name__} has none"
-            )
+        check_model(self, pl_module, "AttentiveReader", "attention")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = Path(self.folder or trainer.log_dir or ".")  # collective

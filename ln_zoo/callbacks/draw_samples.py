@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ln_zoo.callbacks.arguments import check_at_least
-from ln_zoo.callbacks.evaluation_loop import data_module, evaluating
+from ln_zoo.callbacks.evaluation_loop import check_model, data_module, evaluating
 from ln_zoo.callbacks.pictures_during_training import PicturesDuringTraining
+from ln_zoo.data.loading import check_at_least
 from ln_zoo.layers import DRAWTrace
 from ln_zoo.plots.draw import (
     Nearest,
@@ -31,15 +31,11 @@ from ln_zoo.plots.figures import save_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Attributes that a model must have.
-_NEEDED = ("generate_samples", "reconstruct", "kl_by_glimpse", "network")
 #: Maximum images per side of an animation.
 _ANIMATED = 5
 
 
 class _Drawn(NamedTuple):
-    """Content of the pictures."""
-
     samples: Tensor  # generated images, pixel probabilities (M, B, A)
     writing: DRAWTrace  # trace of the samples
     nearest: Nearest  # nearest training images of the first samples
@@ -59,12 +55,8 @@ class _Pictures(Callback):
         self.written: list[Path] = []
 
     def _check(self, trainer: Trainer, module: LightningModule) -> None:
-        missing = [name for name in _NEEDED if not hasattr(module, name)]
-        if missing:
-            raise ValueError(
-                f"{type(self).__name__} needs a model that draws, such as ln_zoo.models.DRAW; "
-                f"{type(module).__name__} lacks {', '.join(missing)}"
-            )
+        needed = ("generate_samples", "reconstruct", "kl_by_glimpse", "network")
+        check_model(self, module, "DRAW", *needed)
         data_module(trainer, self, "evaluation_set", "train_eval_dataloader")
 
     def _images(self, trainer: Trainer, name: str) -> Tensor:
@@ -161,7 +153,7 @@ class DRAWSamples(PicturesDuringTraining, _Pictures):
     """Draw pictures during training, with the same random numbers and images each time.
 
     Pictures are written to ``samples`` in the log directory, such as ``step-000500-samples.png``,
-    and logged by loggers that accept images (`ln_zoo.plots.logged.log_picture`):
+    and logged by the `TensorBoardLogger` and loggers with ``log_image``, such as `WandbLogger`:
 
     - ``samples``: generated images, as pixel probabilities;
     - ``filmstrip``: the first samples after some glimpses, with red write windows;

@@ -30,6 +30,16 @@ def data_module(trainer: Trainer, callback: Callback, *loaders: str) -> Any:
     return data
 
 
+def check_model(callback: Callback, module: LightningModule, example: str, *names: str) -> None:
+    """Raise ValueError unless the model has these attributes, as ``ln_zoo.models.<example>``."""
+    missing = [name for name in names if not hasattr(module, name)]
+    if missing:
+        raise ValueError(
+            f"{type(callback).__name__} needs a model such as ln_zoo.models.{example}, "
+            f"{type(module).__name__} lacks {', '.join(missing)}: remove the callback"
+        )
+
+
 #: Seconds in `evaluating`, by module.
 _ASIDE: WeakKeyDictionary[LightningModule, float] = WeakKeyDictionary()
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from ln_zoo.callbacks.arguments import check_at_least
-from ln_zoo.callbacks.evaluation_loop import evaluating
+from ln_zoo.callbacks.evaluation_loop import check_model, evaluating
 from ln_zoo.callbacks.pictures_during_training import PicturesDuringTraining
+from ln_zoo.data.loading import check_optional
 from ln_zoo.plots.pen import sheet
 from ln_zoo.plots.pen_maps import plot_window
 
@@ -54,7 +54,7 @@ class HandwritingSamples(PicturesDuringTraining):
     ) -> None:
         if isinstance(texts, str) or not texts:
             raise ValueError(f"texts must be a list of at least one text, got {texts!r}")
-        check_at_least(1, max_points=max_points)
+        check_optional(1, max_points=max_points)
         super().__init__(every_n_epochs, every_n_steps)
         self.texts = list(texts)
         self.bias = bias
@@ -62,11 +62,7 @@ class HandwritingSamples(PicturesDuringTraining):
         self.max_points = max_points
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not callable(getattr(pl_module, "write", None)):
-            raise ValueError(
-                "HandwritingSamples needs a model with write(), such as "
-                f"ln_zoo.models.Handwriting, got {type(pl_module).__name__}"
-            )
+        check_model(self, pl_module, "Handwriting", "write")
         self._write(trainer, max_points=1)
 
     def _write(self, trainer: Trainer, max_points: int | None) -> list[Any]:

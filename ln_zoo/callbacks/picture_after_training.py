@@ -1,4 +1,4 @@
-"""A picture of the logged metrics, next to the logs."""
+"""Pictures of the logged metrics, next to the logs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
+
+from ln_zoo.plots.curves import plot_curves
 
 
 class PictureAfterTraining(Callback):
@@ -48,3 +50,13 @@ class PictureAfterTraining(Callback):
                 if metrics.is_file() and self.draw(metrics, picture):
                     self.written = picture
                 return
+
+
+class CurvesPlot(PictureAfterTraining):
+    """Draw ``curves.png``, all logged losses and metrics by update; see `PictureAfterTraining`."""
+
+    file_name = "curves.png"
+    written_as = "plot"
+
+    def draw(self, metrics: Path, picture: Path) -> bool:
+        return plot_curves(metrics, picture)

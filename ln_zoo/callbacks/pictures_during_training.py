@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 
-from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.on_update import EveryUpdate
+from ln_zoo.data.loading import check_optional
 from ln_zoo.plots.figures import save_figure
-from ln_zoo.plots.logged import log_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ class PicturesDuringTraining(EveryUpdate):
     """
 
     def __init__(self, every_n_epochs: int | None, every_n_steps: int | None) -> None:
-        check_at_least(1, every_n_epochs=every_n_epochs, every_n_steps=every_n_steps)
+        check_optional(1, every_n_epochs=every_n_epochs, every_n_steps=every_n_steps)
         if every_n_epochs is None and every_n_steps is None:
             raise ValueError("every_n_epochs and every_n_steps are both None: give one of them")
         self.every_n_epochs = every_n_epochs
@@ -37,10 +37,20 @@ class PicturesDuringTraining(EveryUpdate):
         raise NotImplementedError
 
     def keep(self, trainer: Trainer, name: str, figure: Figure, picture: Path) -> None:
-        """Write a figure, and log it in the series ``name``."""
+        """Write a figure, and log it in the series ``name``.
+
+        Loggers with ``log_image(name, [file], step=...)``, such as `WandbLogger`, are supported.
+        """
         save_figure(figure, picture)
         self.written.append(picture)
-        log_picture(trainer, name, picture)
+        from matplotlib.image import imread
+
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                image = imread(picture)[..., :3]
+                logger.experiment.add_image(name, image, trainer.global_step, dataformats="HWC")
+            elif callable(log_image := getattr(logger, "log_image", None)):
+                log_image(name, [str(picture)], step=trainer.global_step)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.data import extract_batch_size
 
-from ln_zoo.callbacks.arguments import check_at_least
 from ln_zoo.callbacks.evaluation_loop import batches, data_module, evaluating
+from ln_zoo.data.loading import check_optional
 from ln_zoo.norms import keeps_statistics, population_statistics
 
 
@@ -50,7 +50,7 @@ class PopulationStatistics(Callback):
     ) -> None:
         if method not in ("average", "total_variance"):
             raise ValueError(f"method must be 'average' or 'total_variance', got {method!r}")
-        check_at_least(2, batch_size=batch_size)
+        check_optional(2, batch_size=batch_size)
         self.method = method
         self.batch_size = batch_size
         self.save = save

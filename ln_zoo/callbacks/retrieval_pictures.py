@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ln_zoo.callbacks.arguments import check_at_least
-from ln_zoo.callbacks.evaluation_loop import batches, data_module, evaluating
+from ln_zoo.callbacks.evaluation_loop import batches, check_model, data_module, evaluating
+from ln_zoo.data.loading import check_at_least
 from ln_zoo.plots.figures import save_figure
 from ln_zoo.plots.retrieval import Found, plot_retrieval
 
@@ -45,11 +45,7 @@ class RetrievalPictures(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "predict":
             return
-        if not callable(getattr(pl_module, "penalties", None)):
-            raise ValueError(
-                "RetrievalPictures needs a model with penalties(), such as "
-                f"ln_zoo.models.OrderEmbedding, got {type(pl_module).__name__}"
-            )
+        check_model(self, pl_module, "OrderEmbedding", "penalties")
         data_module(trainer, self, "captioned", "thumbnail", "test_dataloader")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,6 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from ln_zoo.callbacks.evaluation_loop import check_model
+
 
 class VocabularyExpansion(Callback):
     """Expand a model's vocabulary before ``predict``, ``validate`` and ``test``.
@@ -22,11 +24,8 @@ class VocabularyExpansion(Callback):
         self.path = path
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" and not hasattr(pl_module, "expand_vocabulary"):
-            raise ValueError(
-                f"VocabularyExpansion needs a model with expand_vocabulary(path), got "
-                f"{type(pl_module).__name__}: remove the callback"
-            )
+        if stage != "fit":
+            check_model(self, pl_module, "SkipThought", "expand_vocabulary")
 
     # Not in `setup`: checkpoints are loaded later, and the map of vectors is fitted to the weights.
 

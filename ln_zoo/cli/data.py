@@ -10,8 +10,6 @@ from ln_zoo.zoo.errors import printable
 if TYPE_CHECKING:
     from ln_zoo.data.iam_ondb_files import Conversion
 
-_NAMED = 20
-
 
 def iam_ondb(src: Path, dst: Path) -> None:
     """Converts the official distribution of IAM-OnDB to memory-mapped arrays, once.
@@ -49,6 +47,8 @@ def iam_ondb(src: Path, dst: Path) -> None:
 
 
 def _print_report(found: Conversion, target: Path) -> None:
+    from ln_zoo.data.pen_lines import first_names
+
     print(f"{'set':10}{'lines':>10}{'points':>14}")
     for name, lines in found.lines.items():
         print(f"{name:10}{lines:>10,}{found.points[name]:>14,}")
@@ -59,8 +59,7 @@ def _print_report(found: Conversion, target: Path) -> None:
         "listed forms without stroke files": found.missing_forms,
     }.items():
         if names:
-            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-            print(printable(f"{what}: {len(names):,} ({', '.join(names[:_NAMED])}{more})"))
+            print(printable(f"{what}: {len(names):,} ({first_names(names)})"))
     if found.unlisted:
         print(f"stroke files of unlisted forms, skipped: {found.unlisted:,}")
     print(f"converted: {target} (--data IAMOnDB --data.root {target})")

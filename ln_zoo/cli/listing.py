@@ -35,12 +35,7 @@ def table(names: Iterable[str]) -> str:
             dataset, value = main.dataset, f"{main.name} {_value(main)}"
         cells = (name, card.model, card.norm, dataset, value, f"{card.parameters:,}")
         rows.append(list(map(_cell, cells)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*(lines if len(rows) > 1 else []), *broken])
+    return "\n".join([*(tables.aligned(rows) if len(rows) > 1 else []), *broken])
 
 
 def _cell(text: str) -> str:
@@ -118,8 +113,7 @@ def cards_text(name: str | None = None) -> str:
         folders = card_folders()
         if not folders:
             return list_text()
-        width = max(map(len, folders))
-        lines = (f"{key.ljust(width)}  {path}" for key, path in folders.items())
+        lines = tables.aligned((name, str(path)) for name, path in folders.items())
         return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
     path = catalog.folder(name) / catalog.README
     try:

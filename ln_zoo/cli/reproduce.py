@@ -11,7 +11,7 @@ from ln_zoo.cli.commands import call
 from ln_zoo.cli.sweep import sweep
 from ln_zoo.sweeps import claims
 from ln_zoo.sweeps.claims import Claim
-from ln_zoo.sweeps.grid import SweepError, read_grid
+from ln_zoo.sweeps.grid import SweepError, existing_grid
 from ln_zoo.zoo.names import nearest
 
 if TYPE_CHECKING:
@@ -99,13 +99,10 @@ def _test(
         code = call(sweep, "sweep", [*own, *words])
         if shown or code > 1:
             return code
-    from ln_zoo.sweeps.judge import judge
-    from ln_zoo.sweeps.report import Report
+    from ln_zoo.sweeps.report import Report, judge
 
-    grid = read_grid(Path(out))
-    if grid is None:
-        raise SweepError(f"there is no sweep in {out}")
-    found = judge(Report(grid, Path(out), claim.rule.baseline), claim.rule)
+    folder = Path(out)
+    found = judge(Report(existing_grid(folder), folder, claim.rule.baseline), claim.rule)
     print(f"{claim.claim}: {_format_finding(found)} ({size} size)")
     return code
 

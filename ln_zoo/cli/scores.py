@@ -102,7 +102,7 @@ def _collect(run: Evaluated, stage: str) -> dict[str, Any]:
         "data": facts,
         "part": part,
         "preprocessing": dict(getattr(data, "preprocessing", {})),
-        "size": _size(model),
+        "size": reported.model_size(model),
         "command": shlex.join(["ln-zoo", *run.argv]),
         "weights": settings.get("weights"),
         "population_statistics": population.facts if population else None,
@@ -150,14 +150,6 @@ def _card_scores(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, 
             scale = reported.metric_unit(metric["name"]).scale
             stated[metric["name"]] = metric["value"] * scale
     return stated, ""
-
-
-def _size(model: LightningModule) -> dict[str, Any]:
-    """The model's arguments, with the size of a vocabulary in place of its words."""
-    hparams = {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")}
-    if hparams.pop("vocabulary", None) is not None:
-        hparams["vocab_size"] = model.vocabulary.size
-    return hparams
 
 
 def _hardware(model: LightningModule) -> str:

@@ -107,7 +107,7 @@ def adopt_(
         >>> print(report.layers[0].before, "->", report.layers[0].after)
         torch.nn.LSTM -> ln_zoo.LSTM, Identity()
     """
-    own = {_path_of(cls): name for cls, name in (classes or {}).items()}
+    own = {f"{cls.__module__}.{cls.__qualname__}": name for cls, name in (classes or {}).items()}
     for path, name in own.items():
         if not find_dialect(name).classes:
             known = ", ".join(_WITH_CLASSES)
@@ -160,10 +160,6 @@ class _Replacement:
                         parent._modules[name] = self.new
             return
         become(self.layer, self.new, self.cls)
-
-
-def _path_of(cls: type[nn.Module]) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _find(model: nn.Module, own: Mapping[str, str]) -> dict[str, list[_Candidate] | None]:
@@ -425,9 +421,13 @@ def _plain_example(layer: Any) -> tuple[Tensor, ...]:
 def _compared(
     original: nn.Module, new: nn.Module, args: tuple[Any, ...], layer: Any, what: str
 ) -> float:
-    """`_error`; `_Refusal` if it is too large or a call fails."""
+    """`_difference` in evaluation and, without dropout, in training mode.
+
+    `_Refusal` if it is too large or a call fails.
+    """
+    modes = (False,) if getattr(layer, "dropout", 0.0) else (False, True)
     with _refusing_errors("it cannot be compared, its call fails"):
-        error = _error(original, new, args, layer)
+        error = max(_difference(original.train(mode), new.train(mode), args) for mode in modes)
     if error > _TOLERANCE:
         raise _Refusal(f"it differs from {what} by {error:.1e} of the largest value")
     return error
@@ -441,12 +441,6 @@ def _refusing_errors(problem: str) -> Iterator[None]:
     except Exception as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise _Refusal(f"{problem}: {line}") from error
-
-
-def _error(original: nn.Module, new: nn.Module, args: tuple[Any, ...], layer: Any) -> float:
-    """`_difference` in evaluation and, without dropout, in training mode."""
-    modes = (False,) if getattr(layer, "dropout", 0.0) else (False, True)
-    return max(_difference(original.train(mode), new.train(mode), args) for mode in modes)
 
 
 def _difference(original: nn.Module, new: nn.Module, args: tuple[Any, ...]) -> float:

@@ -20,10 +20,8 @@ from ln_zoo.conversion.replace import (
     has_peepholes,
     is_plain,
     recurrent_around,
-    restore,
     selected,
     sites,
-    snapshot,
     twin,
     why_not,
 )
@@ -137,7 +135,8 @@ def normalize_(
                 "twice: exclude it, or use ln_zoo.adopt_",
                 stacklevel=2,
             )
-    before = _Snapshot(layers, made)
+    undo = _undo([layers[name] for name in made])
+    words = {name: describe(layers[name]) for name in made}
     had = {id(parameter) for parameter in model.parameters()}
     try:
         for name, new in made.items():
@@ -148,12 +147,12 @@ def normalize_(
             converted = {name: layers[name] for name in made}
             first, last = _calibrate(model, converted, plain, outputs, run)
     except BaseException:
-        before.restore()
+        undo()
         raise
     return Conversion(
         tuple(
-            Converted(name, words, describe(layers[name]), first.get(name), last.get(name))
-            for name, words in before.words.items()
+            Converted(name, before, describe(layers[name]), first.get(name), last.get(name))
+            for name, before in words.items()
         ),
         refused,
         {name: p for name, p in model.named_parameters() if id(p) not in had},
@@ -209,25 +208,26 @@ def denormalize_(
 _ALL = "outputs"
 
 
-class _Snapshot:
-    """State of layers before conversion, and the biases that calibration changes."""
+def _undo(layers: Sequence[nn.Module]) -> Callable[[], None]:
+    """A function that restores layers, and the biases that calibration changes."""
+    states = [(layer, type(layer), dict(layer.__dict__)) for layer in layers]
+    biases = [
+        (parameter, parameter.detach().clone())
+        for layer in layers
+        for kind, parameter in layer._parameters.items()
+        if kind.startswith("bias") and parameter is not None
+    ]
 
-    def __init__(self, layers: dict[str, nn.Module], made: dict[str, nn.Module]) -> None:
-        self._layers = [(layers[name], snapshot(layers[name])) for name in made]
-        self.words = {name: describe(layers[name]) for name in made}
-        self._values = [
-            (parameter, parameter.detach().clone())
-            for name in made
-            for kind, parameter in layers[name]._parameters.items()
-            if kind.startswith("bias") and parameter is not None
-        ]
-
-    def restore(self) -> None:
-        for layer, state in self._layers:
-            restore(layer, state)
+    def undo() -> None:
+        for layer, cls, state in states:
+            layer.__class__ = cls
+            layer.__dict__.clear()
+            layer.__dict__.update(state)
         with torch.no_grad():
-            for parameter, value in self._values:
+            for parameter, value in biases:
                 parameter.copy_(value)
+
+    return undo
 
 
 def _reasons(

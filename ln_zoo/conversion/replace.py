@@ -218,13 +218,8 @@ def has_own(layer: nn.Module) -> str | None:
     return None
 
 
-def norms_of(layer: nn.Module) -> list[Norm]:
-    """The norm of each site; empty for torch's layers."""
-    return [site.norm for site in sites(layer).values()]
-
-
 def sites(layer: nn.Module) -> dict[str, Site]:
-    """The sites of a layer, by name."""
+    """The sites of a layer, by name; empty for torch's layers."""
     return {name: part for name, part in layer.named_modules() if isinstance(part, Site)}
 
 
@@ -262,18 +257,6 @@ def become(layer: nn.Module, new: nn.Module, cls: type[nn.Module] | None = None)
         if "hook" not in name:
             layer.__dict__[name] = value
     layer.__class__ = type(new) if cls is None else cls
-
-
-def snapshot(layer: nn.Module) -> tuple[type[nn.Module], dict[str, Any]]:
-    """State for `restore`."""
-    return type(layer), dict(layer.__dict__)
-
-
-def restore(layer: nn.Module, before: tuple[type[nn.Module], dict[str, Any]]) -> None:
-    """Undo `become`."""
-    layer.__class__ = before[0]
-    layer.__dict__.clear()
-    layer.__dict__.update(before[1])
 
 
 def _arguments(layer: Any) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ln_zoo.conversion.replace import OURS, norms_of
+from ln_zoo.conversion.replace import OURS, sites
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Identity, Norm
+from ln_zoo.tables import aligned
 
 #: Name of the model itself, if it is a layer.
 _ROOT = "(the model)"
@@ -115,7 +116,7 @@ def describe(layer: nn.Module) -> str:
 
 def norm_names(layer: nn.Module) -> list[str]:
     """The different norms of a layer; `Identity` only if it is the only one."""
-    names = dict.fromkeys(short_name(norm) for norm in norms_of(layer))
+    names = dict.fromkeys(short_name(site.norm) for site in sites(layer).values())
     acting = [name for name in names if name != short_name(Identity())]
     return acting or list(names)
 
@@ -139,11 +140,7 @@ def nothing_done(what: str, model: nn.Module, refused: Sequence[Refused]) -> str
 
 
 def _table(rows: Sequence[Sequence[str]], refused: Sequence[Refused]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = aligned(rows)
     lines += [f"not converted: {r.name or _ROOT} ({r.kind}): {r.reason}" for r in refused]
     return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -21,7 +21,7 @@ from ln_zoo.data.loading import (
     rows,
     subset,
 )
-from ln_zoo.data.pen_lines import LongSteps, PenLines
+from ln_zoo.data.pen_lines import LongSteps, PenLines, first_names
 
 LengthMode = Literal["crop", "tbptt", "full"]
 Scale = Literal["std", "median", "const"]
@@ -334,12 +334,10 @@ class HandwritingData(ZooDataModule, ABC):
         self._left_out.setdefault(name, {}).update(named)
         # Lines without text are expected (info); damaged lines are not (warning).
         log = rank_zero_info if set(named) == {_NO_TEXT} else rank_zero_warn
-        log(
-            f"{self.name}, {name} set of {len(lines):,} lines; left out: "
-            f"{'; '.join(name_some(reason, ids) for reason, ids in named.items())}"
-        )
-        out = {i for numbers in reasons.values() for i in numbers}
-        return lines.pick([i for i in range(len(lines)) if i not in out])
+        out = [f"{len(n):,} with {why} ({first_names(n, _NAMED)})" for why, n in named.items()]
+        log(f"{self.name}, {name} set of {len(lines):,} lines; left out: {'; '.join(out)}")
+        left_out = {i for numbers in reasons.values() for i in numbers}
+        return lines.pick([i for i in range(len(lines)) if i not in left_out])
 
 
 def median_step(steps: np.ndarray) -> float:
@@ -349,12 +347,6 @@ def median_step(steps: np.ndarray) -> float:
         if len(some) and np.median(some) > 0:
             return float(np.median(some))
     return 1.0
-
-
-def name_some(reason: str, names: Sequence[str]) -> str:
-    """Text with the number of lines of a kind, and their first names."""
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return f"{len(names):,} with {reason} ({', '.join(names[:_NAMED])}{more})"
 
 
 def _mean_and_std(lines: LineSet) -> tuple[Tensor, Tensor]:

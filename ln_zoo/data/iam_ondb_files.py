@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ln_zoo.data.archives import ARCHIVES, read_archive, read_file, read_rest
-from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.data.pen_lines import PenLines, first_names
 from ln_zoo.files import atomic_write_text
 
 LISTS = {
@@ -44,7 +44,6 @@ _CSR = re.compile(r"^[ \t]*CSR:", re.MULTILINE)
 _BREAK = re.compile(r"[\r\n]|%{2,}")
 _KINDS = ("lineStrokes", "ascii", *LISTS)
 _WORK, _DONE = ".conversion", "conversion.json"
-_NAMED = 20
 
 
 @dataclass
@@ -266,9 +265,10 @@ def _read_lines(
         if progress is not None:
             progress(number, len(places))
     if len(damaged) > MOST_DAMAGED * len(places):
+        named = first_names([f"{name} ({why})" for name, why in damaged.items()])
         raise ValueError(
             f"{len(damaged):,} of {len(places):,} stroke files are damaged, more than "
-            f"{MOST_DAMAGED:.0%}: {_some([f'{name} ({why})' for name, why in damaged.items()])}. "
+            f"{MOST_DAMAGED:.0%}: {named}. "
             "The copy is incomplete: get it again, then run this once more"
         )
     names = sorted(steps)
@@ -309,8 +309,3 @@ def _save(lines: PenLines, target: Path, split: str) -> None:
             shutil.rmtree(left)
     lines.save(written)
     written.replace(final)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -287,16 +287,11 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
-def evenly_spaced(n: int, count: int) -> list[int]:
-    """``count`` evenly spaced integers from 0 to n - 1."""
-    return [i * n // count for i in range(count)]
-
-
 def subset(examples: Any, count: int | None) -> Any:
     """A set, or ``count`` evenly spaced examples of it, since neighbours are often alike."""
     if count is None or count >= len(examples):
         return examples
-    return examples.pick(evenly_spaced(len(examples), count))
+    return examples.pick([i * len(examples) // count for i in range(count)])
 
 
 def rows(index: Tensor | int) -> list[int]:

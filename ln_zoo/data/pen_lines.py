@@ -212,3 +212,9 @@ def pack(
         "line_id": np.array(line_id, dtype=np.str_),
         "text": np.array(text, dtype=np.str_),
     }
+
+
+def first_names(names: Sequence[str], most: int = 20) -> str:
+    """At most this many names, and the number of further ones."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -178,16 +178,12 @@ def layer_path(layer: RecurrentLayer, loop: Loop, form: Form) -> Path:
         return output, *last
 
     def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
-        output, last = time_major(model, given["input"])
+        x = given["input"]
+        output, last = model(x.transpose(0, 1) if model.batch_first else x)
+        output = output.transpose(0, 1) if model.batch_first else output
         return dict(zip(outputs, (output, *flat(last)), strict=True))
 
     return Path(Parts(loop, step), steps, inputs, outputs, after, is_step=True)
-
-
-def time_major(layer: Any, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
-    """Outputs (T, N, H) and last states of a layer for x (T, N, I), with any ``batch_first``."""
-    output, last = layer(x.transpose(0, 1) if layer.batch_first else x, states)
-    return output.transpose(0, 1) if layer.batch_first else output, last
 
 
 def cell_path(cell: RecurrentCell, step: Step, form: Form) -> Path:

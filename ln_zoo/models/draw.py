@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
 from ln_zoo.metrics import Ratio
 from ln_zoo.models.arguments import check_positive, check_sizes
-from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.base import ZooModule
+from ln_zoo.models.legacy_adam import adam
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import divergence
 
@@ -292,8 +293,7 @@ class DRAW(ZooModule):
         return self.clip_norm, None
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        fused = fused_on_cpu(self).get("fused")
-        return torch.optim.Adam(self.parameters(), lr=self.lr, fused=fused)
+        return adam(self, self.lr)
 
     # Pictures
 

@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
 from ln_zoo.metrics import PenMixture, Ratio
 from ln_zoo.models.arguments import check_positive, check_sizes, check_words
-from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.base import ZooModule
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
+from ln_zoo.models.legacy_adam import adam
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import clip_derivative
 
@@ -441,8 +442,7 @@ class Handwriting(ZooModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         if self.optimizer == "graves":
             return GravesRMSprop(self.parameters(), lr=self.lr)
-        fused = fused_on_cpu(self).get("fused")
-        return torch.optim.Adam(self.parameters(), lr=self.lr, fused=fused)
+        return adam(self, self.lr)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

@@ -77,7 +77,7 @@ class LegacyAdam(torch.optim.Adam):
 
 
 def adam(
-    module: LightningModule, lr: float, bias_correction: AdamBiasCorrection
+    module: LightningModule, lr: float, bias_correction: AdamBiasCorrection = "standard"
 ) -> torch.optim.Adam:
     """Adam over all parameters of a model; `LegacyAdam` if ``bias_correction`` is ``"legacy"``.
 

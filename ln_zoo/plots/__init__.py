@@ -5,6 +5,12 @@ ValueError.
 """
 
 from ln_zoo.plots.activity import plot_activities, plot_activity
+from ln_zoo.plots.analyses import (
+    plot_dynamics,
+    plot_eps_effect,
+    plot_fisher,
+    plot_gradient_flow,
+)
 from ln_zoo.plots.attention import Attended, plot_attention
 from ln_zoo.plots.curves import plot_curves
 from ln_zoo.plots.draw import (
@@ -16,10 +22,6 @@ from ln_zoo.plots.draw import (
     plot_pairs,
     save_animation,
 )
-from ln_zoo.plots.dynamics import plot_dynamics
-from ln_zoo.plots.fisher import plot_fisher
-from ln_zoo.plots.gradient_flow import plot_gradient_flow
-from ln_zoo.plots.invariance import plot_eps_effect
 from ln_zoo.plots.pen import page, sheet
 from ln_zoo.plots.pen_maps import plot_density, plot_window
 from ln_zoo.plots.retrieval import Found, plot_retrieval

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.plots.figures import new_figure, save_figure
-from ln_zoo.tables import markdown_table
+from ln_zoo.tables import markdown_table, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,15 +52,13 @@ def rings(height: int, width: int) -> Tensor:
 
 def write_activity(activities: Mapping[str, Activity], path: Path) -> None:
     """Write a CSV row for each position of each layer."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["layer", "row", "column", "ring", *QUANTITIES])
-        for layer, activity in activities.items():
-            ring = rings(*activity.active.shape).tolist()
-            for row, numbers in enumerate(ring):
-                for column, number in enumerate(numbers):
-                    values = [getattr(activity, q)[row, column].item() for q in QUANTITIES]
-                    writer.writerow([layer, row, column, number, *values])
+    rows = (
+        [layer, row, column, number, *(getattr(a, q)[row, column].item() for q in QUANTITIES)]
+        for layer, a in activities.items()
+        for row, numbers in enumerate(rings(*a.active.shape).tolist())
+        for column, number in enumerate(numbers)
+    )
+    write_csv(path, ["layer", "row", "column", "ring", *QUANTITIES], rows)
 
 
 def read_activity(paths: Sequence[Path]) -> dict[str, Activity]:

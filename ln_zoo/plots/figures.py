@@ -35,24 +35,17 @@ def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = 
     is pixels per inch; ``quantize`` reduces a PNG to 256 colours (`ln_zoo.files.quantize_png`).
     """
     import matplotlib
+    from matplotlib.backend_bases import FigureCanvasBase
 
-    check_picture(picture)
-    picture.parent.mkdir(parents=True, exist_ok=True)
     kind = picture.suffix.lower()
+    if kind.removeprefix(".") not in FigureCanvasBase.get_supported_filetypes():
+        raise ValueError(f"{picture} does not name a picture: end it in .svg, .png or .pdf")
+    picture.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
     with matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
         figure.savefig(picture, dpi=dpi, metadata=metadata)
     if quantize:
         quantize_png(picture)
-
-
-def check_picture(picture: Path) -> None:
-    """Raise ValueError unless matplotlib can write the file's format."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if picture.suffix.lower().removeprefix(".") not in known:
-        raise ValueError(f"{picture} does not name a picture: end it in .svg, .png or .pdf")
 
 
 def set_log_scale(axis: Axes) -> None:

@@ -13,6 +13,7 @@ import functools
 import posixpath
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -166,6 +167,14 @@ def decide_margin(low: float, high: float, margin: float) -> str:
     if -margin < low and high < margin:
         return HOLDS
     return DOES_NOT_HOLD if low > margin or high < -margin else UNDECIDED
+
+
+def combine(verdicts: Iterable[str]) -> str:
+    """The verdict of a rule with several parts: if some hold and others do not, it is in part."""
+    found = set(verdicts)
+    if len(found) == 1:
+        return found.pop()
+    return IN_PART if {HOLDS, DOES_NOT_HOLD} <= found else UNDECIDED
 
 
 # The page

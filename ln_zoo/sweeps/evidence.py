@@ -83,11 +83,8 @@ def _judge_measured(rows: list[Row], names: tuple[str, str], data: dict[str, Any
         verdicts.append(_side(found, data["test"], margin))
         words.append(f"{group} {_shown(found, bool(data.get('log')))}".strip())
     assert found is not None
-    same = len(set(verdicts)) == 1
-    mixed = {claims.HOLDS, claims.DOES_NOT_HOLD} <= set(verdicts)
-    verdict = verdicts[0] if same else claims.IN_PART if mixed else claims.UNDECIDED
     ends = (found.low, found.high) if len(words) == 1 and not math.isnan(found.low) else None
-    return Finding(verdict, "; ".join(words), found.number, ends)
+    return Finding(claims.combine(verdicts), "; ".join(words), found.number, ends)
 
 
 def _judge_each(scores: Scores, metric: str, bound: float) -> Finding:

@@ -235,6 +235,13 @@ def read_grid(folder: Path) -> Grid | None:
         raise SweepError(f"{path} was not written by ln-zoo sweep: choose another --out") from error
 
 
+def existing_grid(folder: Path) -> Grid:
+    """The grid in a sweep's folder; SweepError if there is none."""
+    if (grid := read_grid(folder)) is None:
+        raise SweepError(f"there is no sweep in {folder}")
+    return grid
+
+
 def write_grid(grid: Grid, folder: Path) -> None:
     """Atomically write a grid to its folder."""
     content = {"format_version": 1} | asdict(grid)

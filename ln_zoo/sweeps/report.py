@@ -13,11 +13,12 @@ from typing import Any
 from ln_zoo import tables
 from ln_zoo.files import atomic_write_text
 from ln_zoo.plots import comparison
-from ln_zoo.sweeps import speed
+from ln_zoo.sweeps import claims, speed
+from ln_zoo.sweeps.claims import Rule
 from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
 from ln_zoo.sweeps.state import FAILED, FINISHED, State, metrics_of, state_of
 from ln_zoo.sweeps.statistics import Difference, SeedSummary, paired
-from ln_zoo.sweeps.verdicts import Scores, mean_leads
+from ln_zoo.sweeps.verdicts import Curves, Finding, Scores, judge_rule, mean_leads
 from ln_zoo.zoo.reported import metric_unit
 
 #: Scores of skip-thoughts in the paper's Figure 3.
@@ -253,9 +254,7 @@ class Report:
             base = baselines.get(member.run.seed)
             if base is None:
                 continue
-            curves = [
-                comparison.read_curves(m.curves, [metric], "step")[metric] for m in (member, base)
-            ]
+            curves = [_curve(each.curves, metric) for each in (member, base)]
             own, best = (speed.best_of(metric)(curve.values()) for curve in curves)
             steps, before = (speed.steps_to(curve, metric, best) for curve in curves)
             times = (steps * _pace(member.curves), before * _pace(base.curves))
@@ -427,6 +426,29 @@ class Report:
         return edges
 
 
+def judge(report: Report, rule: Rule) -> Finding:
+    """The verdict of a rule on the finished runs of a sweep."""
+    names = rule.norm, rule.baseline
+
+    def curves(norm: str) -> Curves:
+        members = report.of_label(report.best_label(norm))
+        return {each.run.seed: _curve(each.curves, rule.metric) for each in members}
+
+    def scores(norm: str) -> Scores:
+        return report.by_seed(report.best_label(norm), rule.metric)
+
+    def leads(value: str, scale: Callable[[float], float]) -> Scores:
+        return report.leads(names, rule.metric, rule.setting, value, scale)
+
+    try:
+        if rule.kind not in claims.OF_CURVES and rule.metric not in report.test_metrics:
+            known = ", ".join(report.test_metrics)
+            raise SweepError(f"the test has no {rule.metric!r}: {known}")
+        return judge_rule(rule, names, curves, scores, leads)
+    except ValueError as error:
+        raise SweepError(f"{report.out}: {error}") from error
+
+
 def _chosen_curves(
     shared: set[str], metrics: Sequence[str] | None, x: str | None, out: Path
 ) -> tuple[list[str], str]:
@@ -440,6 +462,10 @@ def _chosen_curves(
             return list(names), axis
     validation = (n for n in shared if n.startswith("val_") and not n.startswith("val_batch_"))
     return sorted(validation)[:2], x or "epoch"
+
+
+def _curve(curves: Path, metric: str) -> comparison.Curve:
+    return comparison.read_curves(curves, [metric], "step")[metric]
 
 
 def _columns(curves: Path) -> set[str]:

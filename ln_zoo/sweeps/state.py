@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -75,45 +76,41 @@ def metrics_of(folder: Path) -> Path | None:
 
 def write_failure(folder: Path, error: str) -> None:
     """Writes the error of a failed run; no-op on a full disk."""
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(folder / FAILURE, json.dumps({"error": error}) + "\n")
-    except OSError:
-        pass
 
 
 def progress_of(folder: Path) -> tuple[int, int]:
     """Finished epochs and updates, from the last logged row."""
-    path = metrics_of(folder)
-    if path is None:
-        return 0, 0
+    path = folder / "metrics.csv"
     try:
         with path.open("rb") as file:
             names = next(csv.reader([file.readline().decode()]), [])
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
-        for line in reversed(lines):
+        for line in reversed(_last_lines(path)):
             cells = next(csv.reader([line]), [])
             if len(cells) == len(names):
                 row = dict(zip(names, cells, strict=True))
                 return int(row["epoch"]), int(row["step"])
     except (OSError, KeyError, ValueError):
-        pass  # the file is being written
+        pass  # the file is missing, or is being written
     return 0, 0
 
 
 def last_error_line(folder: Path) -> str:
     """The last error in a run's log, or its last line."""
     try:
-        with (folder / LOG).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 8192))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = _last_lines(folder / LOG)
     except OSError:
         return ""
     errors = [line for line in lines if "error" in line.lower()]
     return next((line.strip() for line in reversed(errors or lines) if line.strip()), "")
+
+
+def _last_lines(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - 8192))
+        return file.read().decode(errors="replace").splitlines()
 
 
 def _read(path: Path) -> dict[str, Any] | None:

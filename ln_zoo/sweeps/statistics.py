@@ -46,16 +46,19 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Differ
         Difference(number=3, mean=-1.333..., low=-2.767..., high=0.100...)
     """
     differences = [values[seed] - baseline[seed] for seed in values if seed in baseline]
-    if not differences:
-        return None
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
+    return mean_difference(differences) if differences else None
+
+
+def mean_difference(differences: Sequence[float], least_deviation: float = 0.0) -> Difference:
+    """The mean and its interval, for a standard deviation of at least ``least_deviation``."""
+    number, mean = len(differences), statistics.fmean(differences)
+    if number < 2:
         return Difference(1, mean, math.nan, math.nan)
     from scipy.stats import t  # slow to import
 
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    half = float(t.ppf(0.975, len(differences) - 1)) * error
-    return Difference(len(differences), mean, mean - half, mean + half)
+    deviation = max(statistics.stdev(differences), least_deviation)
+    half = float(t.ppf(0.975, number - 1)) * (deviation / math.sqrt(number))
+    return Difference(number, mean, mean - half, mean + half)
 
 
 def signed_rank(differences: Sequence[float]) -> tuple[float, float]:

@@ -14,7 +14,13 @@ from typing import Any
 from ln_zoo.plots import comparison
 from ln_zoo.sweeps import claims, speed
 from ln_zoo.sweeps.claims import Rule
-from ln_zoo.sweeps.statistics import Difference, paired, seeds_to_decide, signed_rank
+from ln_zoo.sweeps.statistics import (
+    Difference,
+    mean_difference,
+    paired,
+    seeds_to_decide,
+    signed_rank,
+)
 
 #: Targets of the rule ``faster``, as shares of the baseline's improvement.
 TARGETS = (0.90, 0.95, 0.99)
@@ -68,7 +74,7 @@ class Speed:
     @property
     def difference(self) -> Difference:
         """Mean log ratio with its interval, at least as wide as from rounding alone."""
-        return _difference(self.logs, self.rounding)
+        return mean_difference(self.logs, self.rounding)
 
     def verdict(self, matters: float = 1.0) -> str:
         """Verdict for this target, with 2.5 % of error on either side; ``matters`` is a ratio."""
@@ -143,18 +149,6 @@ def _rounding(curve: comparison.Curve, step: float) -> float:
     return ((step - before) / step) ** 2 / 12 if math.isfinite(step) and step else 0.0
 
 
-def _difference(logs: Sequence[float], rounding: float) -> Difference:
-    """The mean and its interval, with a standard deviation of at least ``rounding``."""
-    found = paired(dict(enumerate(logs)), dict.fromkeys(range(len(logs)), 0.0))
-    assert found is not None
-    if found.number < 2 or statistics.stdev(logs) >= rounding:
-        return found
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, found.number - 1)) * rounding / math.sqrt(found.number)
-    return Difference(found.number, found.mean, found.mean - half, found.mean + half)
-
-
 def judge_rule(
     rule: Rule,
     names: tuple[str, str],
@@ -211,10 +205,7 @@ def judge_speed(
 ) -> Finding:
     """The verdict of the rule ``faster``; arguments as in `speeds`, and the relevant ratio."""
     found = speeds(curves, baseline, metric, start)
-    verdicts = {each.verdict(matters or 1.0) for each in found}
-    both = {claims.HOLDS, claims.DOES_NOT_HOLD} <= verdicts
-    mixed = claims.IN_PART if both else claims.UNDECIDED
-    verdict = verdicts.pop() if len(verdicts) == 1 else mixed
+    verdict = claims.combine(each.verdict(matters or 1.0) for each in found)
     number = f"times as fast to {'; '.join(each.text for each in found)}"
     pairs = len(found[0].steps)
     interval, spread = None, math.nan

@@ -258,8 +258,7 @@ def write_card(
         raise CardError(f"invalid model name {name!r}: use letters, digits, '.', '_' and '-' only")
     model_name = registry.model_name(type(model))
     registry.check_stored(model)
-    hparams = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
-    init_args = dict(hparams)
+    init_args = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
     if "norm" in init_args:
         init_args["norm"] = registry.encode_norm(init_args["norm"])
     try:
@@ -269,13 +268,9 @@ def write_card(
     for key in extra:
         if not catalog.is_plain_file_name(key) or key in catalog.CARD_FILES:
             raise CardError(f"a card cannot hold a further file called {key!r}")
-    size = {**hparams, **results["size"]}
-    size.pop("norm", None)
     if isinstance(words := init_args.get("vocabulary"), list):
         init_args["vocabulary"] = catalog.VOCABULARY
         extra[catalog.VOCABULARY] = "".join(word + "\n" for word in words).encode()
-        del size["vocabulary"]
-        size["vocab_size"] = model.vocabulary.size
     contents = {catalog.WEIGHTS: safetensors.torch.save(_weights(model)), **extra}
     config = {
         "format_version": catalog.FORMAT_VERSION,
@@ -287,6 +282,7 @@ def write_card(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "files": {k: {"sha256": _sha256(v), "size": len(v)} for k, v in contents.items()},
     }
+    size = {**reported.model_size(model), **results["size"]}
     run = reported.run_size(size, results["data"])
     training = {k: run[k] for k in ("batch_size", "lr") if k in run} | dict(results["training"])
     stated = dict(results["card"])

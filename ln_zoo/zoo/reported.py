@@ -284,6 +284,15 @@ def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") 
     return f"{data['dataset']}/{split}"
 
 
+def model_size(model: Any) -> dict[str, Any]:
+    """A model's arguments for `run_size`; the size of a vocabulary in place of its words."""
+    size = {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")}
+    if isinstance(size.get("vocabulary"), list):
+        del size["vocabulary"]
+        size["vocab_size"] = model.vocabulary.size
+    return size
+
+
 def run_size(
     hparams: Mapping[str, Any],
     data: Mapping[str, Any],

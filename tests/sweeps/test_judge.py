@@ -11,8 +11,7 @@ from sweep_runs import FAST, SLOW, report
 
 from ln_zoo.sweeps.claims import Rule
 from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
-from ln_zoo.sweeps.judge import judge
-from ln_zoo.sweeps.report import Report
+from ln_zoo.sweeps.report import Report, judge
 
 FASTER = Rule("faster", "val_nll", "layer", "none")
 LOWER = Rule("lower", "error", "layer", "none")

@@ -20,6 +20,7 @@ from ln_zoo.sweeps.grid import (
     check_extends,
     check_option,
     digests,
+    existing_grid,
     files_of,
     parse_norms,
     parse_seeds,
@@ -102,12 +103,10 @@ def sweep(
 
         return work(folder, run, attached)
     report = partial(_report, folder, baseline, metric, x, select)
-    old = read_grid(folder)
     if gather:
-        if old is None:
-            raise SweepError(f"there is no sweep in {out}")
-        report(old)
+        report(existing_grid(folder))
         return 0
+    old = read_grid(folder)
     seconds = parse_time(max_time) if max_time else math.inf
     again = ["ln-zoo", "sweep", "--out", out]
     if old is not None and not (config or norms or seeds or set_ or fit_options):

@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 from filelock import FileLock, Timeout
 
-from ln_zoo.sweeps.grid import Grid, Run, SweepError, read_grid
+from ln_zoo.sweeps.grid import Grid, Run, SweepError, existing_grid
 from ln_zoo.sweeps.state import (
     FAILURE,
     FINISHED,
@@ -40,9 +40,7 @@ def work(out: Path, name: str, attached: bool = False) -> int:
     Raises:
         SweepError: if there is no such sweep or run, or another process is running it.
     """
-    grid = read_grid(out)
-    if grid is None:
-        raise SweepError(f"there is no sweep in {out}")
+    grid = existing_grid(out)
     runs = {run.name: run for run in grid.runs()}
     if name not in runs:
         raise SweepError(f"{out} has no run {name!r}{nearest(name, runs)}")

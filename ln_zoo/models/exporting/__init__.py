@@ -1,6 +1,6 @@
 """Exported parts of each model, registered with `ln_zoo.export.export_parts`."""
 
-from ln_zoo.models.exporting import (
+from ln_zoo.models.exporting import (  # noqa: F401
     attentive_reader,
     conv,
     draw,
@@ -10,14 +10,3 @@ from ln_zoo.models.exporting import (
     sequence,
     skip_thought,
 )
-
-__all__ = [
-    "attentive_reader",
-    "conv",
-    "draw",
-    "handwriting",
-    "mlp",
-    "order_embedding",
-    "sequence",
-    "skip_thought",
-]
