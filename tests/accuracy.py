@@ -67,11 +67,9 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def limits(exact: Results, loop: Callable[[int], Results]) -> dict[str, float]:
-    """The `error` that each result may have in float32.
+    """The `error` that each result may have in float32, of exact results in float64, by name.
 
-    Args:
-        exact: results in float64, by name.
-        loop: the same in float32 by the generic loop, of inputs `moved` for a run of that number.
+    ``loop``: the same in float32 by the generic loop, of inputs `moved` for a run of that number.
     """
     *_, allowed = limits_by_run(exact, loop)
     return allowed
@@ -114,8 +112,7 @@ def assert_as_accurate(
     """Results in float64 are exact; in float32 they are about as exact as the generic loop's.
 
     Args:
-        found: results by name, all of one precision.
-        exact: the same in float64.
+        found, exact: results by name, all of one precision, and in float64.
         loop: see `limits`. It is run until the results are within the limits, and not at all where
             they are in float64.
         double: the error allowed in float64.

@@ -21,13 +21,9 @@ def filters(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """F_Y (N, K, B), F_X (N, K, A) and x, y, stride, sigma and gamma (N, 5): eq. 19-26.
 
-    Args:
-        numbers: what a linear map gives, (N, 5).
-        K: filters a side.
-        B: height of the image.
-        A: width of the image.
-        eps: added to each filter's sum; None for softmax, which is the same without.
-        clamp: largest absolute logarithm of variance and stride.
+    Of K filters a side for images (B, A) by the numbers (N, 5) that a linear map gives. ``eps`` is
+    added to each filter's sum; None is softmax, which is the same without. ``clamp``: largest
+    absolute logarithm of variance and stride.
     """
     g_x, g_y, log_variance, log_delta, log_gamma = numbers.unbind(1)
     variance = log_variance.clamp(-clamp, clamp).exp()
@@ -117,7 +113,6 @@ def draw(
         if images is not None:
             pair = [images, images - canvas.sigmoid()]
             if p.read is not None:
-                assert p.read_size is not None
                 f_y, f_x, places = filters(affine(p.read, h_dec), p.read_size, B, A, eps, clamp)
                 gamma = places[:, 4, None, None]
                 pair = [gamma * (f_y @ image @ f_x.mT) for image in pair]
@@ -135,7 +130,6 @@ def draw(
             added = patch.view(N, B, A)
         else:
             W = p.write_size
-            assert W is not None
             f_y, f_x, places = filters(affine(p.write, h_dec), W, B, A, eps, clamp)
             added = f_y.mT @ patch.view(N, W, W) @ f_x / places[:, 4, None, None]
             found.setdefault("write", []).append(places)

@@ -22,13 +22,9 @@ FixedStatistics = Sequence[Tensor | None]
 def direction(
     spec: Spec, o: Operands, steps: int, given: FixedStatistics = (None,) * 3
 ) -> Direction:
-    """The reference for a specification.
+    """The reference for a specification and its operands over a number of steps.
 
-    Args:
-        spec: what is computed.
-        o: its operands.
-        steps: the number T of steps.
-        given: means and variances (2, rows, F) for each place that does not use the batch's.
+    ``given``: means and variances (2, rows, F) for each place that does not use the batch's.
     """
 
     def site(rows: Rows | Examples, gain: Any, shift: Any, given: Tensor | None) -> Site:
@@ -69,14 +65,9 @@ def equations(
     sizes: Sequence[int] | None = None,
     d: Direction | None = None,
 ) -> tuple[Tensor, ...]:
-    """Outputs (T, N, H) and last states, (N, H) each.
+    """Outputs (T, N, H) and last states, (N, H) each, by `direction` unless given another.
 
-    Args:
-        spec: what is computed.
-        o: its operands.
-        masks: noise and resets.
-        sizes: examples of each step of packed rows: x is then (total, I), as are masks and outputs.
-        d: the reference for it, if not `direction`'s.
+    ``sizes``: examples of each step of packed rows: x is (total, I), as are masks and outputs.
     """
     packed = sizes is not None
     steps = list(sizes) if sizes is not None else [o.x.shape[1]] * o.x.shape[0]
@@ -121,15 +112,8 @@ def random_operands(
 ) -> Operands:
     """Random operands in float64, such as float32 can hold; all vectors that the cell may have.
 
-    Args:
-        spec: what is computed.
-        lead: shape of x without its features.
-        examples: the number N of examples.
-        features: features of x.
-        hidden: the number H of units.
-        gain: mean of the gains.
-        offset: mean of the recurrent weights, which centring has to take off.
-        seed: seed of all numbers.
+    ``lead`` is the shape of x without its features, ``gain`` the mean of the gains, ``offset`` that
+    of the recurrent weights, which centring has to take off.
     """
     generator = torch.Generator().manual_seed(seed)
 

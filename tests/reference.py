@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 # Norms
 
@@ -138,7 +139,6 @@ class Direction:
 
     def _lstm(self, sums: Tensor, c: Tensor | None, t: int) -> tuple[Tensor, Tensor]:
         """With peepholes, eq. 7-11 of Graves (2013)."""
-        assert c is not None
         i, f, g, o = sums.chunk(4, 1)
         p = torch.zeros_like(c[:1]).expand(3, -1) if self.peephole is None else self.peephole
         c = (f + p[1] * c).sigmoid() * c + (i + p[0] * c).sigmoid() * g.tanh()
@@ -159,17 +159,11 @@ def run(
     held: tuple[Share, Share] = (0.0, 0.0),
     reset: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """Outputs (T_n, H) of sequences (T_n, I), and last states (N, H).
+    """Outputs (T_n, H) of sequences (T_n, I), and last states; h and c are the first, (N, H).
 
-    Args:
-        d: the direction.
-        sequences: inputs, of any lengths.
-        h: the first states, (N, H).
-        c: the first cell states of an LSTM.
-        dropout: factors of h in recurrent products, (N, H) (Gal and Ghahramani 2016, section 4).
-        held: the parts of h and of c that zoneout keeps, numbers or (T, N, H) (Krueger et al. 2017,
-            section 3).
-        reset: whether states before a step are zeros, (T, N).
+    ``dropout``: factors of h in recurrent products, (N, H) (Gal and Ghahramani 2016, section 4);
+    ``held``: the parts of h and of c that zoneout keeps, numbers or (T, N, H) (Krueger et al. 2017,
+    section 3); ``reset``: whether states before a step are zeros, (T, N).
     """
     outputs: list[list[Tensor]] = [[] for _ in sequences]
     for t in range(max(map(len, sequences))):
@@ -248,11 +242,8 @@ def window(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 47-51 of Graves (2013): the window (N, E), kappa (N, K) and phi (N, U).
 
-    Args:
-        a: what the network asks for, (N, 3 K).
-        kappa: the places before, (N, K).
-        text: vectors of characters, (N, U, E).
-        form: the positive function, "exp" or "softplus" (Graves' later demonstration).
+    From what the network asks for, a (N, 3 K), the places before and vectors of characters, text
+    (N, U, E). ``form``: the positive function, "exp" or "softplus" (Graves' later demonstration).
     """
     if form == "exp":
         alpha, beta, moved = a.exp().chunk(3, 1)
@@ -277,15 +268,8 @@ def run_window(
 ) -> tuple[Tensor, ...]:
     """An LSTM that reads the window of the step before: outputs, windows, state and phi (T, N, U).
 
-    Args:
-        d: the LSTM.
-        weight: of the map to the window's parameters.
-        bias: of the same.
-        x: inputs, (T, N, I).
-        text: vectors of characters, (N, U, E).
-        state: h, c, kappa and the window.
-        form: see `window`.
-        reads: what the map sees: "state" or "all" (window before, input, state).
+    Of inputs x (T, N, I) and the state h, c, kappa and window, by the weight and bias of the map to
+    the window's parameters. ``reads``: what that sees: "state" or "all" (window, input, state).
     """
     h, c, kappa, w = state
     steps = []
@@ -296,3 +280,20 @@ def run_window(
         steps.append((h, w, phi))
     outputs, windows, phis = (torch.stack(parts) for parts in zip(*steps, strict=True))
     return outputs, windows, h, c, kappa, w, phis
+
+
+def covariance(std: Tensor, rho: Tensor) -> Tensor:
+    """Covariance matrices (..., 2, 2) of deviations (..., 2) and correlations."""
+    x, y = std.unbind(-1)
+    rows = [torch.stack([x * x, rho * x * y], -1), torch.stack([rho * x * y, y * y], -1)]
+    return torch.stack(rows, -2)
+
+
+def pen_mixture(raw: Tensor) -> MixtureSameFamily:
+    """Eq. 19-22 of Graves (2013) for outputs (..., 1 + 6 M), with eq. 24 and 25 left to torch."""
+    M = (raw.shape[-1] - 1) // 6
+    pi, dx, dy, sx, sy, rho = raw[..., 1:].split(M, -1)
+    pi = pi.exp() / pi.exp().sum(-1, keepdim=True)
+    matrix = covariance(torch.stack([sx.exp(), sy.exp()], -1), rho.tanh())
+    normal = MultivariateNormal(torch.stack([dx, dy], -1), covariance_matrix=matrix)
+    return MixtureSameFamily(Categorical(pi), normal)

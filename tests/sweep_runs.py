@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
-from ln_zoo.sweeps.grid import Grid, write_grid
+from refusals import refused
+
+from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
 from ln_zoo.sweeps.report import Report
+
+refuses = functools.partial(refused, error=SweepError)
+
+
+def write_tested(folder: Path, columns: str, rows: list[str], **results: object) -> None:
+    """A run that has finished: the rows of its table, and the results of its test."""
+    folder.mkdir(parents=True)
+    (folder / "test_results.json").write_text(json.dumps(results))
+    (folder / "metrics.csv").write_text("\n".join([columns, *rows]) + "\n")
 
 
 def report(
@@ -25,12 +37,9 @@ def report(
         curve = {"layer": layer, "none": none}[Path(run.norm).stem][run.seed]
         if run.settings["lr"] != lrs[-1]:
             curve = [9.0 for _ in curve]
-        folder = out / run.name
-        folder.mkdir(parents=True)
-        results = {"metrics": {"error": curve[-1], "nll": curve[-1]}}
-        (folder / "test_results.json").write_text(json.dumps(results))
+        metrics = {"error": curve[-1], "nll": curve[-1]}
         lines = [f"{epoch},{10 * epoch + 9},{value}" for epoch, value in enumerate(curve)]
-        (folder / "metrics.csv").write_text("\n".join(["epoch,step,val_nll", *lines]) + "\n")
+        write_tested(out / run.name, "epoch,step,val_nll", lines, metrics=metrics)
     return Report(grid, out)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.ops import Cell, Place, States, linear
@@ -20,28 +22,22 @@ def good(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
     return ((wx + sites["recurrent"](linear(w.dropped(states[0]), w.hh), t) + w.bias).tanh(),)
 
 
-def mixes_examples(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
-    (h,) = good(wx, states, w, sites, t)
-    return (h + h.mean(0, keepdim=True),)
+def then(change: Callable[[Tensor, int], Tensor]) -> Any:
+    """The good step, after which the state is changed, by time step."""
+    return lambda wx, states, w, sites, t: (change(good(wx, states, w, sites, t)[0], t or 0),)
 
 
 def detaches(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
     return good(wx, tuple(s.detach() for s in states), w, sites, t)
 
 
-def counts_steps(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
-    return (good(wx, states, w, sites, t)[0] * (1 + (t or 0)),)
-
-
 def ignores_masks(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
     return good(wx, states, w._replace(noise=Noise()), sites, t)
 
 
-def draws(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
-    (h,) = good(wx, states, w, sites, t)
-    return (h * torch.rand_like(h),)
-
-
+mixes_examples = then(lambda h, _: h + h.mean(0, keepdim=True))
+counts_steps = then(lambda h, t: h * (1 + t))
+draws = then(lambda h, _: h * torch.rand_like(h))
 GOOD = Cell(
     "good",
     good,

@@ -1,4 +1,4 @@
-"""Checkpoint files: atomic, validated; partial files are removed."""
+"""Checkpoints and other files: atomic, validated; partial files are removed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ln_zoo.checkpoints import (
     sweep,
     use_atomic_checkpoints,
 )
+from ln_zoo.files import atomic_write, atomic_write_text
 
 
 def content(number: int) -> dict:
@@ -51,22 +52,15 @@ def test_the_one_before_stays(tmp_path: Path) -> None:
     assert not list(path.parent.iterdir())
 
 
-def test_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_links_nor_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may be on another file system, where moving a file is copying it."""
+    for name in ("mkstemp", "mkdtemp", "gettempdir"):
+        monkeypatch.setattr(tempfile, name, lambda *_, **__: _raise(AssertionError("used")))
     path = tmp_path / "last.ckpt"
     save(1, path)
     monkeypatch.setattr(os, "link", lambda *_: _raise(OSError(errno.EPERM, "no links here")))
     save(2, path)
     assert (number(path), number(previous(path))) == (2, 1)
-
-
-def test_nothing_goes_through_the_folder_of_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be on another file system, where moving a file is copying it."""
-    for name in ("mkstemp", "mkdtemp", "gettempdir"):
-        monkeypatch.setattr(tempfile, name, lambda *_, **__: _raise(AssertionError("used")))
-    save(1, tmp_path / "last.ckpt")
-    assert number(tmp_path / "last.ckpt") == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -169,9 +163,7 @@ def test_damage_is_noticed_wherever_it_is(tmp_path: Path) -> None:
     ],
     ids=["cut", "zeroed"],
 )
-def test_a_damaged_file_is_named(
-    tmp_path: Path, damage: Callable[[bytes], bytes], named: str
-) -> None:
+def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], named: str) -> None:
     path = tmp_path / "last.ckpt"
     save(0, path)
     path.write_bytes(damage(path.read_bytes()))
@@ -180,9 +172,7 @@ def test_a_damaged_file_is_named(
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
-def test_a_bomb_is_refused_unread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
-) -> None:
+def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
     """A file that unpacks to more than its size, by compression or by members that share bytes."""
     path = tmp_path / "bomb.ckpt"
     with zipfile.ZipFile(path, "w", kind) as archive:
@@ -214,9 +204,7 @@ class Own(CheckpointIO):
     ("plugins", "chosen"),
     [
         ([], AtomicCheckpointIO),
-        ([AsyncCheckpointIO()], AsyncCheckpointIO),
-        ([Own()], Own),
-        ([TorchCheckpointIO()], TorchCheckpointIO),
+        *(([cls()], cls) for cls in (AsyncCheckpointIO, Own, TorchCheckpointIO)),
     ],
     ids=["none", "wrapping", "own", "lightning"],
 )
@@ -230,3 +218,20 @@ def test_what_a_user_chose_stays(plugins: list, chosen: type) -> None:
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for text in ("é\n", "b\r\n"):
+        atomic_write_text(path, text)
+        assert path.read_bytes() == text.encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_after_an_error_the_old_file_is_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(TypeError, match="bytes-like"), atomic_write(path) as file:
+        file.writelines([b"half of", "it"])  # type: ignore[list-item]
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

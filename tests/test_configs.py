@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from cli_support import CONFIGS, QUIET
 from jsonargparse import Namespace
 
 from ln_zoo import norms
@@ -15,7 +16,6 @@ from ln_zoo.cli.lightning import ZooCLI
 from ln_zoo.models import MLPClassifier, ZooModule
 from ln_zoo.norms import BatchNorm, Norm
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 #: Facts for model cards, and what is laid over a model's file: neither is a run by itself.
 RUNS = sorted(
     path
@@ -24,15 +24,12 @@ RUNS = sorted(
 )
 OVERLAYS = sorted((CONFIGS / "norms").glob("*.yaml"))
 #: The base configuration of each model, over which norms are laid. Fine-tuning has its test in
-#: `cli/test_fine_tune.py`.
+#: `cli/test_guides.py`.
 BASES = [path for path in RUNS if path.parent.name not in ("configs", "fine_tune")]
 NORMS = {
-    "batch": norms.BatchNorm,
-    "layer": norms.LayerNorm,
-    "none": norms.Identity,
-    "rms": norms.RMSNorm,
-    "weight": norms.WeightNorm,
-}
+    "batch": norms.BatchNorm, "layer": norms.LayerNorm, "none": norms.Identity,
+    "rms": norms.RMSNorm, "weight": norms.WeightNorm,
+}  # fmt: skip
 
 
 def name(path: Path) -> str:
@@ -47,7 +44,6 @@ def _surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(*argv: str | Path) -> ZooCLI:
-    """Parses the arguments of ``fit`` and builds model, data and trainer."""
     return ZooCLI(["fit", *map(str, argv), "--trainer.logger=false"])
 
 
@@ -61,7 +57,6 @@ def sketch(path: Path, *argv: str | Path) -> ZooCLI:
 
 
 def norms_at_work(model: ZooModule) -> set[Norm]:
-    """The norms at work in a model, apart from "none"."""
     found = {m.norm for m in model.modules() if isinstance(m, norms.Site)}
     return found - {norms.Identity()} or found
 
@@ -81,13 +76,6 @@ def test_every_run_parses_and_builds(path: Path) -> None:
     for key, value in config["model"]["init_args"].items():
         if key != "norm" and value is not None:
             assert cli.model.hparams[key] == value
-
-
-def test_a_norm_may_be_named_before_the_model() -> None:
-    overlay = CONFIGS / "norms/layer.yaml"
-    own = ("--model", "MLPClassifier", "--model.in_features=64", "--model.num_classes=10")
-    cli = build("--config", overlay, "--model.hidden_sizes=[8]", *own, "--data", "Digits")
-    assert norms_at_work(cli.model) == {norms.LayerNorm()}
 
 
 def bases_of(overlay: Path) -> list[Path]:
@@ -144,8 +132,7 @@ def test_a_norms_file_gives_its_own_defaults(base: Path, overlay: Path) -> None:
     """Nothing of the norm before it leaks: not a gain, not an eps."""
     cli = sketch(base, "--config", overlay)
     assert norms_at_work(cli.model) == {NORMS[overlay.stem]()}
-    stored = cli.model.hparams["norm"]
-    assert stored == norms.to_config(NORMS[overlay.stem]())
+    assert cli.model.hparams["norm"] == norms.to_config(NORMS[overlay.stem]())
 
 
 @pytest.mark.parametrize(
@@ -187,11 +174,14 @@ def test_a_class_chosen_on_the_command_line_brings_its_own_defaults() -> None:
     """Where no file says otherwise: the models' arguments have no default instance to leak from."""
     cli = build("--config", CONFIGS / "mlp/paper.yaml", "--model.norm=BatchNorm")
     assert norms_at_work(cli.model) == {BatchNorm()}
-    cli = build(
-        "--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/batch.yaml",
-        "--model.norm.unbiased=true",
-    )  # fmt: skip
+    both = ("--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/batch.yaml")
+    cli = build(*both, "--model.norm.unbiased=true")
     assert norms_at_work(cli.model) == {BatchNorm(unbiased=True)}
+    # A norm may be named before the model.
+    overlay = CONFIGS / "norms/layer.yaml"
+    own = ("--model", "MLPClassifier", "--model.in_features=64", "--model.num_classes=10")
+    cli = build("--config", overlay, "--model.hidden_sizes=[8]", *own, "--data", "Digits")
+    assert norms_at_work(cli.model) == {norms.LayerNorm()}
 
 
 #: Steps of these take seconds, and their models have smaller configurations too.
@@ -216,15 +206,13 @@ def test_one_of_each_model_takes_two_steps(base: Path) -> None:
         "skip_thought": ("SyntheticBooks", "StepEvaluation"),
         "order_embedding": ("SyntheticScenes", "FiniteLoss"),
     }.get(base.parent.name, ("Digits", "EpochEvaluation"))
-    few = {
-        "SyntheticBooks": ["--data.books=5", "--data.paragraphs=3", "--model.hidden_size=8"],
-    }.get(data, ["--data.train_size=40", "--data.val_size=20"])
+    few = ["--data.train_size=40", "--data.val_size=20"]
+    if data == "SyntheticBooks":
+        few = ["--data.books=5", "--data.paragraphs=3", "--model.hidden_size=8"]
     cli = build(
-        "--config", base, f"--data={data}",
-        "--data.batch_size=4", *few, "--trainer.max_steps=2", "--trainer.enable_progress_bar=false",
-        "--trainer.enable_model_summary=false", "--trainer.enable_checkpointing=false",
-        "--trainer.accelerator=cpu",
-        f"--trainer.callbacks={evaluation}",
+        "--config", base, f"--data={data}", "--data.batch_size=4", *few, *QUIET,
+        "--trainer.max_steps=2", "--trainer.enable_checkpointing=false",
+        "--trainer.accelerator=cpu", f"--trainer.callbacks={evaluation}",
     )  # fmt: skip
     before = {k: v.clone() for k, v in cli.model.named_parameters()}
     cli.run()
@@ -242,8 +230,6 @@ def test_the_paper_at_its_size() -> None:
 
 
 def parse(*argv: str | Path) -> Namespace:
-    """The arguments of ``fit`` as parsed, without building anything."""
-
     class Parsed(ZooCLI):
         def instantiate_classes(self) -> None:
             self.model = self.trainer = None

@@ -30,15 +30,8 @@ from ln_zoo.cli.sweep.check import check_grid
 from ln_zoo.zoo.catalog import list_models
 
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CHANGELOG.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    ROOT / "benchmarks/README.md",
-    ROOT / "examples/README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+FRONT = ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "benchmarks/README", "examples/README")
+PAGES = [*(ROOT / f"{name}.md" for name in FRONT), *sorted((ROOT / "docs").rglob("*.md"))]
 #: Variables of the package, as its help has them.
 ENVIRONMENT = set(re.findall(r"LN_ZOO_\w+", _HELP))
 
@@ -101,9 +94,7 @@ def test_files_that_are_named_exist(name: str) -> None:
 
 #: Stands before a block that takes long, or needs what is not in the repository: ``slow``, and a
 #: folder of `LN_ZOO_DATA` or a package. Every other block is run.
-MARK = re.compile(
-    r"<!-- example: (slow)?(?:, )?(?:needs (\w+))? -->\n```python\n(.*?)```", re.DOTALL
-)
+MARK = re.compile(r"<!-- example: (slow)?(?:, )?(?:needs (\w+))? -->\n```python\n(.*?)```", re.S)
 
 
 def own_files() -> dict[str, str]:
@@ -119,7 +110,6 @@ def own_files() -> dict[str, str]:
 
 
 def marked(page: Path) -> dict[str, tuple[str, str]]:
-    """The blocks that are marked: whether each is slow, and the data that it needs."""
     return {m[3]: (m[1] or "", m[2] or "") for m in MARK.finditer(page.read_text("utf-8"))}
 
 
@@ -140,17 +130,8 @@ EXAMPLES = [page for page in PAGES if blocks(page, "python")]
 WITH_MARKS = [page for page in EXAMPLES if marked(page)]
 
 
-def test_marks_are_few_and_understood() -> None:
-    assert sum(len(marked(page)) for page in PAGES) <= 8
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert len(marked(page)) == len(re.findall("^<!-- example:", text, re.M)), name_of(page)
-        assert all(slow or data for slow, data in marked(page).values())
-
-
 @pytest.mark.parametrize("page", EXAMPLES, ids=name_of)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python blocks of a page, but for those that are marked."""
     examples = [block for block in blocks(page, "python") if block not in marked(page)]
     run_examples(page, examples, tmp_path, monkeypatch)
 
@@ -159,13 +140,12 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("page", WITH_MARKS, ids=name_of)
 def test_marked_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All Python blocks of a page, but for those whose data or package is not here."""
-    there = {
-        needed
-        for _, needed in marked(page).values()
-        if Path(os.environ.get("LN_ZOO_DATA", "none"), needed).is_dir()
-        or (needed and importlib.util.find_spec(needed))
-    }
-    left = [b for b, (_, data) in marked(page).items() if data not in {"", *there}]
+
+    def there(needed: str) -> bool:
+        folder = Path(os.environ.get("LN_ZOO_DATA", "none"), needed)
+        return not needed or folder.is_dir() or bool(importlib.util.find_spec(needed))
+
+    left = [b for b, (_, data) in marked(page).items() if not there(data)]
     if len(left) == len(marked(page)):
         names = ", ".join(marked(page)[b][1] for b in left)
         pytest.skip(f"needs {names}: a folder of LN_ZOO_DATA, or a package")
@@ -212,13 +192,9 @@ def commands() -> dict[tuple[str, ...], str]:
     for page in [*PAGES, *CARDS]:
         found = blocks(page, "bash")
         script += [f"PAGE={shlex.quote(name_of(page))}", *found] if found else []
-    done = subprocess.run(
-        [shutil.which("bash") or "bash", "-eu"],
-        input="\n".join(script),
-        env={"PATH": "", **dict.fromkeys(GIVEN, "given")},
-        capture_output=True,
-        text=True,
-    )
+    command, given = [shutil.which("bash") or "bash", "-eu"], dict.fromkeys(GIVEN, "given")
+    options: Any = {"env": {"PATH": "", **given}, "capture_output": True, "text": True}
+    done = subprocess.run(command, input="\n".join(script), **options)
     assert not done.returncode, done.stderr
     assert not done.stderr
     alike: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
@@ -234,7 +210,6 @@ def commands() -> dict[tuple[str, ...], str]:
 
 
 def commands_of(*names: str) -> list[tuple[list[str], str]]:
-    """The arguments of each command that begins so, and a page that has it."""
     return [
         (list(words[len(names) :]), f"{page}: {shlex.join(words)}")
         for words, page in commands().items()
@@ -262,7 +237,7 @@ def parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_says_what_it_is_and_marks_are_few() -> None:
     """What is `bash` is parsed, what is `python` is run: nothing else may hold commands."""
     for page in [*PAGES, *CARDS]:
         marks = page.read_text(encoding="utf-8").split("```")[1::2]
@@ -270,6 +245,12 @@ def test_every_block_says_what_it_is() -> None:
             assert re.match(r"[\w{}-]*", block)[0] in LANGUAGES, f"{name_of(page)}: {block[:80]}"
         for block in blocks(page, "text"):
             assert not re.search(r"^(ln-zoo|python|pip) ", block, re.MULTILINE), name_of(page)
+    # Marks are few and understood.
+    assert sum(len(marked(page)) for page in PAGES) <= 8
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(marked(page)) == len(re.findall("^<!-- example:", text, re.M)), name_of(page)
+        assert all(slow or data for slow, data in marked(page).values())
 
 
 @pytest.mark.usefixtures("parsing")
@@ -295,9 +276,7 @@ def test_options_of_training_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def without(words: list[str], option: str) -> list[str]:
-    if option not in words:
-        return words
-    place = words.index(option)
+    place = words.index(option) if option in words else len(words)
     return words[:place] + words[place + 2 :]
 
 
@@ -305,7 +284,6 @@ def without(words: list[str], option: str) -> list[str]:
 def test_scripts_parse_what_they_are_given(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Benchmarks and examples, as `python` starts them."""
     assert len(commands_of("python")) > 12
     for words, where in commands_of("python"):
         if words[:2] == ["-m", "venv"]:
@@ -362,7 +340,6 @@ def test_the_whole_parser_takes_the_commands_of_training(
 
 
 def stand_in(words: list[str]) -> str:
-    """A published model that takes the data of a command."""
     models = {"Books": "skip_thought.none", "SentenceFile": "skip_thought.none"}
     models["CaptionedImages"] = "order_embedding.none"
     return models.get(words[words.index("--data") + 1], "mlp.none")
@@ -402,9 +379,8 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipykernel", reason="needs the extra `docs`")
     monkeypatch.setenv("MPLBACKEND", "agg")
     notebook = nbformat.read(ROOT / "docs/first_steps.ipynb", as_version=4)
-    nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "docs")}}
-    ).execute()
+    resources = {"metadata": {"path": str(ROOT / "docs")}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
     printed = [o.text for c in notebook.cells for o in c.get("outputs", ()) if "text" in o]
     assert any(text.startswith("says  [0, 1, 2, 3") for text in printed)
 
@@ -416,3 +392,48 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "docs", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"MPLBACKEND": "agg"}, check=True)
     assert "LSTM" in (tmp_path / "reference/layers.html").read_text(encoding="utf-8")
+
+
+#: Phrases of `docs/words.txt` are not used.
+AVOIDED = dict(
+    line.split(" -> ")
+    for line in (ROOT / "docs/words.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+)
+WORDED = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "benchmarks").glob("*.md"),
+    *(ROOT / "configs").rglob("*.yaml"),
+    *(ROOT / "ln_zoo").rglob("*.py"),
+]
+
+
+@functools.cache
+def texts() -> dict[str, str]:
+    """Each page and file, its lines joined: a phrase may be broken across two."""
+    return {
+        page.relative_to(ROOT).as_posix(): re.sub(r"\s+", " ", page.read_text(encoding="utf-8"))
+        for page in WORDED
+    }
+
+
+@pytest.mark.parametrize(("phrase", "better"), AVOIDED.items(), ids=list(AVOIDED))
+def test_phrases_to_avoid_are_not_used(phrase: str, better: str) -> None:
+    pattern = re.compile(rf"\b{phrase}\b", re.IGNORECASE)
+    found = [
+        f"{page}: {text[max(0, match.start() - 40) : match.end() + 40]!r}"
+        for page, text in texts().items()
+        for match in pattern.finditer(text)
+    ]
+    assert not found, f"say {better!r}: {found}"
+
+
+def test_each_item_of_a_list_has_a_line() -> None:
+    # An editor that fills paragraphs joins items, and the site shows one long item.
+    joined = re.compile(r"^(?:- |  )\S.*[.;:)] -(?:$| [A-Z`*\[])", re.MULTILINE)
+    assert joined.search("- one. - Two")
+    assert joined.search("- one\n  more. -\n  Two")
+    pages = {page: page.read_text(encoding="utf-8") for page in WORDED if page.suffix == ".md"}
+    found = {page.name: [m[0] for m in joined.finditer(text)] for page, text in pages.items()}
+    assert not any(found.values()), found

@@ -1,5 +1,7 @@
 """Imports between rooms run downward only, and Lightning stays out of the rooms of plain torch.
 
+Beside torch alone, layers, norms, kernels and conversion work, and the rest says why not.
+
     cli -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
 
 `callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files`,
@@ -7,12 +9,20 @@
 """
 
 import ast
+import graphlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import ln_zoo
+from ln_zoo.packages import _DISTRIBUTIONS
 
 PACKAGE = Path(ln_zoo.__file__).parent
 
@@ -45,7 +55,7 @@ BELOW = {
     "export": {"layers", "norms", "ops"},
     "late": set(),
     "models": {
-        *("late", "training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops"),
+        *("late", "training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops")
     },
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if not room.startswith(("_version", "testing", "rl"))}
@@ -56,14 +66,13 @@ BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
 
-#: `test_light_install.py` loads them where Lightning is not installed.
+#: They are loaded below where Lightning is not installed.
 WITHOUT_LIGHTNING = (
     *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl", "tables"),
 )
 
 
 def room_of(path: Path, package: Path) -> str:
-    """The room a file lies in: its folder, or its own name directly under the package."""
     first = path.relative_to(package).parts[0]
     return first.removesuffix(".py")
 
@@ -113,7 +122,6 @@ def violations(package: Path) -> list[str]:
 
 
 def file_graph(package: Path) -> dict[str, set[str]]:
-    """For each module of the package the others that it imports, anywhere in the file."""
     names = {}
     for path in package.rglob("*.py"):
         parts = [package.name, *path.relative_to(package).with_suffix("").parts]
@@ -127,32 +135,16 @@ def file_graph(package: Path) -> dict[str, set[str]]:
     return graph
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others."""
-
-    def reachable(start: str) -> set[str]:
-        seen: set[str] = set()
-        waiting = [start]
-        while waiting:
-            for target in graph[waiting.pop()] - seen:
-                seen.add(target)
-                waiting.append(target)
-        return seen
-
-    reach = {module: reachable(module) for module in graph}
-    groups = {
-        tuple(sorted(m for m in reach[module] if module in reach[m]))
-        for module in graph
-        if module in reach[module]
-    }
-    return [list(group) for group in sorted(groups)]
+def circle(graph: dict[str, set[str]]) -> set[str]:
+    """Modules that import each other, directly or through others; none if there are none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return set(error.args[1])
+    return set()
 
 
-def test_no_modules_import_each_other():
-    assert circles(file_graph(PACKAGE)) == []
-
-
-def test_a_planted_circle_is_found(tmp_path):
+def test_no_modules_import_each_other_and_a_planted_circle_is_found(tmp_path):
     package = tmp_path / "ln_zoo"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -160,7 +152,8 @@ def test_a_planted_circle_is_found(tmp_path):
     (package / "b.py").write_text("from . import c\nfrom ln_zoo.d import x")
     (package / "c.py").write_text("import importlib\nimportlib.import_module('ln_zoo.a')")
     (package / "d.py").write_text("import os")
-    assert circles(file_graph(package)) == [["ln_zoo.a", "ln_zoo.b", "ln_zoo.c"]]
+    assert circle(file_graph(package)) == {"ln_zoo.a", "ln_zoo.b", "ln_zoo.c"}
+    assert circle(file_graph(PACKAGE)) == set()
 
 
 def test_imports_run_downward():
@@ -203,3 +196,102 @@ def test_a_planted_import_is_found(tmp_path, file, line):
     (package / file).write_text(line + "\n")
     (found,) = violations(package)
     assert found.startswith(file)
+
+
+ROOT = Path(__file__).parent.parent
+#: torch needs filelock itself.
+THERE = {"torch", "numpy", "filelock"}
+
+CODE = """
+import contextlib, io, json, sys
+from importlib.machinery import PathFinder
+
+absent = set(json.loads(sys.argv[1]))
+
+class WithoutThem(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        known = name.partition(".")[0] not in absent
+        return super().find_spec(name, path, target) if known else None
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutThem
+
+import importlib
+import torch
+for room in json.loads(sys.argv[2]):
+    importlib.import_module(f"ln_zoo.{room}")
+import ln_zoo
+from ln_zoo import GRU, LSTM, BatchNorm, LayerNorm, Linear, WeightNorm, normalize_
+
+found = {}
+for norm in (None, LayerNorm(), BatchNorm(), WeightNorm()):
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([LSTM(3, 4, norm=norm), GRU(4, 4, norm=norm), Linear(4, 1)])
+        model.to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        x, losses = torch.randn(6, 8, 3).to(dtype), []
+        for _ in range(20):
+            h, _ = model[0](x)
+            h, _ = model[1](h)
+            loss = (model[2](h[-1]).float() - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        found[f"{norm} {dtype}"] = losses[-1] / losses[0]
+        model.eval()
+        with torch.no_grad():
+            assert model[0](x)[0].dtype == dtype
+
+torch_model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+normalize_(torch_model, LayerNorm())
+found["converted"] = type(torch_model[0]).__module__.partition(".")[0]
+
+from ln_zoo.cli import main
+
+for command in (
+    ["list"],
+    ["kernels"],
+    ["fit", "--config", "configs/quickstart.yaml"],
+    ["write", "a", "--model", "b"],
+):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = main(command)
+    found[command[0]] = [code, said.getvalue()]
+try:
+    ln_zoo.load("mlp.layernorm-digits")
+except ImportError as error:
+    found["load"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_torch_alone_is_enough_for_layers() -> None:
+    absent = sorted(_DISTRIBUTIONS.keys() - THERE)
+    lists = [*absent, "pytorch_lightning"], WITHOUT_LIGHTNING
+    command = [sys.executable, "-c", CODE, *map(json.dumps, lists)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    trained = {name: share for name, share in found.items() if " torch." in name}
+    assert len(trained) == 8
+    assert all(share < 0.5 for share in trained.values()), trained
+    assert found["converted"] == "ln_zoo"
+    assert found["list"] == found["kernels"] == [0, ""]
+    for name, package in (("fit", "PyYAML"), ("write", r"[\w\[\]]+")):
+        code, said = found[name]
+        assert code == 1
+        (line,) = said.splitlines()
+        wanted = rf"ln-zoo {name}: error: this needs the package {package}, which is not installed"
+        assert re.match(wanted, line), line
+        assert "pip install ln-zoo" in line
+    assert re.search(r"needs the package \w+, which is not installed", found["load"])
+
+
+def test_every_dependency_has_its_message() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {Requirement(need).name for need in project["dependencies"]}
+    assert needed == {Requirement(name).name for name in _DISTRIBUTIONS.values()}

@@ -13,25 +13,20 @@ from pathlib import Path
 import pytest
 import torch
 from packaging.requirements import Requirement
+from test_docs import blocks
 
 import ln_zoo
 from ln_zoo.ops.engines.native.compiler import ARCHITECTURE, LEVELS, parts
 
 ROOT = Path(__file__).parent.parent
 PIP = [sys.executable, "-m", "pip"]
-README = (ROOT / "README.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    fenced = README.split("```")[1::2]
-    return [b.partition("\n")[2] for b in fenced if b.partition("\n")[0] == language]
+README = ROOT / "README.md"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_import_is_light() -> None:
-    code = (
-        "import sys, ln_zoo; dir(ln_zoo); ln_zoo.list_models(); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    code = "dir(ln_zoo); ln_zoo.list_models(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", f"import sys, ln_zoo; {code}"], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("name", ln_zoo.__all__)
@@ -39,58 +34,43 @@ def test_every_public_name_is_found(name: str) -> None:
     assert getattr(ln_zoo, name) is not None
 
 
-def test_subpackages_need_no_import_of_their_own() -> None:
+def test_subpackages_need_no_import_and_unknown_names_are_attribute_errors() -> None:
     # The tests have imported them all, so that the package need not be asked for them.
     for name in ("analysis", "data", "layers", "models", "norms", "zoo"):
         assert ln_zoo.__getattr__(name) is sys.modules[f"ln_zoo.{name}"]
-
-
-def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'LayrNorm'"):
         _ = ln_zoo.LayrNorm
 
 
-def test_constraints_pin_every_dependency() -> None:
+def test_bad_releases_of_lightning_are_excluded_and_dependencies_pinned() -> None:
+    needed = {need.name: need.specifier for need in map(Requirement, PROJECT["dependencies"])}
+    admitted = [f"2.6.{patch}" for patch in range(7) if f"2.6.{patch}" in needed["lightning"]]
+    assert admitted == ["2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"]
     pinned = {
         line.partition("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    needed = project["dependencies"] + extras["test"] + extras["docs"]
+    extras = PROJECT["optional-dependencies"]
+    needed = PROJECT["dependencies"] + extras["test"] + extras["docs"]
     names = {Requirement(need).name.lower().replace("_", "-") for need in needed}
     assert names <= pinned
 
 
-def test_releases_of_lightning_that_steal_credentials_are_excluded() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = {need.name: need.specifier for need in map(Requirement, project["dependencies"])}
-    admitted = [f"2.6.{patch}" for patch in range(7) if f"2.6.{patch}" in needed["lightning"]]
-    assert admitted == ["2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"]
-
-
 def test_ci_runs_the_commands_of_the_readme() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
-    (install,) = (block for block in blocks("bash") if ".venv" in block)
-    (test,) = (block for block in blocks("bash") if "pytest" in block)
+    (install,) = (block for block in blocks(README, "bash") if ".venv" in block)
+    (test,) = (block for block in blocks(README, "bash") if "pytest" in block)
     parts = install.strip().split(" && ")[2:] + test.strip().split(" && ")
     assert parts[-1] == "pytest"
     for part in parts:
         assert part in ci.replace("--quiet ", "")
 
 
-def test_the_version_is_stated_once() -> None:
+def test_the_version_is_stated_once_and_torch_hub_loads_a_checkout() -> None:
     """The build reads `_version.py`; what else names it is compared with that."""
     stated = f"\nversion: {ln_zoo.__version__}\n"
     assert stated in (ROOT / "CITATION.cff").read_text()
     assert f'version: "{ln_zoo.__version__}"' in (ROOT / "packaging/conda/recipe.yaml").read_text()
-
-
-def test_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 140
-
-
-def test_torch_hub_loads_from_a_checkout() -> None:
     model = torch.hub.load(str(ROOT), "mlp_layernorm", source="local")
     assert not model.training
 
@@ -117,6 +97,14 @@ def test_wheel_without_a_compiler_is_pure_unless_kernels_are_required(tmp_path: 
             build_wheel(tmp_path / wanted, CXX="no-compiler", LN_ZOO_WHEEL_KERNELS=wanted)
 
 
+def python(target: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment |= {"PYTHONPATH": str(target), "HF_HUB_OFFLINE": "1", "PATH": ""}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=target.parent, env=environment, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.slow
 def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path / "wheel", LN_ZOO_WHEEL_KERNELS="require")
@@ -130,9 +118,8 @@ def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
     assert cards == {name.split("/")[2] for name in names if name.endswith("/config.json")}
     native = Path("ln_zoo/ops/engines/native")
     source = ROOT / native / "kernels.cpp"
-    assert {file for file in parts(source) if file.parent == source.parent} == {
-        file for file in source.parent.iterdir() if file.suffix in (".cpp", ".h")
-    }
+    files = {file for file in source.parent.iterdir() if file.suffix in (".cpp", ".h")}
+    assert {file for file in parts(source) if file.parent == source.parent} == files
     needed = [native / "compiler.py", *(file.relative_to(ROOT) for file in parts(source))]
     assert {file.as_posix() for file in needed} <= set(names)
     target = tmp_path / "site"
@@ -142,27 +129,14 @@ def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
         "from ln_zoo.ops.engines.native.build import status; assert status(build=True).prebuilt;"
         "print(json.dumps([ln_zoo.__file__, sum(p.numel() for p in model.parameters())]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(target), "HF_HUB_OFFLINE": "1", "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(target, code)
+    assert done.returncode == 0, done.stderr
     file, parameters = json.loads(done.stdout.splitlines()[-1])
     assert file.startswith(str(target))
     assert parameters == 1_798_010
     left_out = "import ln_zoo; print(ln_zoo.load('mlp.none').card.folder)"
     for models, said in ((None, "do not come with the installed package"), (ROOT, "mlp.none")):
         found = {} if models is None else {"LN_ZOO_MODELS": str(models / "model_cards")}
-        done = subprocess.run(
-            [sys.executable, "-c", left_out],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(target), "HF_HUB_OFFLINE": "1", "PATH": "", **found},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = python(target, left_out, **found)
         assert (done.returncode == 0) == bool(models)
         assert said in done.stdout + done.stderr

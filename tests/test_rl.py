@@ -27,11 +27,8 @@ def step_by_step(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """As sb3-contrib: one call for each step, on states times one minus the flags."""
     number, outputs = states[0].shape[1], []
-    for x, start in zip(
-        features.view(number, -1, features.shape[1]).unbind(1),
-        starts.view(number, -1).unbind(1),
-        strict=True,
-    ):
+    steps = features.view(number, -1, features.shape[1]).unbind(1)
+    for x, start in zip(steps, starts.view(number, -1).unbind(1), strict=True):
         keep = (1 - start).view(1, number, 1)
         output, states = lstm(x.unsqueeze(0), tuple(keep * s for s in states))
         outputs.append(output)
@@ -56,9 +53,8 @@ def test_a_rollout_in_one_call(norm: Any, share: float, monkeypatch: pytest.Monk
         kind = layer.weight_hh_l0.dtype
         given = tuple(s.to(kind) for s in states)
         output, (h, c) = run(x.to(kind), given, starts.to(kind), layer)
-        gradients = torch.autograd.grad(
-            output.square().sum() + (h * c).sum(), [x, *layer.parameters()]
-        )
+        loss = output.square().sum() + (h * c).sum()
+        gradients = torch.autograd.grad(loss, [x, *layer.parameters()])
         results.append([a.double() for a in (output, h, c, *gradients)])
     for ours, exact in zip(*results, strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
@@ -74,11 +70,9 @@ def trained(policy: Any, **options: Any) -> tuple[Any, dict[str, float]]:
     """A model after one rollout and one update, and what it logged of the update."""
     from sb3_contrib import RecurrentPPO
 
-    sizes: dict[str, Any] = {"n_steps": 64, "batch_size": 40, "n_epochs": 2}
-    policy_kwargs = {"lstm_hidden_size": 32, **options}
-    model = RecurrentPPO(
-        policy, "CartPole-v1", seed=3, device="cpu", policy_kwargs=policy_kwargs, **sizes
-    )
+    sizes: dict[str, Any] = {"n_steps": 64, "batch_size": 40, "n_epochs": 2, "seed": 3}
+    sizes["policy_kwargs"] = {"lstm_hidden_size": 32, **options}
+    model = RecurrentPPO(policy, "CartPole-v1", device="cpu", **sizes)
     logged: dict[str, float] = {}
     train = model.train
 

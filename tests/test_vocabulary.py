@@ -11,27 +11,21 @@ from ln_zoo.vocabulary import EOS, UNK, Vocabulary, read_word_vectors
 
 
 def test_the_most_frequent_come_first_and_equal_ones_by_alphabet():
-    sentences = ["b b b c", "a c", "d a"]
-    words = Vocabulary.count(s.split() for s in sentences)
-    assert list(words) == ["b", "a", "c", "d"]
-    assert list(Vocabulary.count((s.split() for s in sentences), size=5)) == ["b", "a", "c"]
-    assert list(Vocabulary.count((s.split() for s in sentences), min_count=2)) == ["b", "a", "c"]
+    sentences = [["b", "b", "b", "c"], ["a", "c"], ["d", "a"]]
+    assert list(Vocabulary.count(sentences)) == ["b", "a", "c", "d"]
+    for options in ({"size": 5}, {"min_count": 2}):
+        assert list(Vocabulary.count(sentences, **options)) == ["b", "a", "c"]
+    # A special token in the text is no word.
+    assert list(Vocabulary.of_counts(Counter({"<unk>": 9, "a": 1}))) == ["a"]
 
 
-def test_numbers_and_words_are_inverse_for_known_words():
+def test_numbers_and_written_words_are_read_back(tmp_path):
     words = Vocabulary(["cat", "dog"])
     assert (words.size, len(words)) == (4, 2)
     assert words.numbers(["dog", "cow", "cat"]) == [3, UNK, 2]
     assert words.words([EOS, UNK, 2, 3]) == ["<eos>", "<unk>", "cat", "dog"]
     assert "dog" in words
     assert "cow" not in words
-
-
-def test_a_special_token_in_the_text_is_no_word():
-    assert list(Vocabulary.of_counts(Counter({"<unk>": 9, "a": 1}))) == ["a"]
-
-
-def test_a_written_vocabulary_is_read_back(tmp_path):
     words = Vocabulary(["naïve", "don't", "@entity3"])
     words.write(tmp_path / "words.txt")
     assert Vocabulary.of(tmp_path / "words.txt") == words

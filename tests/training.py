@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
 
 
 def quiet_trainer(*callbacks: Callback, **options: Any) -> Trainer:
@@ -17,6 +20,25 @@ def quiet_trainer(*callbacks: Callback, **options: Any) -> Trainer:
         "enable_checkpointing": any(isinstance(each, Checkpoint) for each in callbacks),
     }  # fmt: skip
     return Trainer(callbacks=list(callbacks), **quiet | options)
+
+
+class Weights(Callback):
+    """Keep the state of the model by the number of updates done."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, dict[str, Tensor]] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        state = {name: value.clone() for name, value in pl_module.state_dict().items()}
+        self.states[trainer.global_step] = state
+
+    on_train_batch_end = on_train_start
+
+
+def logged_trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
+    """`quiet_trainer` of three epochs that logs each update to ``run/version_0``."""
+    given = {"logger": CSVLogger(folder, "run", 0), "max_epochs": 3, "log_every_n_steps": 1}
+    return quiet_trainer(*callbacks, **given | options)
 
 
 class Resumable(list[Any]):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from unchanged import unchanged
 
-from ln_zoo.analysis import (
-    FisherBlock,
-    layer_blocks,
-    network_empirical_fisher,
-    network_fisher,
-)
+from ln_zoo.analysis import FisherBlock, layer_blocks, network_empirical_fisher, network_fisher
 from ln_zoo.layers import GRU, Conv2d, Linear
 from ln_zoo.models import ConvClassifier, MLPClassifier, SequenceClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
@@ -35,22 +32,14 @@ def score(log_probability: Tensor, parameters: list[Tensor]) -> Tensor:
 
 def by_definition(s: Tensor, family: str, phi: float, parameters: list[Tensor]) -> Tensor:
     """Sum over outputs y of P(y) times the outer product of the score, for one example's s (K,)."""
-    total = torch.zeros(())
-    if family == "categorical":
-        for label in range(len(s)):
-            g = score(s.log_softmax(0)[label], parameters)
-            total = total + s.softmax(0)[label].detach() * torch.outer(g, g)
-    elif family == "bernoulli":
-        for bits in itertools.product((0.0, 1.0), repeat=len(s)):
-            y = torch.tensor(bits, dtype=F64)
-            log_p = (y * s - nn.functional.softplus(s)).sum()
-            g = score(log_p, parameters)
-            total = total + log_p.exp().detach() * torch.outer(g, g)
-    else:
-        for unit in range(len(s)):
-            g = score(s[unit], parameters)
-            total = total + torch.outer(g, g) / phi
-    return total
+    if family == "gaussian":
+        return sum(torch.outer(g, g) / phi for g in (score(unit, parameters) for unit in s))
+    log_ps = list(s.log_softmax(0))
+    if family == "bernoulli":
+        outputs = torch.tensor([*itertools.product((0.0, 1.0), repeat=len(s))], dtype=F64)
+        log_ps = [(y * s - nn.functional.softplus(s)).sum() for y in outputs]
+    scores = [(log_p.exp().detach(), score(log_p, parameters)) for log_p in log_ps]
+    return sum(p * torch.outer(g, g) for p, g in scores)
 
 
 def expected(
@@ -68,7 +57,6 @@ def assert_blocks(
     wanted: Callable[[list[str]], Tensor],
     rtol: float = 1e-10,
 ) -> None:
-    """Matrices, and what is known of them without, against the definition."""
     for name, block in blocks.items():
         matrix = wanted(list(block.parameters))
         close = {"rtol": rtol, "atol": 1e-14 * float(matrix.abs().max())}
@@ -128,10 +116,9 @@ def test_other_families(family: str, phi: float) -> None:
 
 def test_batch_statistics_are_differentiated_through() -> None:
     model, x = classifier("mlp", BatchNorm())
-    before = copy.deepcopy(model.state_dict())
-    blocks = network_fisher(model, x, statistics="batch")
-    sparse = network_fisher(model, x, statistics="batch", max_size=0)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    with unchanged(model):
+        blocks = network_fisher(model, x, statistics="batch")
+        sparse = network_fisher(model, x, statistics="batch", max_size=0)
     model.train()
     parameters = dict(model.named_parameters())
 
@@ -142,22 +129,20 @@ def test_batch_statistics_are_differentiated_through() -> None:
     assert_blocks(blocks, sparse, wanted, rtol=1e-8)
 
 
-def test_noise_under_batch_statistics_is_one_draw() -> None:
+def test_noise_under_batch_statistics_is_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """This model adds noise to states wherever batch statistics are in use."""
     model, x = classifier("rnn", BatchNorm(max_steps=4))
-    random = torch.get_rng_state()
-    blocks = network_fisher(model, x, statistics="batch")
-    assert torch.equal(torch.get_rng_state(), random)
-    sparse = network_fisher(model, x, statistics="batch", max_size=0)
+    # Generators of other devices are left alone.
+    monkeypatch.setattr(torch, "manual_seed", lambda _: pytest.fail("all devices seeded"))
+    with unchanged(model):
+        blocks = network_fisher(model, x, statistics="batch")
+        sparse = network_fisher(model, x, statistics="batch", max_size=0)
     for name, block in blocks.items():
-        assert sparse[name].largest == pytest.approx(
-            float(torch.linalg.eigvalsh(block.matrix)[-1]), rel=1e-7
-        )
+        largest = float(torch.linalg.eigvalsh(block.matrix)[-1])
+        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
 
 
 def test_natural_parameters_of_another_kind() -> None:
-    """A function of the network, of a batch of two tensors, with several layers at work."""
-
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -223,16 +208,7 @@ def test_mean_over_given_outputs() -> None:
     assert_blocks(blocks, sparse, wanted)
 
 
-def test_blocks_of_ones_own() -> None:
-    model, x = classifier("mlp", LayerNorm())
-    names = ["network.3.bias", "network.1.site.gain"]
-    found = network_fisher(model, x, blocks={"mine": names})
-    assert list(found) == ["mine"]
-    assert found["mine"].parameters == {"network.3.bias": (3,), "network.1.site.gain": (4,)}
-    torch.testing.assert_close(found["mine"].matrix, expected(model, names, x))
-
-
-def test_parts_of_a_block() -> None:
+def test_blocks_and_their_parts() -> None:
     model, x = classifier("mlp", LayerNorm())
     block = network_fisher(model, x)["network.1"]
     assert list(block.parameters) == ["network.1.weight", "network.1.bias", "network.1.site.gain"]
@@ -244,16 +220,17 @@ def test_parts_of_a_block() -> None:
         block.part("bias")
     with pytest.raises(ValueError, match=r"28 parameters.*max_size"):
         network_fisher(model, x, max_size=27)["network.1"].part("network.1.bias")
-
-
-def test_layers() -> None:
-    network = nn.ModuleDict(
-        {
-            "frozen": Linear(2, 2).requires_grad_(False),
-            "gru": GRU(2, 3, num_layers=2, norm=LayerNorm()),
-            "wn": Linear(2, 2, bias=False, norm=WeightNorm()),
-        }
-    )
+    # A block of one's own, and one without its largest eigenvalue.
+    names = ["network.3.bias", "network.1.site.gain"]
+    (mine,) = network_fisher(model, x, blocks={"mine": names}).values()
+    assert mine.parameters == {"network.3.bias": (3,), "network.1.site.gain": (4,)}
+    torch.testing.assert_close(mine.matrix, expected(model, names, x))
+    (sparse,) = network_fisher(model, x, blocks={"mine": names}, max_size=0, largest=False).values()
+    assert math.isnan(sparse.largest)
+    # Each layer is a block.
+    network = nn.ModuleDict({"frozen": Linear(2, 2).requires_grad_(False)})
+    network["gru"] = GRU(2, 3, num_layers=2, norm=LayerNorm())
+    network["wn"] = Linear(2, 2, bias=False, norm=WeightNorm())
     blocks = layer_blocks(network)
     assert list(blocks) == ["gru", "wn"]
     assert blocks["wn"] == ["wn.weight", "wn.site.scale"]
@@ -313,39 +290,18 @@ def test_a_matrix_of_zeros_is_one() -> None:
     assert all(block.largest == 0 for block in network_fisher(model, x, max_size=0).values())
 
 
-def test_a_network_without_trained_parameters() -> None:
+def test_the_network_is_left_as_it_was_and_may_be_untrained() -> None:
     model, x = classifier("mlp", LayerNorm())
     names = [name for name, _ in model.named_parameters()]
     wanted = network_fisher(model, x, blocks={"all": names})["all"].matrix
     model.requires_grad_(False)
     with pytest.raises(ValueError, match=r"MLPClassifier.*requires_grad"):
         network_fisher(model, x)
-    torch.testing.assert_close(
-        network_fisher(model, x, blocks={"all": names})["all"].matrix, wanted
-    )
-
-
-def test_draws_leave_generators_of_other_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("all devices seeded")
-
-    model, x = classifier("rnn", BatchNorm(max_steps=4))
-    monkeypatch.setattr(torch, "manual_seed", refuse)
-    network_fisher(model, x, statistics="batch")
-
-
-def test_the_network_is_left_as_it_was() -> None:
+    found = network_fisher(model, x, blocks={"all": names})["all"].matrix
+    torch.testing.assert_close(found, wanted)
     model, x = classifier("conv", BatchNorm())
     model.train()
-    before = copy.deepcopy(model.state_dict())
-    network_fisher(model, x)
-    network_fisher(model, x, max_size=0)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert all(module.training for module in model.modules())
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
-def test_without_the_largest_eigenvalue() -> None:
-    model, x = classifier("mlp", LayerNorm())
-    found = network_fisher(model, x, max_size=0, largest=False)
-    assert all(str(block.largest) == "nan" for block in found.values())
+    with unchanged(model):
+        network_fisher(model, x)
+        network_fisher(model, x, max_size=0)
+    assert all(p.requires_grad for p in model.parameters())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cli_support import rows_of
 from torch import Tensor, nn
 
 from benchmarks import clients
 from benchmarks.contestants import Absent, Size
+
+Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 
 LIBRARY = """
 import missing.part as part
@@ -44,14 +46,12 @@ def packages(tmp_path: Path) -> clients.Packages:
 
 def make(packages: clients.Packages, size: Size) -> nn.Module:
     found = packages.load("library.rnn", missing={"try_import": lambda: (torch, nn)})
-    layer: nn.Module = found.GRU(size.I, size.H)
-    return layer
+    return found.GRU(size.I, size.H)
 
 
 def client(convert: Any) -> clients.Client:
-    return clients.Client(
-        ("library==1.0",), make, Size(5, 2, 16, 24), lambda module, x: module(x), convert
-    )
+    size = Size(5, 2, 16, 24)
+    return clients.Client(("library==1.0",), make, size, lambda module, x: module(x), convert)
 
 
 def test_a_file_is_imported_without_what_it_needs_beside_torch(packages: clients.Packages) -> None:
@@ -64,32 +64,25 @@ def test_a_file_is_imported_without_what_it_needs_beside_torch(packages: clients
 
 
 def test_errors_and_times_of_a_stand_in(
-    packages: clients.Packages,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    packages: clients.Packages, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(clients, "CLIENTS", {"stand-in": client(clients._normalized)})
     x = torch.randn(3, 2, 4)
-    model = clients.Model(
-        (), lambda _: nn.ModuleDict({"rnn": nn.GRU(4, 5)}), {"x": lambda m: m["rnn"](x)}
-    )
-    monkeypatch.setattr(clients, "MODELS", {"whole": model})
+    layers = nn.ModuleDict({"rnn": nn.GRU(4, 5)})
+    whole = clients.Model((), lambda _: layers, {"x": lambda m: m["rnn"](x)})
+    monkeypatch.setattr(clients, "MODELS", {"whole": whole})
     table = tmp_path / "times.csv"
     threads = torch.get_num_threads()
     clients.main(["--folder", str(packages.folder), "--rounds", "1", "--csv", str(table)])
     torch.set_num_threads(threads)
     assert "stand-in" in capsys.readouterr().out
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(table)
     assert [row["mode"] for row in rows] == ["infer", "train"] * 2
     assert [row["client"] for row in rows[2:]] == ["whole, x"] * 2
     assert all(float(row["ours"]) > 0 for row in rows)
 
 
 def test_a_difference_is_seen(packages: clients.Packages) -> None:
-    """In the outputs, and in the gradient of one weight alone."""
-
     class Doubled(nn.Module):
         def __init__(self, inner: nn.Module, weight: bool) -> None:
             super().__init__()
@@ -103,15 +96,16 @@ def test_a_difference_is_seen(packages: clients.Packages) -> None:
             return output + (bias - bias.detach()).sum(), state
 
     size = Size(5, 2, 3, 4)
-    found = clients.errors(client(lambda module: Doubled(module, False)), packages, size)
-    assert found.outputs == pytest.approx(1e-3, rel=0.5)
-    found = clients.errors(client(lambda module: Doubled(module, True)), packages, size)
-    assert found.outputs < 1e-12
-    assert found.weight_gradients > 1e-3
+    output, weight = (
+        clients.errors(client(lambda module, of=of: Doubled(module, of)), packages, size)
+        for of in (False, True)
+    )
+    assert output.outputs == pytest.approx(1e-3, rel=0.5)
+    assert weight.outputs < 1e-12 < 1e-3 < weight.weight_gradients
 
 
 def test_a_library_that_cannot_be_installed_is_skipped_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "ERROR: no network\n")

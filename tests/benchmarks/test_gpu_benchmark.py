@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 import time
@@ -12,28 +11,30 @@ from typing import Any
 
 import pytest
 import torch
+from cli_support import rows_of
 from torch import nn
 
 from benchmarks import gpu
+
+Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 
 LITTLE = ("--device=cpu", "--each=0", "--no-handwriting", "--cells", "LSTM")
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_this_process(monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpu.Worker, "ask", lambda self, group: gpu.measured(group))
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_parts(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "gpu.csv"
     precisions = ("float32", "bfloat16", "bf16-mixed")
     assert gpu.main([*LITTLE, "--precisions", *precisions, "--csv", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "FAILED" not in printed
     assert "! LSTM" not in printed
-    with file.open() as rows:
-        found = list(csv.DictReader(rows))
+    found = rows_of(file)
     kinds = {(r["kind"], r["precision"], r["contestant"]) for r in found}
     assert {(kind, "float32", "layer") for kind in gpu.KINDS} <= kinds
     assert ("padded", "float32", "batch") in kinds
@@ -47,9 +48,7 @@ def test_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_what_is_wrong_is_marked_and_what_fails_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_marked_and_failures_left_out(monkeypatch: Patch, capsys: Capture) -> None:
     made = gpu.made
 
     def broken(name: str, *arguments: Any) -> nn.Module:
@@ -71,11 +70,9 @@ def test_what_is_wrong_is_marked_and_what_fails_is_left_out(
     assert any(" batch " in line for line in table)
 
 
-def test_errors_are_those_of_the_contestant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_the_contestant(monkeypatch: Patch) -> None:
     group = gpu.Group("GRU", "5,3,4,8", "float32", "packed", ("layer",), "cpu", 0.0)
     found, loop = gpu.errors("layer", group)
-    assert found is not None
-    assert loop is not None
     assert 0 < found < 1e-5
     assert 0 < loop < 1e-5
     step = gpu.training_step
@@ -89,7 +86,7 @@ def test_errors_are_those_of_the_contestant(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == pytest.approx(0.01, rel=1e-2)
 
 
-def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_hangs_is_killed(monkeypatch: Patch) -> None:
     started: list[subprocess.Popen[str]] = []
     popen = subprocess.Popen
 
@@ -111,9 +108,7 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(process.poll() is not None for process in started)
 
 
-def test_nothing_is_begun_after_the_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_begun_too_late_or_without_a_gpu(monkeypatch: Patch, capsys: Capture) -> None:
     def ask(self: gpu.Worker, group: gpu.Group) -> Iterator[dict[str, Any]]:
         time.sleep(0.02)
         return iter(())
@@ -121,17 +116,12 @@ def test_nothing_is_begun_after_the_time(
     monkeypatch.setattr(gpu.Worker, "ask", ask)
     assert gpu.main([*LITTLE, "--seconds=0.01"]) == 0
     assert "groups are left out" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main([*LITTLE, "--quick", "--cells", "LSTM"]) == 0
-    assert " layer " in capsys.readouterr().out
-
-
-def test_without_a_gpu_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
     assert "finds no GPU" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_in_a_process_of_its_own(capsys: Capture) -> None:
+    assert gpu.main([*LITTLE, "--quick", "--cells", "LSTM"]) == 0
+    assert " layer " in capsys.readouterr().out

@@ -37,9 +37,8 @@ def test_products_fill_the_ports(target: inner_loops.Target) -> None:
     if "not a recognized processor" in known.stderr:
         pytest.skip(f"needs llvm-mca 16 or later: {mca} does not know {target.cpu}")
     assembly = inner_loops.compiled("g++", target)
-    loop = inner_loops.largest(
-        list(inner_loops.loops(assembly, r"vfmadd\d+ps", "(tile|product)If"))
-    )
+    loops = inner_loops.loops(assembly, r"vfmadd\d+ps", "(tile|product)If")
+    loop = inner_loops.largest(list(loops))
     rate = loop.multiplications / inner_loops.cycles(mca, target.cpu, loop.lines[:-1])
     # Zen 4's model takes a broadcast from memory for work of a multiplying port.
     share = 0.75 if target.cpu == "znver4" else 0.9

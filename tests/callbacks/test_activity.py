@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cli_support import rows_of
+from refusals import refused
 from torch import Tensor
 from training import quiet_trainer
 
@@ -55,21 +57,23 @@ def expected_activity(model: ConvClassifier, images: Tensor) -> dict[str, Activi
     return found
 
 
+def watched(folder: Path, model: ConvClassifier, data: Any, **options) -> ActivityByPosition:
+    watch = ActivityByPosition()
+    quiet_trainer(watch, default_root_dir=folder, **options).test(model, data, verbose=False)
+    return watch
+
+
 def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
     """Two examples, two channels, three by three positions; the kernels pass their input on."""
-    images = torch.tensor(
-        [[[[1.0, 0, 0], [0, 2, 0], [0, 0, 3]]], [[[3.0, 0, 0], [0, 0, 0], [0, 0, 3]]]]
-    )
+    images = torch.tensor([[1.0, 2, 3], [3, 0, 3]]).diag_embed().unsqueeze(1)
     model = ConvClassifier((1, 3, 3), num_classes=2, channels=[[2]], hidden_size=1, norm=Identity())
     layer = model.network[0]
     with torch.no_grad():
         layer.weight.zero_()
         layer.weight[:, 0, 1, 1] = torch.tensor([1.0, -2.0])
         layer.bias.copy_(torch.tensor([-1.5, 1.0]))
-    watch = ActivityByPosition()
     data = BatchLoader(Tensors(images, torch.tensor([0, 1])), 1)
-    quiet_trainer(watch, default_root_dir=tmp_path).test(model, data, verbose=False)
-    (activity,) = watch.activities.values()
+    (activity,) = watched(tmp_path, model, data).activities.values()
     # Channel 0 is on where the input is above 1.5, channel 1 where it is below 0.5.
     on = [[1, 2, 2], [2, 2, 2], [2, 2, 2]]
     assert (4 * activity.active).tolist() == on
@@ -96,17 +100,15 @@ def test_all_examples_in_evaluation_mode(tmp_path: Path, norm: Norm, command: st
     """Validation of batch norm sees each batch twice, the second time with its own statistics."""
     model = small(norm)
     data = Digits(batch_size=50, train_size=100, val_size=23, eval_batch_size=16)
-    runner = quiet_trainer(max_epochs=1, limit_val_batches=0)
-    runner.fit(model, datamodule=data)
+    quiet_trainer(max_epochs=1, limit_val_batches=0).fit(model, datamodule=data)
     watch = ActivityByPosition()
     runner = quiet_trainer(watch, default_root_dir=tmp_path, limit_test_batches=2)
     getattr(runner, command)(model, datamodule=data, verbose=False)
     assert watch.written == tmp_path / "activity.png"
     assert (tmp_path / "activity.csv").exists()
     loader = data.test_dataloader() if command == "test" else data.val_dataloader()
-    expected = expected_activity(
-        model, torch.cat([images for images, _ in itertools.islice(loader, 2)])
-    )
+    images = torch.cat([images for images, _ in itertools.islice(loader, 2)])
+    expected = expected_activity(model, images)
     assert list(watch.activities) == list(expected) == ["network.0", "network.2", "network.5"]
     for name, wanted in expected.items():
         found = watch.activities[name]
@@ -135,9 +137,8 @@ def test_shares_of_several_processes_are_those_of_one() -> None:
 def test_files(tmp_path: Path) -> None:
     watch = ActivityByPosition(str(tmp_path / "out"))
     data = Digits(val_size=20, eval_batch_size=100)
-    quiet_trainer(watch, default_root_dir=tmp_path, limit_test_batches=1).test(
-        small(LayerNorm()), datamodule=data, verbose=False
-    )
+    runner = quiet_trainer(watch, limit_test_batches=1)
+    runner.test(small(LayerNorm()), datamodule=data, verbose=False)
     assert watch.written == tmp_path / "out/activity.png"
     assert watch.written.read_bytes().startswith(PNG)
     rows = rows_of(tmp_path / "out/activity.csv")
@@ -145,21 +146,19 @@ def test_files(tmp_path: Path) -> None:
     row = rows[8 + 2]
     activity = watch.activities["network.0"]
     assert (row["layer"], row["row"], row["column"], row["ring"]) == ("network.0", "1", "2", "1")
-    assert float(row["active"]) == float(activity.active[1, 2])
-    assert float(row["variance"]) == float(activity.variance[1, 2])
     again = read_activity([tmp_path / "out/activity.csv"])
-    for name, activity in watch.activities.items():
-        assert torch.equal(again[name].active, activity.active)
-        assert torch.equal(again[name].variance, activity.variance)
-        assert torch.equal(again[name].rare, activity.rare)
+    assert again.keys() == watch.activities.keys()
+    for quantity in ("active", "variance", "rare"):
+        assert float(row[quantity]) == float(getattr(activity, quantity)[1, 2])
+        for name, each in watch.activities.items():
+            assert torch.equal(getattr(again[name], quantity), getattr(each, quantity))
 
 
 def test_training_is_not_measured(tmp_path: Path) -> None:
     watch = ActivityByPosition()
     model, data = small(BatchNorm()), Digits(batch_size=50, train_size=100, val_size=20)
-    quiet_trainer(watch, EpochEvaluation(), default_root_dir=tmp_path, max_epochs=1).fit(
-        model, datamodule=data
-    )
+    runner = quiet_trainer(watch, EpochEvaluation(), default_root_dir=tmp_path, max_epochs=1)
+    runner.fit(model, datamodule=data)
     assert (watch.activities, watch.written, hooks(model)) == ({}, None, 0)
 
 
@@ -171,10 +170,7 @@ def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
 
     model = Twice((1, 8, 8), channels=[[2]], norm=Identity())
     message = r"\(2, 8, 4\) and \(2, 8, 8\) from network\.0"
-    with pytest.raises(ValueError, match=message):
-        quiet_trainer(ActivityByPosition(), default_root_dir=tmp_path).test(
-            model, datamodule=Digits(val_size=20), verbose=False
-        )
+    refused(message, watched, tmp_path, model, Digits(val_size=20))
     assert hooks(model) == 0
     assert not list(tmp_path.iterdir())
 
@@ -211,23 +207,15 @@ def test_runs_that_do_not_fit_one_another(tmp_path: Path) -> None:
     write_activity({"conv": even(0.1)}, one)
     write_activity({"other": even(0.1)}, two)
     none.write_text("epoch,step\n0,1\n")
-    with pytest.raises(ValueError, match="the layers of these runs differ"):
-        read_activity([one, two])
-    with pytest.raises(ValueError, match=r"B has the layers \['other'\], other runs have"):
-        activity_table({"A": read_activity([one]), "B": read_activity([two])})
-    with pytest.raises(ValueError, match=r"none\.csv is not an activity\.csv"):
-        read_activity([none])
+    refused("the layers of these runs differ", read_activity, [one, two])
+    runs = {"A": read_activity([one]), "B": read_activity([two])}
+    refused(r"B has the layers \['other'\], other runs have", activity_table, runs)
+    refused(r"none\.csv is not an activity\.csv", read_activity, [none])
 
 
 class TestActivityByPosition(CallbackCase):
     stage = "test"
     needs = True
-
-    def callback(self, **arguments: Any) -> ActivityByPosition:
-        return ActivityByPosition(**arguments)
-
-    def model(self) -> ConvClassifier:
-        return small(LayerNorm())
-
-    def data(self) -> Digits:
-        return Digits(train_size=50)
+    callback = ActivityByPosition
+    model = staticmethod(partial(small, LayerNorm()))
+    data = staticmethod(partial(Digits, train_size=50))

@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""The picture of a run, and its curves when it is resumed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
+from cli_support import rows_of
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from training import quiet_trainer
 
-from ln_zoo.callbacks import CurvesPlot
+from ln_zoo.callbacks import (
+    CurvesInCheckpoint,
+    CurvesPlot,
+    EpochEvaluation,
+    LastCheckpoint,
+    StepEvaluation,
+)
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 from ln_zoo.plots.csv_log import read_curves
@@ -54,11 +64,8 @@ def test_a_panel_for_each_kind_and_a_colour_for_each_set(tmp_path: Path) -> None
     picture = drawn(tmp_path, METRICS)
     nll, error = np.split(picture, 2, axis=1)
     # epoch_train is the first set, train the second (faint), val the third. No set of seconds.
-    assert has(nll, "C0")
-    assert has(nll, "C2")
-    assert has(error, "C2")
-    assert not has(error, "C0")
-    assert not has(picture, "C3")
+    found = [[has(panel, colour) for colour in ("C0", "C2", "C3")] for panel in (nll, error)]
+    assert found == [[True, True, False], [False, True, False]]
 
 
 def test_batch_statistics_are_dashed_in_the_colour_of_their_set(tmp_path: Path) -> None:
@@ -68,7 +75,6 @@ def test_batch_statistics_are_dashed_in_the_colour_of_their_set(tmp_path: Path) 
     assert not has(picture, "C1")
 
     def longest(half: np.ndarray) -> int:
-        """The longest run of coloured pixels in a row."""
         coloured = np.abs(half - np.array(matplotlib.colors.to_rgb("C0"))).max(-1) < 0.1
         rows = ["".join("x" if pixel else " " for pixel in row).split() for row in coloured]
         return max(len(run) for row in rows for run in row)
@@ -81,10 +87,8 @@ def test_nats_per_point_and_per_sequence_are_apart(tmp_path: Path) -> None:
     head = "epoch,step,train_point_nll,val_point_nll,val_sequence_nll\n"
     picture = drawn(tmp_path, head + "0,1,0.5,0.6,-300\n0,9,-0.5,-0.4,-900\n")
     points, sequences = np.split(picture, 2, axis=1)
-    assert has(points, "C0")
-    assert has(points, "C1")
-    assert has(sequences, "C1")
-    assert not has(sequences, "C0")
+    found = [[has(panel, colour) for colour in ("C0", "C1")] for panel in (points, sequences)]
+    assert found == [[True, True], [False, True]]
 
 
 def test_zero_can_be_drawn(tmp_path: Path) -> None:
@@ -92,8 +96,10 @@ def test_zero_can_be_drawn(tmp_path: Path) -> None:
     assert has(picture, "C0")
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,step,epoch_seconds\n0,1,0.5\n")
+@pytest.mark.parametrize("names", ["epoch_seconds", "weights/a/norm_mean"])
+def test_nothing_to_draw(tmp_path: Path, names: str) -> None:
+    """Neither seconds nor what has a picture of its own."""
+    (tmp_path / "metrics.csv").write_text(f"epoch,step,{names}\n0,1,0.5\n")
     assert not plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
 
@@ -105,9 +111,6 @@ def test_what_a_user_logs_of_weights_is_drawn(tmp_path: Path) -> None:
     height, width, _ = picture.shape
     assert width < 2 * height  # one panel
     assert has(picture, "C0")
-    (tmp_path / "curves.png").unlink()
-    (tmp_path / "metrics.csv").write_text("epoch,step,weights/a/norm_mean\n0,1,3\n")
-    assert not plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
 
 
 class Stops(MLPClassifier):
@@ -133,7 +136,67 @@ def test_drawn_when_training_ends_one_way_or_the_other(tmp_path: Path, cls: type
 
 def test_does_nothing_without_the_file(tmp_path: Path) -> None:
     callback = CurvesPlot()
-    quiet_trainer(callback, max_epochs=1).fit(
-        MLPClassifier(64, [8]), datamodule=Digits(batch_size=50, train_size=100)
-    )
+    data = Digits(batch_size=50, train_size=100)
+    quiet_trainer(callback, max_epochs=1).fit(MLPClassifier(64, [8]), datamodule=data)
     assert callback.written is None
+
+
+# In the checkpoint: curves of a resumed run are those of one that was never interrupted
+
+
+def fit(folder: Path, *callbacks: Callback, resume: Path | None = None) -> None:
+    """Three epochs of 5 updates; a checkpoint after every third update and every epoch."""
+    seed_everything(0, verbose=False)
+    within = ModelCheckpoint(filename="at-{step}", every_n_train_steps=3, save_top_k=-1)
+    trainer = quiet_trainer(
+        *(EpochEvaluation(), StepEvaluation(3, 50), CurvesInCheckpoint(), *callbacks),
+        *(within, LastCheckpoint()),
+        max_epochs=3, log_every_n_steps=2, logger=CSVLogger(folder, name="", version=""),
+    )  # fmt: skip
+    data = Digits(batch_size=20, train_size=100, val_size=20)
+    trainer.fit(MLPClassifier(64, [4]), data, ckpt_path=resume, weights_only=True)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    rows = rows_of(folder / "metrics.csv")
+    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
+
+
+def test_a_resumed_run_has_the_curves_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    fit(tmp_path / "whole")
+    expected = table(tmp_path / "whole")
+    assert {"train_loss", "val_nll", "epoch_test_error", "step_train_nll"} <= expected[0].keys()
+    for step in (6, 12):
+        checkpoint = tmp_path / f"whole/checkpoints/at-step={step}.ckpt"
+        fit(tmp_path / checkpoint.stem, resume=checkpoint)
+        assert table(tmp_path / checkpoint.stem) == expected, checkpoint.stem
+
+
+def test_the_rows_of_an_epoch_are_in_its_checkpoint_before_they_are_logged(tmp_path: Path) -> None:
+    class Killed(Callback):
+        """Ends the process, as far as it can be ended here, when the second epoch was saved."""
+
+        def on_train_epoch_start(self, trainer: Trainer, *_: object) -> None:
+            if trainer.current_epoch == 2:
+                # Whatever was logged since then is lost, with all that a new header tears apart.
+                (tmp_path / "whole/metrics.csv").write_text("epoch,st")
+                raise KeyboardInterrupt
+
+    fit(tmp_path / "expected")
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        fit(tmp_path / "whole", Killed())
+    checkpoint = tmp_path / "whole/checkpoints/last.ckpt"
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == 10
+    # Into the same folder, where Lightning deletes the table that it finds.
+    fit(tmp_path / "whole", resume=checkpoint)
+    assert table(tmp_path / "whole") == table(tmp_path / "expected")
+
+
+def test_a_run_without_a_table_keeps_none(tmp_path: Path) -> None:
+    callbacks = CurvesInCheckpoint(), LastCheckpoint()
+    trainer = quiet_trainer(*callbacks, max_epochs=1, default_root_dir=tmp_path)
+    data = Digits(batch_size=20, train_size=40, val_size=20)
+    trainer.fit(MLPClassifier(64, [4]), data)
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    assert "metrics_csv" not in torch.load(checkpoint, weights_only=True)
+    trainer.fit(MLPClassifier(64, [4]), data, ckpt_path=checkpoint, weights_only=True)

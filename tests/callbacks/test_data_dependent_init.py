@@ -9,6 +9,7 @@ import torch
 from cli_support import same
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from refusals import refused
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer
@@ -69,19 +70,16 @@ def test_a_fit_starts_from_the_first_examples(tmp_path: Path) -> None:
 
 
 def test_more_examples_than_there_are(tmp_path: Path) -> None:
-    one, two = Start(), Start()
-    fit(new_model(), tmp_path, DataDependentInit(101), one)
-    fit(new_model(), tmp_path, DataDependentInit(), two)
-    assert same(one.state, two.state)
+    starts = Start(), Start()
+    for start, given in zip(starts, ([101], []), strict=True):
+        fit(new_model(), tmp_path, DataDependentInit(*given), start)
+    assert same(starts[0].state, starts[1].state)
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_resumed_run_continues_exactly(
-    tmp_path: Path, trained: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = new_model()
+def test_a_resumed_run_continues_exactly(tmp_path: Path, trained: bool, caplog) -> None:
+    whole, half = new_model(), new_model()
     fit(whole, tmp_path / "whole", DataDependentInit(50), epochs=2)
-    half = new_model()
     fit(half, tmp_path / "half", DataDependentInit(50), epochs=1)
     caplog.clear()
     # The model it is resumed with: a new one, or the very one, whose scales are trained.
@@ -123,18 +121,17 @@ def test_weights_that_were_trained_are_not_overwritten(tmp_path: Path) -> None:
     model = new_model()
     fit(model, tmp_path)
     trained = {k: v.clone() for k, v in model.state_dict().items()}
-    message = r"DataDependentInit .*network\.1, network\.3"
-    with pytest.raises(ValueError, match=message):
-        fit(model, tmp_path, DataDependentInit())
+    refused(
+        r"DataDependentInit .*network\.1, network\.3", fit, model, tmp_path, DataDependentInit()
+    )
     assert same(dict(model.state_dict()), trained)
 
 
 def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="looks for Linear and Conv2d layers with norm=WeightNorm"):
-        fit(MLPClassifier(64, [8], norm=LayerNorm()), tmp_path, DataDependentInit())
-    with pytest.raises(ValueError, match=r"batch_size .*1"):
-        DataDependentInit(1)
+    message = "looks for Linear and Conv2d layers with norm=WeightNorm"
+    model = MLPClassifier(64, [8], norm=LayerNorm())
+    refused(message, fit, model, tmp_path, DataDependentInit())
+    refused(r"batch_size .*1", DataDependentInit, 1)
     trainer = quiet_trainer(DataDependentInit())
     message = "DataDependentInit .*train_dataloader.*none"
-    with pytest.raises(ValueError, match=message):
-        trainer.fit(new_model(), Pairs().train_dataloader())
+    refused(message, trainer.fit, new_model(), Pairs().train_dataloader())

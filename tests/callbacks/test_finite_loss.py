@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from refusals import refused
 from training import quiet_trainer
 
 from ln_zoo.callbacks import FiniteLoss, NonFiniteLossError
@@ -30,20 +31,19 @@ class Bad(MLPClassifier):
         return loss * self.value if self.trainer.global_step == self.step else loss
 
 
-def fit(model: MLPClassifier, folder: Path, *callbacks, **options) -> Trainer:
+def stops(message: str, model: MLPClassifier, folder: Path, *callbacks, **options) -> None:
+    """Train until the loss is not finite."""
     trainer = quiet_trainer(*callbacks, **{"default_root_dir": folder, "max_epochs": 2} | options)
-    trainer.fit(model, datamodule=Digits(batch_size=20, train_size=100))
-    return trainer
+    data = Digits(batch_size=20, train_size=100)
+    refused(message, trainer.fit, model, datamodule=data, error=NonFiniteLossError)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_stops_before_the_weights_take_it(tmp_path: Path, value: float) -> None:
     model = Bad(value, 3)
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
-    with pytest.raises(
-        NonFiniteLossError, match=r"not finite at step 3 \(epoch 0\).*checkpoint is .*step=3.ckpt"
-    ):
-        fit(model, tmp_path, FiniteLoss(), keep)
+    message = r"not finite at step 3 \(epoch 0\).*checkpoint is .*step=3.ckpt"
+    stops(message, model, tmp_path, FiniteLoss(), keep)
     last = torch.load(tmp_path / "step=3.ckpt", weights_only=True)["state_dict"]
     for name, parameter in model.state_dict().items():
         assert torch.isfinite(parameter).all()
@@ -52,31 +52,24 @@ def test_stops_before_the_weights_take_it(tmp_path: Path, value: float) -> None:
 
 def test_looks_seldom_if_asked_to_and_never_saves_in_between(tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
-    with pytest.raises(NonFiniteLossError, match="not finite at step 4 "):
-        fit(Bad(float("nan"), 4), tmp_path, FiniteLoss(every_n_steps=100), keep, max_epochs=3)
+    seldom, message = FiniteLoss(every_n_steps=100), "not finite at step 4 "
+    stops(message, Bad(float("nan"), 4), tmp_path, seldom, keep, max_epochs=3)
     assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt"]
 
     model, seldom = Bad(float("nan"), 4), FiniteLoss(every_n_steps=8)
-    with pytest.raises(NonFiniteLossError, match="not finite at step 4 "):
-        fit(model, tmp_path, seldom, enable_checkpointing=False)
+    stops(message, model, tmp_path, seldom, enable_checkpointing=False)
     assert model.trainer.global_step == 8
 
 
 def test_names_the_newest_of_several_checkpoints(tmp_path: Path) -> None:
     best = ModelCheckpoint(tmp_path / "best", "best", monitor="val_error")
     steps = ModelCheckpoint(tmp_path / "steps", "{step}", every_n_train_steps=2)
-    with pytest.raises(NonFiniteLossError, match=r"checkpoint is .*steps/step=8.ckpt\. Try"):
-        fit(Bad(float("nan"), 8), tmp_path, FiniteLoss(), best, steps)
+    message = r"checkpoint is .*steps/step=8.ckpt\. Try"
+    stops(message, Bad(float("nan"), 8), tmp_path, FiniteLoss(), best, steps)
 
 
 class TestFiniteLoss(CallbackCase):
     invalid: ClassVar[dict[str, Any]] = {"every_n_steps": (0, -1)}
-
-    def callback(self, **arguments: Any) -> FiniteLoss:
-        return FiniteLoss(**arguments)
-
-    def model(self) -> MLPClassifier:
-        return MLPClassifier(64, [8])
-
-    def data(self) -> Digits:
-        return Digits(batch_size=20, train_size=100)
+    callback = FiniteLoss
+    model = staticmethod(partial(MLPClassifier, 64, [8]))
+    data = staticmethod(partial(Digits, batch_size=20, train_size=100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,9 @@ from ln_zoo.models import MLPClassifier, SequenceClassifier
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm
 from ln_zoo.testing import CallbackCase
 
+#: Examples that count of 101 in batches of 25: the last one, alone, is left out.
+SIZES = {"batch_size": 25, "examples": 100}
+
 
 def digits(**changes: int) -> Digits:
     return Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 25, **changes})
@@ -26,6 +30,15 @@ def digits(**changes: int) -> Digits:
 def trainer(folder: Path, *callbacks, **options) -> Trainer:
     given = {"default_root_dir": folder, "max_epochs": 2, **options}
     return quiet_trainer(*callbacks, **given)
+
+
+def scores_of(
+    folder: Path, model: nn.Module, *callbacks, path: Path | None = None, data=None, **options
+) -> dict[str, float]:
+    """Scores of a test, by default of the weights that the model has."""
+    runner = trainer(folder, *callbacks, **options)
+    (scores,) = runner.test(model, data or digits(), ckpt_path=path, verbose=False)
+    return scores
 
 
 def fitted(folder: Path, norm: Norm, **options) -> tuple[MLPClassifier, Path]:
@@ -57,17 +70,14 @@ def expected(model: MLPClassifier, loader: BatchLoader, method: str) -> dict[str
                 h = (layer.site.gain * h + layer.bias).clamp(min=0)
     found = {}
     for number, batches in sums.items():
-        if method == "average":
-            examples = torch.tensor([[len(a)] for a in batches]).double()
-            means = torch.stack([a.mean(0) for a in batches])
-            variances = torch.stack([a.var(0, correction=0) for a in batches])
-            mean, var = ((examples * each).sum(0) / examples.sum() for each in (means, variances))
-        else:
-            whole = torch.cat(batches)
-            mean, var = whole.mean(0), whole.var(0, correction=0)
-        found[f"network.{number}.site.running_mean"] = mean
-        found[f"network.{number}.site.running_var"] = var
-        found[f"network.{number}.site.num_batches_tracked"] = torch.tensor(len(batches))
+        parts = batches if method == "average" else [torch.cat(batches)]
+        examples = torch.tensor([[len(a)] for a in parts]).double()
+        means = torch.stack([a.mean(0) for a in parts])
+        variances = torch.stack([a.var(0, correction=0) for a in parts])
+        mean, var = ((examples * each).sum(0) / examples.sum() for each in (means, variances))
+        found |= {f"network.{number}.site.running_mean": mean}
+        found |= {f"network.{number}.site.running_var": var}
+        found |= {f"network.{number}.site.num_batches_tracked": torch.tensor(len(batches))}
     return found
 
 
@@ -81,42 +91,31 @@ def test_statistics_are_those_of_the_training_set(
     callback = PopulationStatistics(method, batch_size, save=False)
     data = digits()
     random = torch.get_rng_state()
-    (scores,) = trainer(tmp_path, callback).test(model, data, ckpt_path=path, verbose=False)
+    scores = scores_of(tmp_path, model, callback, path=path, data=data)
     assert torch.equal(random, torch.get_rng_state())
-    # 101 images in batches of 25: the last one, alone, is left out.
     new = expected(model, data.train_eval_dataloader(batch_size), method)
     for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == (name not in new), name
         if name in new:
-            assert not torch.equal(value, before[name]), name
             torch.testing.assert_close(value.double(), new[name].double(), rtol=2e-6, atol=2e-6)
-        else:
-            assert torch.equal(value, before[name]), name
     assert callback.estimated
-    examples = {None: 100, 40: 101}[batch_size]
-    assert callback.facts == {
-        "method": method,
-        "batch_size": batch_size or 25,
-        "examples": examples,
-    }
+    sizes = {"batch_size": 40, "examples": 101} if batch_size else SIZES
+    assert callback.facts == {"method": method} | sizes
     assert callback.written is None
     assert not list(tmp_path.rglob("population.ckpt"))
     # The test that follows is that of the new statistics.
-    (again,) = trainer(tmp_path).test(model, data, verbose=False)
-    assert again == scores
+    assert scores_of(tmp_path, model, data=data) == scores
 
 
 def test_the_checkpoint_is_that_of_the_training_with_new_statistics(tmp_path: Path) -> None:
     model, path = fitted(tmp_path, BatchNorm())
     callback = PopulationStatistics("total_variance")
     folder = tmp_path / "tested"
-    (scores,) = trainer(folder, callback, logger=True).test(
-        model, digits(), ckpt_path=path, verbose=False
-    )
+    scores = scores_of(folder, model, callback, path=path, logger=True)
     assert callback.written is not None
     assert callback.written.name == "population.ckpt"
     assert callback.written.is_relative_to(folder)
-    old = torch.load(path, weights_only=True)
-    new = torch.load(callback.written, weights_only=True)
+    old, new = (torch.load(each, weights_only=True) for each in (path, callback.written))
     assert old.keys() == new.keys()
     for name in ("epoch", "global_step", "loops", "hyper_parameters"):
         assert new[name] == old[name], name
@@ -126,8 +125,7 @@ def test_the_checkpoint_is_that_of_the_training_with_new_statistics(tmp_path: Pa
     assert all("site" in name and "gain" not in name for name in changed)
 
     loaded = MLPClassifier.load_from_checkpoint(callback.written)
-    (again,) = trainer(tmp_path).test(loaded, digits(), verbose=False)
-    assert again == scores
+    assert scores_of(tmp_path, loaded) == scores
 
 
 def test_after_training_in_one_go(tmp_path: Path) -> None:
@@ -141,33 +139,26 @@ def test_after_training_in_one_go(tmp_path: Path) -> None:
     assert checkpoint["global_step"] == 10
     assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
     loaded = MLPClassifier.load_from_checkpoint(callback.written)
-    (again,) = trainer(tmp_path).test(loaded, digits(), verbose=False)
-    assert again == scores
+    assert scores_of(tmp_path, loaded) == scores
 
 
-def test_weights_of_unknown_training_are_not_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_of_unknown_training_are_not_written(tmp_path: Path, caplog) -> None:
     model, _ = fitted(tmp_path, BatchNorm())
     callback = PopulationStatistics()
     with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
-        trainer(tmp_path, callback).test(model, digits(), verbose=False)
+        scores_of(tmp_path, model, callback)
     assert callback.estimated
     assert callback.written is None
     assert "no population.ckpt" in caplog.text
     assert "population statistics (average) of 100 examples in batches of 25" in caplog.text
 
 
-def test_a_model_without_statistics_is_tested_as_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_without_statistics_is_tested_as_it_is(tmp_path: Path, caplog) -> None:
     model, path = fitted(tmp_path, LayerNorm())
     before, callback = state(model), PopulationStatistics()
     with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
-        trainer(tmp_path, callback).test(model, digits(), ckpt_path=path, verbose=False)
-    assert not callback.estimated
-    assert callback.facts == {}
-    assert callback.written is None
+        scores_of(tmp_path, model, callback, path=path)
+    assert (callback.estimated, callback.facts, callback.written) == (False, {}, None)
     assert caplog.text.count("no running statistics") == 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -181,13 +172,13 @@ def test_each_step_of_a_recurrent_model_and_its_noise(tmp_path: Path) -> None:
     model(torch.rand(20, 64))
     torch.manual_seed(5)
     data = digits()
-    trainer(tmp_path, PopulationStatistics()).test(model, data, verbose=False)
+    scores_of(tmp_path, model, PopulationStatistics(), data=data)
     after = torch.get_rng_state()
     tested = state(model)
     sites = model.recurrent.sites["l0"]
     assert sites["cell"].num_batches_tracked.tolist() == [4] * 16
     torch.manual_seed(5)
-    trainer(tmp_path).test(model, digits(), verbose=False)
+    scores_of(tmp_path, model)
     assert torch.equal(after, torch.get_rng_state())
     # The pixels of a step, straight from the images.
     images = torch.cat([batch for batch, _ in data.train_eval_dataloader()])[:100]
@@ -201,9 +192,8 @@ def test_in_the_precision_of_the_test(tmp_path: Path) -> None:
     model, path = fitted(tmp_path, BatchNorm())
     found = []
     for precision in ("32-true", "bf16-mixed"):
-        trainer(tmp_path, PopulationStatistics(save=False), precision=precision).test(
-            model, digits(), ckpt_path=path, verbose=False
-        )
+        callback = PopulationStatistics(save=False)
+        scores_of(tmp_path, model, callback, path=path, precision=precision)
         found.append(model.network[1].site.running_mean.clone())
     full, half = found
     assert half.dtype == torch.float32
@@ -214,9 +204,7 @@ def test_in_the_precision_of_the_test(tmp_path: Path) -> None:
 def test_a_trial_run_takes_one_batch_and_writes_nothing(tmp_path: Path) -> None:
     model, path = fitted(tmp_path, BatchNorm())
     callback = PopulationStatistics()
-    trainer(tmp_path / "trial", callback, fast_dev_run=True).test(
-        model, digits(), ckpt_path=path, verbose=False
-    )
+    scores_of(tmp_path / "trial", model, callback, path=path, fast_dev_run=True)
     assert int(model.network[1].site.num_batches_tracked) == 1
     assert callback.written is None
     assert not list(tmp_path.rglob("population.ckpt"))
@@ -225,12 +213,6 @@ def test_a_trial_run_takes_one_batch_and_writes_nothing(tmp_path: Path) -> None:
 class TestPopulationStatistics(CallbackCase):
     stage = "test"
     invalid: ClassVar[dict[str, Any]] = {"method": ("ema",), "batch_size": (1, 0)}
-
-    def callback(self, **arguments: Any) -> PopulationStatistics:
-        return PopulationStatistics(**arguments)
-
-    def model(self) -> MLPClassifier:
-        return MLPClassifier(64, [8], norm=BatchNorm())
-
-    def data(self) -> Digits:
-        return digits()
+    callback = PopulationStatistics
+    model = staticmethod(partial(MLPClassifier, 64, [8], norm=BatchNorm()))
+    data = staticmethod(digits)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from refusals import refused
 from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer
 
@@ -63,15 +63,12 @@ class Failing(Twice):
 
 def test_after_an_error_the_former_predictions_are_there(tmp_path: Path) -> None:
     before = predict(Twice(), LOADER, tmp_path)
-    with pytest.raises(RuntimeError, match="no more"):
-        predict(Failing(), LOADER, tmp_path)
+    refused("no more", predict, Failing(), LOADER, tmp_path, error=RuntimeError)
     (path,) = (tmp_path / "out").iterdir()
     assert [json.loads(line) for line in path.read_text().splitlines()] == before
 
 
-def test_a_dry_run_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch, recwarn) -> None:
     monkeypatch.chdir(tmp_path)
     writer = PredictionWriter()
     Trainer(fast_dev_run=True, accelerator="cpu", callbacks=writer).predict(
@@ -82,5 +79,5 @@ def test_a_dry_run_writes_nothing(
 
 
 def test_anything_but_a_dict_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"predict_step of Bare .*dict.*Tensor"):
-        predict(Bare(), LOADER, tmp_path)
+    message = r"predict_step of Bare .*dict.*Tensor"
+    refused(message, predict, Bare(), LOADER, tmp_path, error=TypeError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,27 +14,14 @@ from cli_support import rows_of
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from training import quiet_trainer
+from torch import Tensor
+from training import Weights, quiet_trainer
 
 from ln_zoo.callbacks import StepEvaluation
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm
 from ln_zoo.testing import CallbackCase
-
-
-class Weights(Callback):
-    """The model's state by the number of updates done."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, dict] = {}
-
-    def on_train_start(self, trainer, pl_module, *_) -> None:
-        assert all(module.training for module in pl_module.network.modules())
-        state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-        self.states[trainer.global_step] = state
-
-    on_train_batch_end = on_train_start
 
 
 class Noisy(MLPClassifier):
@@ -64,6 +52,15 @@ def logged(folder: Path, run: int = 0) -> dict[int, dict[str, float]]:
     return scores
 
 
+def means(model: MLPClassifier, state: dict, batch: list[Tensor]) -> dict[str, float]:
+    """Mean scores of weights, example by example in evaluation mode."""
+    model.load_state_dict(state)
+    model.eval()
+    with torch.no_grad():
+        each = [model.per_example(one) for one in zip(*(p.split(1) for p in batch), strict=True)]
+    return {name: sum(float(one[name]) for one in each) / len(each) for name in each[0]}
+
+
 @pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
 def test_scores_are_those_of_the_first_examples(tmp_path: Path, norm: Norm) -> None:
     model, digits, weights = make(norm), data(), Weights()
@@ -71,16 +68,11 @@ def test_scores_are_those_of_the_first_examples(tmp_path: Path, norm: Norm) -> N
     runner.fit(model, datamodule=digits)
     scores = logged(tmp_path)
     assert {step: row["epoch"] for step, row in scores.items()} == {0: 0, 4: 0, 8: 1}
-    inputs, labels = (part[:31] for part in next(iter(digits.train_eval_dataloader(100))))
+    batch = [part[:31] for part in next(iter(digits.train_eval_dataloader(100)))]
     for step, row in scores.items():
-        model.load_state_dict(weights.states[step])
-        with torch.no_grad():
-            example_by_example = [
-                model.eval().per_example((inputs[i : i + 1], labels[i : i + 1])) for i in range(31)
-            ]
+        expected = means(model, weights.states[step], batch)
         for name in ("nll", "error"):
-            mean = sum(float(example[name]) for example in example_by_example) / 31
-            assert row[f"step_train_{name}"] == pytest.approx(mean, rel=1e-6)
+            assert row[f"step_train_{name}"] == pytest.approx(expected[name], rel=1e-6)
 
 
 def test_validation_examples_and_early_steps(tmp_path: Path) -> None:
@@ -93,29 +85,20 @@ def test_validation_examples_and_early_steps(tmp_path: Path) -> None:
     batch = [part[:13] for part in next(iter(digits.val_eval_dataloader(100)))]
     assert list(rows) == [0, 1, 2, 5, 6]
     for step, row in rows.items():
-        model.load_state_dict(weights.states[step])
-        with torch.no_grad():
-            mean = float(model.eval().per_example((batch[0], batch[1]))["nll"].mean())
-        assert float(row["step_val_nll"]) == pytest.approx(mean, rel=1e-6)
+        expected = means(model, weights.states[step], batch)["nll"]
+        assert float(row["step_val_nll"]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_set_smaller_than_asked_for_is_scored_whole(tmp_path: Path) -> None:
-    trainer(tmp_path, StepEvaluation(every_n_steps=5, examples=10_000)).fit(
-        make(LayerNorm()), datamodule=data()
-    )
-    trainer(tmp_path, StepEvaluation(every_n_steps=5, examples=100)).fit(
-        make(LayerNorm()), datamodule=data()
-    )
+    for examples in (10_000, 100):
+        callback = StepEvaluation(every_n_steps=5, examples=examples)
+        trainer(tmp_path, callback).fit(make(LayerNorm()), datamodule=data())
     assert logged(tmp_path, 0) == logged(tmp_path, 1)
 
 
 def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
-    runner = trainer(
-        tmp_path,
-        StepEvaluation(every_n_steps=2, examples=5),
-        accumulate_grad_batches=2,
-        max_epochs=3,
-    )
+    callback = StepEvaluation(every_n_steps=2, examples=5)
+    runner = trainer(tmp_path, callback, accumulate_grad_batches=2, max_epochs=3)
     runner.fit(make(LayerNorm()), datamodule=data())
     assert runner.global_step == 9
     assert list(logged(tmp_path)) == [0, 2, 4, 6, 8]
@@ -123,15 +106,15 @@ def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     """From the middle of an epoch; the update of the checkpoint was logged by the run before."""
-    whole = trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=20))
-    whole.fit(make(LayerNorm()), datamodule=data())
+
+    def fit(*callbacks: Callback, ckpt_path: Path | None = None, **options) -> None:
+        runner = trainer(tmp_path, StepEvaluation(2, 20), *callbacks, **options)
+        runner.fit(make(LayerNorm()), datamodule=data(), ckpt_path=ckpt_path)
+
+    fit()
     saving = ModelCheckpoint(tmp_path, "half", every_n_train_steps=4, save_top_k=-1)
-    trainer(
-        tmp_path, StepEvaluation(every_n_steps=2, examples=20), saving, max_epochs=1
-    ).fit(make(LayerNorm()), datamodule=data())  # fmt: skip
-    trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=20)).fit(
-        make(LayerNorm()), datamodule=data(), ckpt_path=tmp_path / "half.ckpt"
-    )
+    fit(saving, max_epochs=1)
+    fit(ckpt_path=tmp_path / "half.ckpt")
     expected, resumed = logged(tmp_path, 0), logged(tmp_path, 2)
     assert list(expected) == [0, 2, 4, 6, 8, 10]
     assert resumed == {step: expected[step] for step in (6, 8, 10)}
@@ -167,21 +150,15 @@ def test_seconds_are_those_of_training(tmp_path: Path) -> None:
     steps = [later - earlier for earlier, later in pairwise(found)]
     assert min(steps) >= 0.04
     assert 0.2 <= found[-1] < whole - 6 * 0.1 - 4 * 0.1  # six scores and four validations
-    trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=5), **options).fit(
-        make(LayerNorm(), Slow), datamodule=data(), ckpt_path=tmp_path / "half.ckpt"
-    )
+    runner = trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=5), **options)
+    half = tmp_path / "half.ckpt"
+    runner.fit(make(LayerNorm(), Slow), datamodule=data(), ckpt_path=half)
     assert seconds(1)[0] > found[2] + 0.04  # at update 6, behind 4
 
 
 class TestStepEvaluation(CallbackCase):
     needs = True
     invalid: ClassVar[dict[str, Any]] = dict.fromkeys(("every_n_steps", "examples"), (0, -1))
-
-    def callback(self, **arguments: Any) -> StepEvaluation:
-        return StepEvaluation(**{"every_n_steps": 1, "examples": 30, **arguments})
-
-    def model(self) -> MLPClassifier:
-        return make(BatchNorm(), Noisy)
-
-    def data(self) -> Digits:
-        return data()
+    callback = staticmethod(partial(StepEvaluation, every_n_steps=1, examples=30))
+    model = staticmethod(partial(make, BatchNorm(), Noisy))
+    data = staticmethod(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,9 +12,9 @@ import pytest
 import torch
 from cli_support import rows_of
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
-from training import quiet_trainer
+from matplotlib.image import imread
+from refusals import refused
+from training import Weights, logged_trainer
 
 from ln_zoo.callbacks import CurvesPlot, WeightGeometry
 from ln_zoo.callbacks.weight_geometry import turns, weight_vectors
@@ -33,20 +34,6 @@ from ln_zoo.testing import CallbackCase
 PNG = b"\x89PNG"
 
 
-class Weights(Callback):
-    """The model's weights by the number of updates done."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, dict[str, Tensor]] = {}
-
-    def on_train_start(self, trainer, pl_module) -> None:
-        self.on_train_batch_end(trainer, pl_module)
-
-    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
-        state = {name: p.detach().clone().double() for name, p in pl_module.named_parameters()}
-        self.states[trainer.global_step] = state
-
-
 class Plain(MLPClassifier):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
@@ -57,10 +44,9 @@ def data(**sizes: int) -> Digits:
 
 
 def fitted(folder: Path, model: torch.nn.Module, *callbacks: Callback, **options) -> Path:
-    logger = CSVLogger(folder, name="run", version="0")
-    defaults = {"max_epochs": 2, "limit_val_batches": 0, "log_every_n_steps": 1, "logger": logger}
-    quiet_trainer(*callbacks, **defaults | options).fit(model, datamodule=data())
-    return folder / "run/0"
+    defaults = {"max_epochs": 2, "limit_val_batches": 0}
+    logged_trainer(folder, *callbacks, **defaults | options).fit(model, datamodule=data())
+    return folder / "run/version_0"
 
 
 @pytest.mark.parametrize(("cls", "power"), [(MLPClassifier, 1), (Plain, 2)])
@@ -73,7 +59,8 @@ def test_numbers_are_those_of_the_weights(tmp_path: Path, cls: type, power: int)
     for name, quantities in geometry.items():
         wanted: dict[str, list[np.ndarray]] = {"norm": [], "turn": [], "effective_lr": []}
         for step in (4, 8):
-            before, after = (weights.states[number][name].numpy() for number in (step - 1, step))
+            states = weights.states[step - 1], weights.states[step]
+            before, after = (state[name].double().numpy() for state in states)
             lengths = [np.linalg.norm(weight, axis=1) for weight in (before, after)]
             cosines = (before * after).sum(1) / (lengths[0] * lengths[1])
             angles = np.degrees(np.arccos(np.minimum(1.0, cosines)))
@@ -101,21 +88,18 @@ def test_which_weights() -> None:
     conv = ConvClassifier((1, 4, 4), 3, [[2]], 3, norm=WeightNorm())
     assert list(weight_vectors(conv)) == [f"network.{n}.weight" for n in (0, 4, 6)]
     sequence = SequenceClassifier(4, 3, 3, norm=LayerNorm())
-    assert list(weight_vectors(sequence)) == [
-        "recurrent.weight_ih_l0", "recurrent.weight_hh_l0", "readout.weight",
-    ]  # fmt: skip
-    peephole = LSTM(2, 3, proj_size=2, num_layers=2, bidirectional=True)
-    assert all(name.startswith(("weight_ih", "weight_hh", "weight_hr")) for name in
-               weight_vectors(peephole))  # fmt: skip
+    names = ["recurrent.weight_ih_l0", "recurrent.weight_hh_l0", "readout.weight"]
+    assert list(weight_vectors(sequence)) == names
+    projected = weight_vectors(LSTM(2, 3, proj_size=2, num_layers=2, bidirectional=True))
+    assert {name[:9] for name in projected} == {"weight_ih", "weight_hh", "weight_hr"}
     assert list(weight_vectors(LSTM(2, 3, peephole=True))) == ["weight_ih_l0", "weight_hh_l0"]
     assert weight_vectors(LSTM(2, 3).requires_grad_(False)) == {}
 
 
 def test_accumulated_gradients_make_one_update(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, weights = Plain(64, [8]), Weights()
     options = {"accumulate_grad_batches": 5, "max_epochs": 4}
-    folder = fitted(tmp_path, model, weights, WeightGeometry(every_n_steps=2), **options)
+    folder = fitted(tmp_path, Plain(64, [8]), WeightGeometry(every_n_steps=2), **options)
     geometry = read_geometry(folder / "metrics.csv")["network.1.weight"]
     steps, values = geometry["turn"]["q50"]
     assert steps == [2, 4]
@@ -135,8 +119,8 @@ def test_learning_rates_are_those_of_each_group_at_the_update(tmp_path: Path) ->
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     torch.manual_seed(0)
-    weights, watch = Weights(), WeightGeometry(every_n_steps=2, power=0)
-    folder = fitted(tmp_path, Groups(64, [8]), weights, watch, max_epochs=1)
+    watch = WeightGeometry(every_n_steps=2, power=0)
+    folder = fitted(tmp_path, Groups(64, [8]), watch, max_epochs=1)
     geometry = read_geometry(folder / "metrics.csv")
     # Of what the optimizer does not know nothing is said.
     assert list(geometry) == ["network.1.weight"]
@@ -150,8 +134,6 @@ def test_picture_beside_the_logs(tmp_path: Path) -> None:
     assert watch.written.read_bytes().startswith(PNG)
     assert curves.written is not None
     # Curves are those of losses: a panel for each of the weights would make it metres wide.
-    from matplotlib.image import imread
-
     height, width, _ = imread(curves.written).shape
     assert width < 3 * height
 
@@ -180,8 +162,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     model = MLPClassifier(64, [8])
     for weight in weight_vectors(model).values():
         weight.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"WeightGeometry .*MLPClassifier"):
-        fitted(tmp_path, model, WeightGeometry())
+    refused(r"WeightGeometry .*MLPClassifier", fitted, tmp_path, model, WeightGeometry())
 
 
 def geometry(first: float, last: float) -> dict:
@@ -191,10 +172,8 @@ def geometry(first: float, last: float) -> dict:
 
 
 def test_several_runs(tmp_path: Path) -> None:
-    runs = {
-        "LN": geometry(1.0, 2.0),
-        "none": {**geometry(4.0, 1.0), "more": geometry(0, 0)["layer.weight"]},
-    }
+    none = geometry(4.0, 1.0) | {"more": geometry(0, 0)["layer.weight"]}
+    runs = {"LN": geometry(1.0, 2.0), "none": none}
     head, _, first, second, third = geometry_table(runs).splitlines()
     assert head.startswith("| weight |  | updates | length of weight vectors: first | last |")
     assert first == "| layer.weight | LN | 10 to 20 | 1 | 2 | 2 | 1 | 2 | 2 | 1 | 2 | 2 |"
@@ -204,23 +183,16 @@ def test_several_runs(tmp_path: Path) -> None:
     assert (tmp_path / "a/both.png").read_bytes().startswith(PNG)
     write_geometry(runs, tmp_path / "b/both.csv")
     rows = rows_of(tmp_path / "b/both.csv")
+    expected = [("LN", "layer.weight"), ("none", "layer.weight"), ("none", "more")]
     assert [(row["label"], row["weight"], row["step"]) for row in rows] == [
-        ("LN", "layer.weight", "10"), ("LN", "layer.weight", "20"),
-        ("none", "layer.weight", "10"), ("none", "layer.weight", "20"),
-        ("none", "more", "10"), ("none", "more", "20"),
-    ]  # fmt: skip
+        (*each, step) for each in expected for step in ("10", "20")
+    ]
     assert (rows[1]["norm_q50"], rows[1]["effective_lr_mean"]) == ("2", "2")
 
 
 class TestWeightGeometry(CallbackCase):
     invalid: ClassVar[dict[str, Any]] = {"every_n_steps": (0, -1)}
     test_runs_again = None  # it writes a picture of the whole log
-
-    def callback(self, **arguments: Any) -> WeightGeometry:
-        return WeightGeometry(**{"every_n_steps": 2, **arguments})
-
-    def model(self) -> MLPClassifier:
-        return MLPClassifier(64, [8])
-
-    def data(self) -> Digits:
-        return Digits(batch_size=20, train_size=100)
+    callback = staticmethod(partial(WeightGeometry, every_n_steps=2))
+    model = staticmethod(partial(MLPClassifier, 64, [8]))
+    data = staticmethod(data)

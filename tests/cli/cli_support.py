@@ -17,21 +17,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from ln_zoo.cli import main
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCRIPT = Path(sys.executable).with_name("ln-zoo")
 
 #: A small model on few of scikit-learn's digits: 5 updates an epoch.
 SMALL = (
-    "--model=MLPClassifier",
-    "--model.hidden_sizes=[8]",
-    "--data=Digits",
-    "--data.batch_size=20",
-    "--data.train_size=100",
-    "--data.val_size=20",
-)
+    "--model=MLPClassifier", "--model.hidden_sizes=[8]", "--data=Digits", "--data.batch_size=20",
+    "--data.train_size=100", "--data.val_size=20",
+)  # fmt: skip
+#: The same data, for a model that comes from elsewhere.
+DATA = SMALL[2:]
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+
+
+#: A user's callback. At a step the disk is full, or a signal comes, or weights are NaN; a test gets
+#: the signal at once.
+MISHAP = """
+import errno, os
+from lightning.pytorch import Callback
+
+class Mishap(Callback):
+    def __init__(self, number: int = 0, step: int = 7):
+        self.number, self.step = number, step
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == self.step:
+            if not self.number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.number < 0:
+                next(trainer.model.parameters()).data.fill_(float("nan"))
+            else:
+                os.kill(os.getpid(), self.number)
+    def on_test_batch_start(self, *args):
+        os.kill(os.getpid(), self.number)
+"""
 
 
 @dataclass(frozen=True)
@@ -53,19 +78,14 @@ def environment(**changes: str) -> dict[str, str]:
 
 @functools.cache
 def _zygote() -> subprocess.Popen[str]:
-    zygote = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("cli_zygote.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        text=True,
-    )
+    command = [sys.executable, Path(__file__).with_name("cli_zygote.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    zygote = subprocess.Popen(command, env=environment(), text=True, **pipes)
     atexit.register(zygote.kill)
     return zygote
 
 
 def run(*argv: str | Path) -> Done:
-    """Runs a command in the current folder."""
     return script(Path.cwd(), *argv)
 
 
@@ -95,6 +115,13 @@ def fails(*argv: str | Path, code: int = 2, says: Iterable[object] = ()) -> str:
     return lines[0]
 
 
+def told(capsys: pytest.CaptureFixture[str], *argv: str | Path, code: int = 0) -> str:
+    """Runs a command in this process; what it prints, or its errors if it must fail."""
+    assert main([*map(str, argv)]) == code
+    out, err = capsys.readouterr()
+    return err if code else out
+
+
 def fit(*argv: str | Path, epochs: int = 1) -> Done:
     """Trains the small model in the current folder."""
     return succeed("fit", *SMALL, *QUIET, f"--trainer.max_epochs={epochs}", *argv)
@@ -107,12 +134,10 @@ def results(folder: Path) -> dict:
 
 
 def last(version: int = 0, name: str = "MLPClassifier-LayerNorm", root: str = "runs") -> Path:
-    """The last checkpoint of a run."""
     return Path(root, name, f"version_{version}", "checkpoints/last.ckpt")
 
 
 def rows_of(file: str | Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
     return list(csv.DictReader(Path(file).read_text().splitlines()))
 
 
@@ -154,25 +179,15 @@ def python(folder: Path, code: str, timeout: float = 300) -> Done:
 def together(folder: Path, *commands: list[str], timeout: float = 300) -> Done:
     """Runs commands for two processes, one after another, in the same two processes."""
     listed = [[str(argument) for argument in command] for command in commands]
-    code = (
-        "import sys\n"
-        "from ln_zoo.cli import main\n"
-        f"sys.exit(max(main(command) for command in {listed!r}))\n"
-    )
+    code = f"import sys\nfrom ln_zoo.cli import main\nsys.exit(max(map(main, {listed!r})))\n"
     (folder / "together.py").write_text(code)  # what Lightning starts as the second process
     return _forked(folder, [str(folder / "together.py")], code, timeout)
 
 
 def installed(folder: Path, *argv: str | Path, timeout: float = 300, **env: str) -> Done:
     """Runs the installed script in a folder, as a user does."""
-    done = subprocess.run(
-        [SCRIPT, *argv],
-        cwd=folder,
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    options = {"capture_output": True, "text": True, "timeout": timeout}
+    done = subprocess.run([SCRIPT, *argv], cwd=folder, env=environment(**env), **options)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -199,9 +214,8 @@ def write_idx(folder: Path, train: int = 60, test: int = 13, seed: int = 0) -> P
     for name, number in (("train", train), ("t10k", test)):
         images = random.integers(0, 256, (number, 28, 28), dtype=np.uint8)
         labels = random.integers(0, 10, number, dtype=np.uint8)
-        header = struct.pack(">4B3I", 0, 0, 8, 3, number, 28, 28)
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        header = struct.pack(">4BI", 0, 0, 8, 1, number)
-        with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz", "wb") as file:
-            file.write(header + labels.tobytes())
+        content = struct.pack(">4B3I", 0, 0, 8, 3, number, 28, 28) + images.tobytes()
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(content)
+        content = gzip.compress(struct.pack(">4BI", 0, 0, 8, 1, number) + labels.tobytes())
+        (folder / f"{name}-labels-idx1-ubyte.gz").write_bytes(content)
     return folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import fails, rows_of, write_idx
+from cli_support import Capture, Patch, fails, rows_of, told, write_idx
 
 from ln_zoo import analysis
 from ln_zoo.cli import main
@@ -15,7 +15,6 @@ from ln_zoo.data.image_files import read_idx
 from ln_zoo.layers import GRU
 from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
 
-Capture = pytest.CaptureFixture[str]
 SMALL = "--steps 12 --hidden 5 --batch 4"
 #: A user's norm, beside the folder of the command.
 MINE = """
@@ -36,8 +35,7 @@ class MaxNorm(Norm):
 
 
 def analyze(capsys: Capture, given: str, *more: str) -> str:
-    assert main(["analyze", *given.split(), *more]) == 0
-    return capsys.readouterr().out
+    return told(capsys, "analyze", *given.split(), *more)
 
 
 def table_of(printed: str) -> list[dict[str, str]]:
@@ -45,7 +43,6 @@ def table_of(printed: str) -> list[dict[str, str]]:
 
 
 def labels(table: str) -> list[str]:
-    """The first cells of a Markdown table."""
     lines = [line for line in table.splitlines() if line.startswith("|")][2:]
     return [line.split("|")[1].strip() for line in lines]
 
@@ -68,9 +65,7 @@ def test_gradient_flow(here: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pixels", "permuted", None])
-def test_pixels(
-    here: Path, kind: str | None, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels(here: Path, kind: str | None, capsys: Capture, monkeypatch: Patch) -> None:
     folder = write_idx(here / "data" / "mnist")
     images = torch.from_numpy(read_idx(folder / "train-images-idx3-ubyte", 3).copy())
     inputs = (images[:4].flatten(1).T.double() / 255).unsqueeze(-1)
@@ -88,9 +83,7 @@ def test_pixels(
     assert found == pytest.approx(flow.norms.tolist(), rel=1e-3)
 
 
-def test_random_numbers_without_mnist(
-    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_numbers_without_mnist(here: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
     out = analyze(capsys, f"gradient_flow {SMALL} --norm ln_zoo.norms.Norm --cell GRU")
     assert "random numbers" in out
@@ -163,7 +156,7 @@ def test_wrong_values(here: Path, given: str, says: str) -> None:
 # fisher
 
 
-def test_fisher(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fisher(here: Path, capsys: Capture, monkeypatch: Patch) -> None:
     study = analysis.study_fisher(3, 2, 50, 5000, seed=3)
     given = "fisher --units 3 --features 2 --examples 50 --draws 5000 --seed 3 --csv a/fisher.csv"
     out = analyze(capsys, given, "--format=csv")

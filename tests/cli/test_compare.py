@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
-from cli_support import fails, rows_of
+from cli_support import Capture, fails, rows_of
 from sweep_runs import write_run, write_steps
 
 from ln_zoo.cli import main
-
-Capture = pytest.CaptureFixture[str]
 
 
 def compare(capsys: Capture, *argv: str) -> str:
@@ -64,9 +63,8 @@ def test_steps_to_values(three: list[str], capsys: Capture) -> None:
     assert list(rows_of("out/t.csv")[0]) == ["label", "run", "step", "step_train_nll"]
     rows = rows_of("out/t_steps_to.csv")
     assert len(rows) == 12
-    assert list(rows[1].values()) == [
-        "LN", "0", "step_train_nll", "0.01", "15", "15", "-0.566323",
-    ]  # fmt: skip
+    first = ["LN", "0", "step_train_nll", "0.01", "15", "15", "-0.566323"]
+    assert list(rows[1].values()) == first
     assert [row["steps"] for row in rows if row["value"] == "0.1"] == ["5", "10", "", "5"]
 
 
@@ -120,11 +118,8 @@ def test_wrong_input(three: list[str], here: Path, given: str, says: str) -> Non
 
 def write_geometry_run(folder: Path, norms: list[float]) -> Path:
     """A run as `WeightGeometry` logs it, beside a loss."""
-    names = [
-        f"weights/layer.weight/{quantity}_{statistic}"
-        for quantity in ("norm", "turn", "effective_lr")
-        for statistic in ("mean", "q10", "q50", "q90")
-    ]
+    each = itertools.product(("norm", "turn", "effective_lr"), ("mean", "q10", "q50", "q90"))
+    names = [f"weights/layer.weight/{quantity}_{statistic}" for quantity, statistic in each]
     folder.mkdir(parents=True)
     lines = [",".join(["epoch", "step", "train_loss", *names])]
     for number, norm in enumerate(norms):

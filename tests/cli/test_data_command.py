@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_support import fails
+from cli_support import Capture, Patch, fails
+from data_support import ready
 from handwriting_support import small_distribution, write_files, xml
 
 from ln_zoo.cli import main
@@ -21,7 +22,7 @@ def source(here: Path) -> Path:
     return write_files(here / "official", files)
 
 
-def test_it_converts_and_reports(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_converts_and_reports(source: Path, capsys: Capture) -> None:
     assert main(["data", "iam_ondb", str(source), "compact"]) == 0
     printed = capsys.readouterr()
     rows = [line.split() for line in printed.out.splitlines()]
@@ -32,12 +33,10 @@ def test_it_converts_and_reports(source: Path, capsys: pytest.CaptureFixture[str
     assert "stroke files of unlisted forms, skipped: 1\n" in printed.out
     assert printed.out.endswith("converted: compact (--data IAMOnDB --data.root compact)\n")
     assert "9/9" in printed.err
-    data = IAMOnDB("compact", require_text=False)
-    data.setup()
-    assert data.metadata["train_size"] == 7
+    assert ready(IAMOnDB("compact", require_text=False)).metadata["train_size"] == 7
 
 
-def test_an_interruption(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption(source: Path, monkeypatch: Patch) -> None:
     def interrupted(content: bytes) -> None:
         raise KeyboardInterrupt
 

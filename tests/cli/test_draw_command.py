@@ -34,11 +34,8 @@ def test_samples_a_grid_and_a_filmstrip(in_tmp: Path, cards: Path, capsys) -> No
     model = ["--model", str(cards / "small")]
     files = ["--filmstrip", "strip.svg", "--numbers", "new/x.npy"]
     assert main(["draw", *model, "--number", "6", "--seed", "3", "--columns", "3", *files]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "picture: samples.png (6 images)",
-        "filmstrip: strip.svg",
-        "numbers: new/x.npy",
-    ]
+    told = ["picture: samples.png (6 images)", "filmstrip: strip.svg", "numbers: new/x.npy"]
+    assert capsys.readouterr().out.splitlines() == told
     drawn = load(cards / "small")
     assert isinstance(drawn, DRAW)
     expected = drawn.generate_samples(6, seed=3).logits.sigmoid().numpy()

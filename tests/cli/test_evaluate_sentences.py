@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_support import CONFIGS, fails, rows_of
+from cli_support import CONFIGS, Capture, Patch, fails, rows_of
 from training import quiet_trainer
 
 from ln_zoo.callbacks.sentence_evaluation import model_scores
@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def tasks(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tasks(in_tmp: Path, monkeypatch: Patch) -> Path:
     """CR and SICK in words of the synthetic books, in the current folder's ``tasks``."""
     monkeypatch.setattr(sentence_tasks, "PENALTIES", (1, 16))
     rng = np.random.default_rng(0)
@@ -64,9 +64,7 @@ def run(*argv: object) -> None:
     assert main(["evaluate-sentences", *map(str, argv), *options]) == 0
 
 
-def test_rows_of_a_model_and_of_controls(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_model_and_of_controls(checkpoint: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     Path("vectors.txt").write_text("boat 1 2\nBook 0 1\n")
     encoders = (
@@ -110,16 +108,13 @@ def test_checkpoints_of_a_run_become_a_curve(checkpoint: Path) -> None:
     rows = rows_of("curve.csv")
     assert [row["step"] for row in rows] == ["1", "20"]
     scores = [row for row in rows_of("scores.csv") if row["encoder"] == "a"]
-    assert {f"step_{r['metric']}": float(r["value"]) for r in scores} == {
-        name: float(value) for name, value in rows[0].items() if name != "step"
-    }
+    first = {name: float(value) for name, value in rows[0].items() if name != "step"}
+    assert {f"step_{r['metric']}": float(r["value"]) for r in scores} == first
     curve = read_curves(Path("curve.csv"), ["step_cr"], "step")["step_cr"]
     assert curve == {step: float(rows[0]["step_cr"]) for step in (1, 20)}  # the same weights
 
 
-def test_stored_scores_in_the_same_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_scores_in_the_same_table(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     run("majority", "--out", "scores.csv")
     metrics = {"cr_fast": 65.4321, "sick_mse": 0.2701, "mr_fast": 70.0, "nll": 5.0}

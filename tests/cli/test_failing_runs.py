@@ -1,4 +1,4 @@
-"""Runs that cannot go on: weights that are not finite, a full disk, a signal."""
+"""Runs that cannot go on (weights not finite, a full disk, a signal), and that are resumed."""
 
 from __future__ import annotations
 
@@ -8,32 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, SMALL, fails, last, load, run, script
+from cli_support import DATA, MISHAP, QUIET, SMALL, Patch, fails, last, load, run, same, script
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from refusals import refused
 
 from ln_zoo.cli import notes, run_output, signals
-
-DATA = SMALL[2:]
-#: A user's file: the disk is full at the seventh update, or a signal comes then, or NaN.
-MISHAP = """
-import errno, os, signal
-from lightning.pytorch import Callback
-
-class Mishap(Callback):
-    def __init__(self, number: int = 0):
-        self.number = number
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == 7:
-            if not self.number:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if self.number < 0:
-                next(trainer.model.parameters()).data.fill_(float("nan"))
-            else:
-                os.kill(os.getpid(), self.number)
-    def on_test_batch_start(self, *args):
-        os.kill(os.getpid(), self.number)
-"""
 
 
 @pytest.fixture
@@ -52,11 +32,20 @@ def test_weights_that_are_not_finite(trained: Path, here: Path, command: str) ->
     assert not [path for path in here.rglob("*") if path.suffix in (".json", ".jsonl", ".csv")]
 
 
+@pytest.mark.parametrize(("step", "says"), [(7, "step 7 (epoch 1)"), (0, "step 0 (epoch 0)")])
+def test_a_bad_loss_keeps_the_last_good_checkpoint(mishap: Path, step: int, says: str) -> None:
+    bad = (f"--trainer.callbacks.step={step}", "--trainer.callbacks.number=-1")
+    more = ("--trainer.max_epochs=3", "--test_after_fit=true", "--trainer.callbacks+=mishap.Mishap")
+    kept = [last()] if step else []
+    fails("fit", *SMALL, *QUIET, *more, *bad, code=1, says=["not finite", says, *kept])
+    assert [load(path)["global_step"] for path in mishap.rglob("last.ckpt")] == [5] * len(kept)
+
+
 def test_what_was_measured_must_be_finite() -> None:
-    values = {"test_nll": torch.tensor(float("inf")), "test_error": torch.tensor(3)}
-    with pytest.raises(ValueError, match="test_nll is not finite: "):
-        notes.check_finite(values, "the scores of the test")
-    notes.check_finite({"test_error": torch.tensor(3)}, "the scores of the test")
+    values = {"test_error": torch.tensor(3)}
+    notes.check_finite(values, "the scores of the test")
+    values["test_nll"] = torch.tensor(float("inf"))
+    refused("test_nll is not finite: ", notes.check_finite, values, "the scores of the test")
 
 
 def test_a_disk_that_fills_while_training(mishap: Path) -> None:
@@ -65,7 +54,7 @@ def test_a_disk_that_fills_while_training(mishap: Path) -> None:
     assert load(last())["global_step"] == 5
 
 
-def test_tensorboards_thread_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboards_thread_is_quiet(monkeypatch: Patch) -> None:
     printed = []
     monkeypatch.setattr(threading, "excepthook", lambda failed: printed.append(failed.exc_value))
 
@@ -120,7 +109,7 @@ def test_a_process_that_is_lost() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, -1])
 def test_a_mishap_of_one_of_two_processes(here: Path, number: int) -> None:
-    text = MISHAP.replace("global_step == 7", "global_step == 7 and trainer.global_rank == 1")
+    text = MISHAP.replace("== self.step", "== self.step and trainer.global_rank == 1")
     (here / "mishap.py").write_text(text)
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
     more = ["--trainer.callbacks+=mishap.Mishap", f"--trainer.callbacks.number={int(number)}"]
@@ -135,3 +124,56 @@ def test_a_mishap_of_one_of_two_processes(here: Path, number: int) -> None:
     else:
         assert done.code == 1
         assert [x for x in ("step 7 (epoch 1)", str(last())) if x not in done.err] == []
+
+
+# A run that is killed and resumed becomes, to the last bit, what it would have become
+
+#: A checkpoint every 4 of the 10 updates of an epoch, beside last.ckpt after each epoch.
+STEPS = """
+trainer:
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {filename: "at-{step}", every_n_train_steps: 4, save_top_k: -1}
+"""
+COMMON = [*SMALL, *QUIET, "--data.train_size=200", "--trainer.max_epochs=3"]
+#: Killed in the second epoch, the newest checkpoint lies within it, or at the end of the first.
+WITHIN = ["--config=steps.yaml", "--model.norm=BatchNorm"]
+AT_END = ["--model.norm=LayerNorm"]
+
+
+def last_of(folder: Path, norm: str, version: int) -> dict:
+    return load(folder / last(version, f"MLPClassifier-{norm}"))
+
+
+def test_killed_and_resumed_equals_uninterrupted(here: Path) -> None:
+    whole, broken = here / "whole", here / "broken"
+    for folder in (whole, broken):
+        folder.mkdir()
+        (folder / "mishap.py").write_text(MISHAP)
+        (folder / "steps.yaml").write_text(STEPS)
+    kill = ["--trainer.callbacks+=mishap.Mishap", "--trainer.callbacks.step=17"]
+    kill += [f"--trainer.callbacks.number={int(signal.SIGKILL)}"]
+    commands = [["fit", *COMMON, *kind] for kind in (WITHIN, AT_END)]
+    for command in commands:
+        done = script(whole, *command)
+        assert done.code == 0, done.err
+        done = script(broken, *command, *kill)
+        assert done.code == -signal.SIGKILL, done.err
+    names = {p.name for p in broken.glob("runs/MLPClassifier-BatchNorm/*/checkpoints/*")}
+    assert names == {"last.ckpt", *(f"at-step={step}.ckpt" for step in (4, 8, 12, 16))}
+    assert last_of(broken, "BatchNorm", 0)["global_step"] == 10
+
+    told = ""
+    for command in commands:
+        done = script(broken, *command, "--ckpt_path=last")
+        assert done.code == 0, done.err
+        told += done.err + done.out
+    assert "ignored" not in told
+    assert "at-step=16.ckpt" in told  # Lightning says what it restores
+
+    for norm in ("BatchNorm", "LayerNorm"):
+        expected, found = last_of(whole, norm, 0), last_of(broken, norm, 1)
+        assert found["global_step"] == 30
+        for part in ("state_dict", "optimizer_states", "rng_state", "epoch"):
+            assert same(found[part], expected[part]), (norm, part)
+    assert "network.1.site.running_mean" in last_of(whole, "BatchNorm", 0)["state_dict"]

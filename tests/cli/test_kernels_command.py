@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cli_support import Capture, Patch, told
 
 from ln_zoo import ops
 from ln_zoo.cli import main
@@ -14,15 +15,13 @@ from ln_zoo.ops.engines.aten import AtenEngine
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.recurrent_kernel import Recurrence
 
-Capture = pytest.CaptureFixture[str]
 #: Each once: `LN_ZOO_KERNELS` chooses by name.
 NAMES = list(dict.fromkeys(kernel.name for kernel in KERNELS))
 TINY = '#include <cstdint>\nextern "C" int64_t ln_zoo_abi() { return %d; }\n'
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("LN_ZOO_CACHE", str(folder))
     monkeypatch.setenv("COLUMNS", "300")
@@ -30,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(tmp_path: Path, monkeypatch: Patch) -> None:
     """A source that is compiled in no time stands for that of the kernels."""
     source = tmp_path / "tiny.cpp"
     source.write_text(TINY % build.ABI)
@@ -45,22 +44,17 @@ def compiler() -> build.Compiler:
 
 
 def as_json(capsys: Capture, *options: str) -> dict:
-    assert main(["kernels", "--json", *options]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(told(capsys, "kernels", "--json", *options))
 
 
-def reason_of(told: dict, name: str) -> str | None:
-    """Why a kernel is not available."""
-    (found,) = (kernel for kernel in told["kernels"] if kernel["name"] == name)
+def reason_of(listed: dict, name: str) -> str | None:
+    (found,) = (kernel for kernel in listed["kernels"] if kernel["name"] == name)
     assert found["available"] == (found["reason"] is None)
     return found["reason"]
 
 
-def test_lists_kernels_in_order_and_compiles_nothing(
-    tiny: None, cache: Path, capsys: Capture
-) -> None:
-    assert main(["kernels"]) == 0
-    table, facts = capsys.readouterr().out.split("the generic loop")
+def test_lists_kernels_in_order_and_compiles_nothing(tiny: None, cache: Path, capsys) -> None:
+    table, facts = told(capsys, "kernels").split("the generic loop")
     words = [line.split() for line in table.splitlines()]
     assert [row[0] for row in words] == [*NAMES, "(none)"]
     assert {row[-1] for row in words if row[0] in ("torch", "aten")} == {"available"}
@@ -71,16 +65,16 @@ def test_lists_kernels_in_order_and_compiles_nothing(
 def test_json_tells_what_is_built(tiny: None, cache: Path, capsys: Capture) -> None:
     compiler()
     for options, built in ([], False), (["--build"], True), ([], True):
-        told = as_json(capsys, *options)
-        assert told["native"]["built"] is built
-        assert [kernel["name"] for kernel in told["kernels"]] == NAMES
-        assert reason_of(told, "native") is None
-    assert Path(told["native"]["path"]).parent == cache
-    assert told["native"]["openmp"] == "torch's"
+        listed = as_json(capsys, *options)
+        assert listed["native"]["built"] is built
+        assert [kernel["name"] for kernel in listed["kernels"]] == NAMES
+        assert reason_of(listed, "native") is None
+    assert Path(listed["native"]["path"]).parent == cache
+    assert listed["native"]["openmp"] == "torch's"
 
 
 def test_failure_to_build_is_an_error_until_it_is_mended(
-    tiny: None, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    tiny: None, here: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     found = compiler()
     wrapper = here / "compiler"
@@ -102,7 +96,7 @@ def test_failure_to_build_is_an_error_until_it_is_mended(
 
 @pytest.mark.parametrize("fault", ["cache", "compiler"])
 def test_kernels_that_cannot_be_built(
-    tiny: None, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, fault: str
+    tiny: None, cache: Path, monkeypatch: Patch, capsys: Capture, fault: str
 ) -> None:
     compiler()
     cache.mkdir()
@@ -111,14 +105,12 @@ def test_kernels_that_cannot_be_built(
     else:
         monkeypatch.setenv("CXX", "no-such-compiler")
     reason = f"chmod go-w {cache}" if fault == "cache" else "no-such-compiler"
-    assert main(["kernels"]) == 0
-    assert reason in capsys.readouterr().out
-    assert main(["kernels", "--build"]) == 1
-    assert reason in capsys.readouterr().err
+    assert reason in told(capsys, "kernels")
+    assert reason in told(capsys, "kernels", "--build", code=1)
     assert list(cache.iterdir()) == []
 
 
-def test_reasons(tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_reasons(tiny: None, monkeypatch: Patch, capsys: Capture) -> None:
     class Mine(AtenEngine):
         name, title = "mine", "my loops"
 
@@ -130,10 +122,9 @@ def test_reasons(tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
     assert reason_of(as_json(capsys), "mine") == "no such device"
 
     monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
-    told = as_json(capsys)
-    assert reason_of(told, "aten") is None
-    assert all("LN_ZOO_KERNELS=aten" in k["reason"] for k in told["kernels"] if k["reason"])
+    listed = as_json(capsys)
+    assert reason_of(listed, "aten") is None
+    assert all("LN_ZOO_KERNELS=aten" in k["reason"] for k in listed["kernels"] if k["reason"])
 
     monkeypatch.setenv("LN_ZOO_KERNELS", "fast")
-    assert main(["kernels"]) == 1
-    assert "'fast'" in capsys.readouterr().err
+    assert "'fast'" in told(capsys, "kernels", code=1)

@@ -62,9 +62,7 @@ def test_the_installed_script_answers_at_once() -> None:
 
 
 @pytest.mark.parametrize("first", [[], ["", "x"], ["HERE", "x"], ["x", "HERE"]])
-def test_the_current_folder_is_searched_last(
-    here: Path, monkeypatch: pytest.MonkeyPatch, first: list[str]
-) -> None:
+def test_the_current_folder_is_searched_last(here: Path, monkeypatch, first: list[str]) -> None:
     before = [str(Path.cwd()) if entry == "HERE" else entry for entry in first]
     monkeypatch.setattr(sys, "path", list(before))
     assert main(["--version"]) == main(["--version"]) == 0

@@ -17,6 +17,7 @@ from cli_support import (
     QUIET,
     SCRIPT,
     SMALL,
+    Patch,
     environment,
     fails,
     installed,
@@ -176,7 +177,7 @@ def test_missing_model_and_data(here: Path) -> None:
         ("LN_ZOO_FIT__MODEL__LR", "0.1", "LN_ZOO_FIT__MODEL__LR LN_ZOO_FIT__MODEL"),
     ],
 )
-def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
+def test_environment(monkeypatch: Patch, variable: str, value: str, says: str) -> None:
     monkeypatch.setenv(variable, value)
     fails("fit", *SMALL, says=says.split())
 
@@ -192,14 +193,12 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str,
         (f"write hi --model x --samples {10**11}", 1, f"--samples {10**11}"),
         (f"sweep --out s --config {QUICKSTART} --norms layer --seeds {HUGE}", 2, f"--seeds {HUGE}"),
         ("draw --model none.ckpt", 1, "none.ckpt"),
-        ("draw --model mlp.none", 1, "mlp.none MLPClassifier DRAW"),
         ("draw --import no_such_module", 1, "--import no_such_module"),
         ("write --model handwriting.layernorm", 1, "--file"),
         (f"write hi --model handwriting.layernorm --seed {HUGE}", 1, f"--seed {HUGE}"),
         ("write hi --model handwriting.layernorm --strokes a.txt", 1, "--strokes a.txt"),
         ("write hi --model handwriting.layernorm --prime_text x", 1, "--prime"),
         ("export mlp.none", 2, "--out"),
-        ("export mlp.none --format onx --out a.onnx", 1, "onx"),
         ("analyze gradient_flow --norm LayrNorm --data random", 1, "LayrNorm 'LayerNorm'"),
         ("analyze invariance --format word", 2, "--format word markdown"),
         ("analyze dynamics --weights mlp.none", 1, "mlp.none MLPClassifier"),
@@ -224,11 +223,9 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str,
         ("evaluate-sentences majorty", 1, "majorty 'majority'"),
         ("evaluate-sentences majority --tasks XX", 1, "XX"),
         ("evaluate-sentences majority --out a.txt", 1, "--out a.txt"),
-        ("cards no.such", 1, "no.such"),
         ("cards --facts x", 1, "--facts --refresh"),
         ("card none.ckpt --results x --out y", 1, "none.ckpt"),
         ("sweep --out s --model DRAW", 2, "--model fit --"),
-        ("sweep --out s --gather", 2, "s"),
         ("reproduce curvature --size huge", 2, "--size huge"),
         ("kernels --biuld", 2, "--biuld"),
         ("list --nrom x", 2, "--nrom"),
@@ -308,7 +305,7 @@ def test_every_class_is_offered_by_its_name() -> None:
                 assert name in line, name
 
 
-def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_on_request(monkeypatch: Patch) -> None:
     monkeypatch.setenv("LN_ZOO_DEBUG", "1")
     done = run("fit", *SMALL, "--model.lr=-1")
     assert (done.code, "Traceback" in done.err, "ValueError" in done.err) == (1, True, True)
@@ -319,12 +316,8 @@ def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     [("| true", 141, ""), ("> /dev/full", 1, "No space left"), (">&-", 0, "")],
 )
 def test_standard_output_that_takes_nothing(redirection: str, code: int, says: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; (sleep 0.1; {SCRIPT} list) {redirection}"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    command = ["bash", "-c", f"set -o pipefail; (sleep 0.1; {SCRIPT} list) {redirection}"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == bool(says)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from cli_support import fit, last, load, same
+from cli_support import Capture, fit, last, load, same
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -115,7 +115,7 @@ def test_a_users_model_with_a_schedule_of_its_own() -> None:
     assert not found.defaults["fused"]
 
 
-def test_whose_learning_rate_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_whose_learning_rate_it_is(capsys: Capture) -> None:
     given = settings("AdamW {lr: 0.001}")
     assert optimizers.use_rate_of_model(given, Arguments(["fit", "--optimizer", "AdamW"]))
     assert given.optimizer.init_args.lr == 0.02

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from cli_support import QUIET, fails, load, python, results, succeed
+from cli_support import QUIET, Patch, fails, load, python, results, succeed
 
 #: All that an outsider writes.
-MODEL = '''
-"""Reads the rows of an image one after the other."""
+MODEL = """
 import torch
 from torch.nn import functional as F
 from ln_zoo import GRU, LayerNorm, Linear, Norm
@@ -19,14 +17,6 @@ from ln_zoo.norms import from_config
 
 
 class RowReader(ZooModule):
-    """A layer-normalised GRU over rows.
-
-    Args:
-        hidden_size: H.
-        norm: default `LayerNorm`.
-        lr: Adam's.
-    """
-
     pipeline_tag = "image-classification"
 
     def __init__(self, hidden_size: int = 8, norm: Norm | None = None, lr: float = 1e-2) -> None:
@@ -55,11 +45,11 @@ class RowReader(ZooModule):
     def training_step(self, batch, batch_idx):
         return F.cross_entropy(self(batch[0]), batch[1])
 
-    def validation_step(self, batch, batch_idx):
-        self.log("val_nll", self.training_step(batch, batch_idx), batch_size=len(batch[1]))
+    def validation_step(self, batch, batch_idx, name="val_nll"):
+        self.log(name, self.training_step(batch, batch_idx), batch_size=len(batch[1]))
 
     def test_step(self, batch, batch_idx):
-        self.log("test_nll", self.training_step(batch, batch_idx), batch_size=len(batch[1]))
+        self.validation_step(batch, batch_idx, "test_nll")
 
     def predict_step(self, batch, batch_idx):
         return {"prediction": self(batch[0]).argmax(-1)}
@@ -77,7 +67,7 @@ class RowReader(ZooModule):
             return F.cross_entropy(model(batch[0]), batch[1])
 
         return DynamicsTask((images.double(), labels), loss, f"{len(images)} digits by rows")
-'''
+"""
 CARDS = """
 from dataclasses import dataclass
 from my_reader import RowReader
@@ -137,7 +127,7 @@ def test_it_is_one_file(here: Path) -> None:
     assert "print(model(torch.rand(1, 8, 8)).argmax(-1))" in card
 
 
-def test_cards_of_own_models(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_of_own_models(here: Path, monkeypatch: Patch) -> None:
     """By folder and by name, if the user names their classes, and not otherwise."""
     (here / "my_reader.py").write_text(MODEL)
     (here / "my_cards.py").write_text(CARDS)

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_support import CONFIGS, SMALL, succeed
+from cli_support import CONFIGS, DATA, SMALL, Patch, succeed
 
 from ln_zoo.norms import RMSNorm
-
-DATA = SMALL[2:]
 
 
 def settings(*argv: str | Path) -> dict[str, Any]:
@@ -69,9 +67,7 @@ def test_a_norm_file_replaces_the_whole_norm_and_its_fields_can_be_set(
     assert model(*start, rms, "--model.norm=BatchNorm")["norm"]["class_path"].endswith("BatchNorm")
 
 
-def test_the_environment_is_below_files_and_above_defaults(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_below_files_and_above_defaults(here: Path, monkeypatch: Patch) -> None:
     assert settings(*SMALL)["seed_everything"] == 0
     monkeypatch.setenv("LN_ZOO_FIT__SEED_EVERYTHING", "5")
     (here / "seed.yaml").write_text("seed_everything: 6\n")

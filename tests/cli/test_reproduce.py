@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from cli_support import fails
+from cli_support import Capture, Patch, fails, told
 from sweep_runs import FAST, SLOW, report
 
 from ln_zoo.cli import main, reproduce
@@ -15,20 +14,16 @@ from ln_zoo.sweeps import claims
 from ln_zoo.sweeps.claims import with_table
 
 
-def test_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce"]) == 0
-    printed = capsys.readouterr().out
-    assert main(["reproduce", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_lists_all(capsys: Capture) -> None:
+    printed = told(capsys, "reproduce")
+    rows = json.loads(told(capsys, "reproduce", "--json"))
     assert {row["name"] for row in rows} == {each.name for each in claims.claims()}
     assert len(rows) == sum(max(1, len(each.outcomes)) for each in claims.claims())
     keys = {"claim", "quote", "verdict", "size", "interval", "seeds", "rule_date", "runs_date"}
     assert all(keys <= row.keys() and row["name"] in printed for row in rows)
 
 
-def test_runs_the_sweep_and_gives_the_verdict(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys) -> None:
     calls: list[list[str]] = []
 
     def fake_call(function: object, name: str, argv: list[str]) -> int:
@@ -59,18 +54,15 @@ def test_runs_the_sweep_and_gives_the_verdict(
     assert calls[-1][calls[-1].index("--seeds") + 1] == "3,4"
 
 
-def test_an_analysis_is_printed_and_not_run(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["reproduce", "invariance", "--print"]) == 0
-    assert capsys.readouterr().out == "ln-zoo analyze invariance\n"
-    assert main(["reproduce", "invariance", "--gather"]) == 0
-    assert "our verdict: holds" in capsys.readouterr().out
-    assert not list(in_tmp.iterdir())
-    assert main(["reproduce", "invariance", "--print", "--out=there"]) == 0
-    assert capsys.readouterr().out == "ln-zoo analyze invariance --out=there/invariance.png\n"
-    assert main(["reproduce", "batch-size-one", "--print", "--out=there"]) == 0
-    assert " --out there " in capsys.readouterr().out
+def test_an_analysis_is_printed_and_not_run(in_tmp: Path, capsys: Capture) -> None:
+    for given, says in (
+        ("invariance --print", "ln-zoo analyze invariance\n"),
+        ("invariance --gather", "our verdict: holds"),
+        ("invariance --print --out=there", "invariance --out=there/invariance.png\n"),
+        ("batch-size-one --print --out=there", " --out there "),
+    ):
+        assert says in told(capsys, "reproduce", *given.split())
+        assert not list(in_tmp.iterdir())
 
 
 def test_a_folder_that_cannot_be_written(in_tmp: Path) -> None:
@@ -104,22 +96,16 @@ def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:
     assert (in_tmp / "README.md").read_text() == readme
 
 
-def test_every_verdict_with_a_table_is_recomputed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_verdict_with_a_table_is_recomputed(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    assert main(["reproduce", "--recompute"]) == 0
-    assert "BUT" not in capsys.readouterr().out
+    assert "BUT" not in told(capsys, "reproduce", "--recompute")
 
 
-def test_a_verdict_that_its_table_does_not_give(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verdict_that_its_table_does_not_give(in_tmp: Path, monkeypatch, capsys) -> None:
     each = next(x for x in claims.claims() if x.outcomes and x.outcomes[0].data)
     outcome = replace(each.outcomes[0], verdict=claims.NOT_TESTED)
     monkeypatch.setattr(claims, "claims", lambda: (replace(each, outcomes=(outcome,)),))
-    assert main(["reproduce", "--recompute"]) == 2
-    assert outcome.data["file"] in capsys.readouterr().err
+    assert outcome.data["file"] in told(capsys, "reproduce", "--recompute", code=2)
     monkeypatch.chdir(Path(__file__).parents[2])
     assert main(["reproduce", "--recompute"]) == 1
     assert f"BUT claims.yaml: {claims.NOT_TESTED}" in capsys.readouterr().out

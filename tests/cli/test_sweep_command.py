@@ -105,23 +105,18 @@ def grid(folder: Path) -> list[str]:
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    command = [str(SCRIPT), *grid(folder)]
-    return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.DEVNULL, cwd=folder.parent
-    )
+    options = {"env": environment(), "stdout": subprocess.DEVNULL, "cwd": folder.parent}
+    return subprocess.Popen([str(SCRIPT), *grid(folder)], **options)
 
 
 def tables(folder: Path) -> dict[str, str]:
     """The tables of the report, without seconds."""
-    return {
-        name: json.dumps(
-            [
-                {k: v for k, v in row.items() if "seconds" not in k}
-                for row in rows_of(folder / f"report/{name}.csv")
-            ]
-        )
-        for name in ("runs", "spread", "differences", "curves", "reached")
-    }
+    found = {}
+    for name in ("runs", "spread", "differences", "curves", "reached"):
+        rows = rows_of(folder / f"report/{name}.csv")
+        timeless = [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+        found[name] = json.dumps(timeless)
+    return found
 
 
 @pytest.mark.slow

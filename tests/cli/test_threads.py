@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cli_support import QUIET, SMALL
+from cli_support import QUIET, SMALL, Patch
 
 from ln_zoo.cli import main, threads
 from ln_zoo.models import MLPClassifier, SequenceClassifier
@@ -29,12 +29,11 @@ def two_threads() -> Iterator[None]:
     ("given", "expected"),
     [
         ({}, {"GOMP_SPINCOUNT": str(threads._SPINS)}),
-        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
-        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        *((kept, kept) for kept in ({"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"})),
     ],
 )
 def test_a_policy_of_the_environment_is_kept(
-    given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str], expected: dict[str, str], monkeypatch: Patch
 ) -> None:
     for name in POLICIES:
         monkeypatch.setenv(name, "")  # put back afterwards
@@ -63,9 +62,7 @@ def test_small_models_of_known_work_run_on_one_thread(
     assert torch.get_num_threads() == 2
 
 
-def test_fit_limits_its_threads(
-    in_tmp: Path, two_threads: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_limits_its_threads(in_tmp: Path, two_threads: None, monkeypatch: Patch) -> None:
     used, step = set(), MLPClassifier.training_step
 
     def recorded(*arguments: object) -> object:

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_support import Capture, told
+from data_support import ready
 from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.analysis import Dynamics, dynamics_table, hidden_dynamics
-from ln_zoo.cli import main
 from ln_zoo.data import Digits, PenLines
 from ln_zoo.models import Handwriting, SequenceClassifier
 from ln_zoo.models.base import ZooModule
@@ -47,10 +48,7 @@ def classifier(norm: Norm, **arguments) -> SequenceClassifier:
 
 def digits(examples: int) -> tuple[Tensor, Tensor]:
     """The first test images, as the rows that a classifier reads, (8, N, 8), and labels."""
-    data = Digits(eval_batch_size=examples)
-    data.prepare_data()
-    data.setup()
-    images, labels = next(iter(data.test_dataloader()))
+    images, labels = next(iter(ready(Digits(eval_batch_size=examples)).test_dataloader()))
     return images.double(), labels
 
 
@@ -66,14 +64,14 @@ def digits(examples: int) -> tuple[Tensor, Tensor]:
     ids=str,
 )
 def test_a_model_before_and_after_training(
-    in_tmp: Path, norm: Norm, statistics: str, capsys: pytest.CaptureFixture[str]
+    in_tmp: Path, norm: Norm, statistics: str, capsys: Capture
 ) -> None:
     # Noise in the initial states, where statistics are of the batch, is a draw of its own.
     arguments = {"permuted": True} | ({"initial_noise": 0.0} if statistics == "batch" else {})
     path = save(classifier(norm, **arguments), in_tmp / "model.ckpt")
     options = ["--batch=5", "--steps=7", "--skip=2", "--seed=6", "--statistics", statistics]
-    assert main([*COMMAND, "--ckpt", str(path), *options, "--csv", "dynamics.csv"]) == 0
-    title, _, *table = capsys.readouterr().out.splitlines()
+    printed = told(capsys, *COMMAND, "--ckpt", path, *options, "--csv", "dynamics.csv")
+    title, _, *table = printed.splitlines()
     assert title == "5 test images of Digits, 7 steps"
 
     images, labels = digits(5)
@@ -101,34 +99,28 @@ def test_a_model_before_and_after_training(
         assert len(list(csv.DictReader(file))) == 2 * 7
 
 
-def test_noise_of_batch_statistics_is_that_of_the_seed(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_noise_of_batch_statistics_is_that_of_the_seed(in_tmp: Path, capsys: Capture) -> None:
     path = save(classifier(BatchNorm(max_steps=8)), in_tmp / "model.ckpt")
     tables = []
     for seed in ("3", "3", "4"):
         torch.manual_seed(len(tables))
         options = ["--statistics", "batch", "--batch", "4", "--seed", seed]
-        assert main([*COMMAND, "--ckpt", str(path), *options]) == 0
-        tables.append(capsys.readouterr().out)
+        tables.append(told(capsys, *COMMAND, "--ckpt", path, *options))
     assert tables[0] == tables[1] != tables[2]
 
 
-def test_layers_of_a_classifier(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_of_a_classifier(in_tmp: Path, capsys: Capture) -> None:
     """Beside a model of another length; `tests/analysis/test_dynamics.py` has their numbers."""
     save(classifier(LayerNorm(), num_layers=2), in_tmp / "deep.ckpt")
     save(SequenceClassifier(64, hidden_size=3, step_features=16), in_tmp / "short.ckpt")
     files = ["deep.ckpt", "short.ckpt"]
-    assert main([*COMMAND, "--ckpt", *files, "--batch", "3"]) == 0
-    title, _, _, _, *table = capsys.readouterr().out.splitlines()
+    printed = told(capsys, *COMMAND, "--ckpt", *files, "--batch", "3")
+    title, _, _, _, *table = printed.splitlines()
     assert title == "3 test images of Digits, 8 steps; 3 test images of Digits, 4 steps"
+    both = ("untrained", "trained")
     assert [row.split("|")[1].strip() for row in table] == [
-        "deep.ckpt layer 1, untrained",
-        "deep.ckpt layer 2, untrained",
-        "deep.ckpt layer 1, trained",
-        "deep.ckpt layer 2, trained",
-        "short.ckpt untrained",
-        "short.ckpt trained",
+        *(f"deep.ckpt layer {layer}, {when}" for when in both for layer in (1, 2)),
+        *(f"short.ckpt {when}" for when in both),
     ]
 
 
@@ -147,7 +139,6 @@ def steps_of(number: int) -> np.ndarray:
 
 @pytest.fixture
 def iam(in_tmp: Path) -> str:
-    """A folder in the compact form."""
     names = [f"line {chr(97 + number)}" for number in range(len(LENGTHS))]
     lines = PenLines.from_steps([steps_of(number) for number in range(len(LENGTHS))], names, names)
     for part in ("train", "valid1", "valid2", "test"):
@@ -165,17 +156,14 @@ def last_loss(model, points, below, shown, above, h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_layers_of_a_handwriting_model(
-    in_tmp: Path, text: bool, iam: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_of_a_handwriting_model(in_tmp: Path, text: bool, iam: str, capsys: Capture) -> None:
     """Those above the window, by hand: each driven by offsets, the layer below and the window."""
     model = Handwriting(5, 3, text, 2, 3, norm=LayerNorm())
     model.offset_mean.fill_(1.0)
     model.offset_std.fill_(30.0)
     path = save(model, in_tmp / "hand.ckpt")
     options = ["--steps", "9", "--batch", "3", "--root", iam]
-    assert main([*COMMAND, "--ckpt", str(path), *options]) == 0
-    title, _, *table = capsys.readouterr().out.splitlines()
+    title, _, *table = told(capsys, *COMMAND, "--ckpt", path, *options).splitlines()
     # Of the four lines of the validation set one is too short.
     assert title == "3 lines of IAM-OnDB, 9 steps"
     names = [row.split("|")[1].strip() for row in table[2:]]
@@ -211,26 +199,26 @@ def test_layers_of_a_handwriting_model(
     assert table == dynamics_table(found).splitlines()
 
 
-def test_lines_of_handwriting_that_are_too_short(
-    in_tmp: Path, iam: str, capsys: pytest.CaptureFixture[str]
+def small_writer(layers: int) -> Handwriting:
+    return Handwriting(5, layers, mixture_components=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (small_writer(2), "--root iam", ("steps", " 14,", "200")),
+        (small_writer(1), "--root iam --steps 5", ("this Handwriting runs none",)),
+        (
+            SequenceClassifier(6, hidden_size=2), "",
+            ("in_features", " 6,", "784 (MNIST)", "64 (Digits)"),
+        ),
+    ],
+    ids=["short lines", "a window alone", "images of another size"],
+)  # fmt: skip
+def test_models_and_data_that_do_not_fit(
+    in_tmp: Path, iam: str, capsys: Capture, model: ZooModule, options: str, words: tuple[str, ...]
 ) -> None:
-    path = save(Handwriting(5, 2, mixture_components=2), in_tmp / "hand.ckpt")
-    assert main([*COMMAND, "--ckpt", str(path), "--root", iam]) == 1
-    told = capsys.readouterr().err
-    assert all(word in told for word in ("steps", " 14,", "200"))
-
-
-def test_a_window_alone(in_tmp: Path, iam: str, capsys: pytest.CaptureFixture[str]) -> None:
-    path = save(Handwriting(5, 1, mixture_components=2), in_tmp / "hand.ckpt")
-    assert main([*COMMAND, "--ckpt", str(path), "--root", iam, "--steps", "5"]) == 1
-    assert "this Handwriting runs none" in capsys.readouterr().err
-
-
-def test_images_of_another_size(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)
-    model = SequenceClassifier(6, hidden_size=2)
-    hparams = dict(model.hparams) | {"_class_path": "ln_zoo.models.SequenceClassifier"}
+    hparams = dict(model.hparams) | {"_class_path": f"ln_zoo.models.{type(model).__name__}"}
     torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, in_tmp / "m.ckpt")
-    assert main([*COMMAND, "--ckpt", "m.ckpt"]) == 1
-    told = capsys.readouterr().err
-    assert all(word in told for word in ("in_features", " 6,", "784 (MNIST)", "64 (Digits)"))
+    line = told(capsys, *COMMAND, "--ckpt", "m.ckpt", *options.split(), code=1)
+    assert all(word in line for word in words)

@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from cli_support import fails
-from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader
+from cli_support import Capture, fails
+from handwriting_support import Waves
 from training import quiet_trainer
 
 from ln_zoo.cli import main
@@ -23,29 +22,12 @@ from ln_zoo.plots.pen import page, strokes
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-class Lines(LightningDataModule):
-    """A batch of three lines that go to the right in waves."""
-
-    def __init__(self, mean: float = 8.0, std: float = 20.0) -> None:
-        super().__init__()
-        self.offset_statistics = torch.tensor([mean, 0.0]), torch.full((2,), std)
-
-    def train_dataloader(self) -> DataLoader:
-        t = torch.arange(61.0)
-        lifts = (t % 9 == 0).float()
-        offsets = torch.stack([8 + 5 * t.sin(), 20 * (t / 2).cos(), lifts], -1).repeat(3, 1, 1)
-        offsets[:, 0] = 0
-        batch = offsets, torch.tensor([60, 60, 40]), ("abc", "a b", "no"), True
-        return DataLoader([batch], batch_size=None)
-
-
-def train(path: Path, data: Lines | None = None, **arguments) -> Path:
-    """A checkpoint of a small model after a few updates."""
+def train(path: Path, data: Waves | None = None, **arguments) -> Path:
     torch.manual_seed(0)
     small = {"hidden_size": 8, "num_layers": 2, "mixture_components": 2, "norm": RMSNorm()}
     model = Handwriting(**small, window_components=2, lr=0.02, kappa_bias=-1.5, **arguments)
     trainer = quiet_trainer(max_epochs=8)
-    trainer.fit(model, datamodule=data or Lines())
+    trainer.fit(model, datamodule=data or Waves())
     trainer.save_checkpoint(path)
     return path
 
@@ -79,19 +61,14 @@ def written(file: Path) -> list[dict]:
 # What it writes
 
 
-def test_a_line(
-    here: Path, checkpoint: Path, model: Handwriting, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line(here: Path, checkpoint: Path, model: Handwriting, capsys: Capture) -> None:
     options = "--strokes out/a.json --attention out/phi.png --seed 3 --bias 0.2 --thickness 2"
     write(checkpoint, "no cab", "--out=out/a.svg", *options.split())
     (line,) = expected(model, ["no cab"], seed=3, bias=0.2)
     points = len(line.offsets)
     out, err = capsys.readouterr()
-    assert out.splitlines() == [
-        f"writing: out/a.svg (1 line, {points} points)",
-        "attention: out/phi.png",
-        "strokes: out/a.json",
-    ]
+    writing = f"writing: out/a.svg (1 line, {points} points)"
+    assert out.splitlines() == [writing, "attention: out/phi.png", "strokes: out/a.json"]
     assert ("was cut" in err) is not line.finished
     assert (here / "out/a.svg").read_text() == page([line.offsets], title="no cab").svg(2.0)
     assert paths(here / "out/a.svg") == len(strokes(line.offsets)) > 1
@@ -118,8 +95,7 @@ def test_a_page(here: Path, checkpoint: Path, model: Handwriting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "rows"),
-    [(["ab"], ["ab", "ab"]), (["ab", "c"], ["ab", "c", None, "ab", "c"])],
+    ("texts", "rows"), [(["ab"], ["ab", "ab"]), (["ab", "c"], ["ab", "c", None, "ab", "c"])]
 )
 def test_several_versions(here: Path, checkpoint: Path, texts: list[str], rows: list) -> None:
     write(checkpoint, *texts, "--samples=2", "--out=a.svg", "--strokes=a.json")
@@ -140,11 +116,7 @@ def test_several_versions(here: Path, checkpoint: Path, texts: list[str], rows: 
     ],
 )
 def test_notes_of_lines_that_are_cut_empty_or_have_unknown_characters(
-    here: Path,
-    checkpoint: Path,
-    capsys: pytest.CaptureFixture[str],
-    bias: list[float],
-    notes: list[str],
+    here: Path, checkpoint: Path, capsys: Capture, bias: list[float], notes: list[str]
 ) -> None:
     state = torch.load(checkpoint, weights_only=True)
     state["state_dict"]["window.window.weight"].zero_()
@@ -157,9 +129,7 @@ def test_notes_of_lines_that_are_cut_empty_or_have_unknown_characters(
     assert (paths(here / "writing.svg") == 0) == ("empty" in notes[1])
 
 
-def test_a_note_before_long_texts(
-    here: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_note_before_long_texts(here: Path, checkpoint: Path, capsys: Capture) -> None:
     for samples, noted in ((1, False), (251, True)):
         write(checkpoint, "ab", "--strokes=a.json", f"--samples={samples}")
         assert ("502 characters" in capsys.readouterr().err) == noted
@@ -195,13 +165,11 @@ def test_primed_by_a_line_of_the_database(
     """Whose y points down; models of lines divided by their own median step get such a line."""
     for name in ("train", "valid1", "valid2", "test"):
         steps = np.array([[900, 700, 0], [4, -3, 0], [6, 8, 0], [8, 6, 1]])
-        lines = PenLines.from_steps(
-            [steps, steps * (1, -1, 1)], [f"{name}-1", f"{name}-2"], ["x", "hi"]
-        )
-        lines.save(here / f"iam/strokes_{name}")
+        both, names = [steps, steps * (1, -1, 1)], [f"{name}-1", f"{name}-2"]
+        PenLines.from_steps(both, names, ["x", "hi"]).save(here / f"iam/strokes_{name}")
     given = torch.tensor([[4.0, -3, 0], [6, 8, 0], [8, 6, 1]])
     if scale == "median":
-        checkpoint = train(here / "median.ckpt", Lines(mean=0.0, std=1.0))
+        checkpoint = train(here / "median.ckpt", Waves(mean=0.0, std=1.0))
         model = Handwriting.load_from_checkpoint(checkpoint, weights_only=True).eval()
         given[:, :2] /= 10
     write(checkpoint, "abc", "--prime=valid2-2", "--data=iam", "--strokes=a.npy")
@@ -235,16 +203,15 @@ def test_primed_by_a_line_of_the_database(
     ],
 )
 def test_wrong_input(here: Path, checkpoint: Path, given: str, says: str) -> None:
-    options = given.split()
     _prepare(here, checkpoint)
     before = sorted(here.rglob("*"))
-    options = options if "--model" in options else ["--model", str(checkpoint), *options]
-    fails("write", "ab!", *options, code=1, says=says.split())
+    # The last of two options counts.
+    argv = ["--model", str(checkpoint), *given.split()]
+    fails("write", "ab!", *argv, code=1, says=says.split())
     assert sorted(here.rglob("*")) == before
 
 
 def _prepare(here: Path, checkpoint: Path) -> None:
-    """The wrong files that the options name."""
     (here / "text.txt").write_text("ab")
     np.save("line.npy", GIVEN)
     np.savez("two.npz", a=GIVEN, b=GIVEN)

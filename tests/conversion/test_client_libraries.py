@@ -39,17 +39,13 @@ def absent_is_skipped(packages: clients.Packages, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", clients.CLIENTS)
-def test_outputs_states_and_gradients_are_equal_in_float64(
-    name: str, packages: clients.Packages
-) -> None:
+def test_results_and_gradients_are_equal_in_float64(name: str, packages: clients.Packages) -> None:
     found = clients.errors(clients.CLIENTS[name], packages, SMALL)
     assert found.largest <= 1e-10
 
 
 @pytest.mark.parametrize("name", [n for n, c in clients.CLIENTS.items() if c.dialect is not None])
-def test_weights_load_strictly_into_the_librarys_layer(
-    name: str, packages: clients.Packages
-) -> None:
+def test_weights_load_into_the_librarys_layer(name: str, packages: clients.Packages) -> None:
     client = clients.CLIENTS[name]
     theirs = client.layer(packages, SMALL)
     ours = client.convert(copy.deepcopy(theirs))
@@ -57,7 +53,6 @@ def test_weights_load_strictly_into_the_librarys_layer(
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.zero_()
-    assert client.dialect is not None
     fresh.load_state_dict(to_dialect(client.dialect, ours))
     x = torch.randn(SMALL.T, SMALL.B, SMALL.I)
     torch.testing.assert_close(client.run(fresh, x), client.run(theirs, x))

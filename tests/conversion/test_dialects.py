@@ -5,12 +5,14 @@ Each function here is one library's forward pass over (T, N, X), from its own st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from reference import layer_norm as normed
 from torch import Tensor, nn
 
 import ln_zoo
@@ -26,16 +28,13 @@ Known = tuple[str, State, Callable[[State, Tensor], Tensor]]
 sigmoid, tanh = torch.sigmoid, torch.tanh
 
 
-def normed(a: Tensor, eps: float) -> Tensor:
-    mean = a.mean(-1, keepdim=True)
-    return (a - mean) / ((a - mean).square().mean(-1, keepdim=True) + eps) ** 0.5
+def part(s: State, lead: str) -> State:
+    return {name.removeprefix(lead): v for name, v in s.items() if name.startswith(lead)}
 
 
 def draw(shapes: Shapes) -> State:
-    generator = torch.Generator().manual_seed(len(shapes))
-    return {
-        name: torch.randn(shape, dtype=F64, generator=generator) for name, shape in shapes.items()
-    }
+    drawn = torch.Generator().manual_seed(len(shapes))
+    return {n: torch.randn(shape, dtype=F64, generator=drawn) for n, shape in shapes.items()}
 
 
 def layered(lead: str, shapes: Callable[[int], Shapes]) -> State:
@@ -77,7 +76,6 @@ def gru_loop(x: Tensor, step: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
 
 
 def affine(*names: str, size: int = 4 * H, kinds: tuple[str, str] = ("weight", "bias")) -> Shapes:
-    """Gain and shift of norms of this size."""
     return {f"{name}.{kind}": (size,) for name in names for kind in kinds}
 
 
@@ -94,7 +92,7 @@ TORCHSCRIPT = layered(
 
 def torchscript(s: State, x: Tensor) -> Tensor:
     for k in range(2):
-        p = {name.removeprefix(f"layers.{k}.cell."): value for name, value in s.items()}
+        p = part(s, f"layers.{k}.cell.")
 
         def norm(a: Tensor, name: str, p: State = p) -> Tensor:
             return normed(a, 1e-5) * p[f"layernorm_{name}.weight"] + p[f"layernorm_{name}.bias"]
@@ -127,45 +125,32 @@ KERAS_GRU = KERNELS | draw({"bias": (2, 3 * H)})
 HASTE_GRU = KERNELS | draw({"bias": (3 * H,), "recurrent_bias": (3 * H,), "gamma": (2, 3 * H)})
 
 
-def haste_gru(s: State, x: Tensor) -> Tensor:
+def keras_gru(s: State, x: Tensor) -> Tensor:
+    """That of haste too, with gains."""
+    b_x, b_h = (s["bias"], s["recurrent_bias"]) if "gamma" in s else s["bias"]
+
+    def norm(a: Tensor, k: int) -> Tensor:
+        return normed(a, 1e-5) * s["gamma"][k] if "gamma" in s else a
+
     def step(row: Tensor, h: Tensor) -> Tensor:
-        vx = (normed(row @ s["kernel"], 1e-5) * s["gamma"][0] + s["bias"]).chunk(3, 1)
-        rh = normed(h @ s["recurrent_kernel"], 1e-5) * s["gamma"][1] + s["recurrent_bias"]
-        vh = rh.chunk(3, 1)
-        z, r = sigmoid(vx[0] + vh[0]), sigmoid(vx[1] + vh[1])
-        return z * h + (1 - z) * tanh(vx[2] + r * vh[2])
+        xz, xr, xn = (norm(row @ s["kernel"], 0) + b_x).chunk(3, 1)
+        hz, hr, hn = (norm(h @ s["recurrent_kernel"], 1) + b_h).chunk(3, 1)
+        z = sigmoid(xz + hz)
+        return z * h + (1 - z) * tanh(xn + sigmoid(xr + hr) * hn)
 
     return gru_loop(x, step)
+
+
+SIZES = {"kernel_norm": 4 * H, "recurrent_norm": 4 * H, "state_norm": H}
+ADDONS = KERAS | draw({f"{n}/{k}": (size,) for n, size in SIZES.items() for k in ("gamma", "beta")})
 
 
 def keras(s: State, x: Tensor) -> Tensor:
-    def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
-        return cell(row @ s["kernel"] + h @ s["recurrent_kernel"] + s["bias"], c)
+    """That of the addons too, with norms."""
 
-    return lstm_loop(x, step)
-
-
-def keras_gru(s: State, x: Tensor) -> Tensor:
-    def step(row: Tensor, h: Tensor) -> Tensor:
-        xz, xr, xh = (row @ s["kernel"] + s["bias"][0]).chunk(3, 1)
-        rz, rr, rh = (h @ s["recurrent_kernel"] + s["bias"][1]).chunk(3, 1)
-        z = sigmoid(xz + rz)
-        return z * h + (1 - z) * tanh(xh + sigmoid(xr + rr) * rh)
-
-    return gru_loop(x, step)
-
-
-ADDONS = KERAS | draw(
-    {
-        f"{place}/{kind}": (size,)
-        for place, size in (("kernel_norm", 4 * H), ("recurrent_norm", 4 * H), ("state_norm", H))
-        for kind in ("gamma", "beta")
-    }
-)
-
-
-def addons(s: State, x: Tensor) -> Tensor:
     def norm(a: Tensor, name: str) -> Tensor:
+        if f"{name}/gamma" not in s:
+            return a
         return normed(a, 1e-3) * s[f"{name}/gamma"] + s[f"{name}/beta"]
 
     def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
@@ -211,15 +196,12 @@ TORCHAUDIO_PLAIN = draw({"x2g.weight": (4 * H, X), "x2g.bias": (4 * H,), "p2g.we
 
 def torchaudio(s: State, x: Tensor) -> Tensor:
     for k in range(2):
-        p = {name.removeprefix(f"lstm_layers.{k}."): value for name, value in s.items()}
+        p = part(s, f"lstm_layers.{k}.")
 
         def step(row: Tensor, h: Tensor, c: Tensor, p: State = p) -> Any:
             gates = normed(row @ p["x2g.weight"].T + h @ p["p2g.weight"].T, 1e-5)
-            return cell(
-                gates * p["g_norm.weight"] + p["g_norm.bias"],
-                c,
-                lambda a: normed(a, 1e-5) * p["c_norm.weight"] + p["c_norm.bias"],
-            )
+            gates = gates * p["g_norm.weight"] + p["g_norm.bias"]
+            return cell(gates, c, lambda a: normed(a, 1e-5) * p["c_norm.weight"] + p["c_norm.bias"])
 
         x = lstm_loop(x, step)
     return x
@@ -273,7 +255,7 @@ def light_state(kind: str) -> State:
 
 def light(s: State, x: Tensor) -> Tensor:
     for k in range(2):
-        p = {name.removeprefix(f"rnn.{k}."): v for name, v in s.items() if name[4] == str(k)}
+        p = part(s, f"rnn.{k}.")
 
         def step(row: Tensor, h: Tensor, p: State = p) -> Tensor:
             wx = normed(row @ p["w.weight"].T, 1e-5) * p["norm.weight"] + p["norm.bias"]
@@ -342,7 +324,7 @@ def skip_state(norm: bool = True, leads: tuple[str, ...] = ("encoder_",)) -> Sta
 
 
 def skip(s: State, x: Tensor, lead: str = "encoder_") -> Tensor:
-    p = {name.removeprefix(lead): value for name, value in s.items()}
+    p = part(s, lead)
 
     def ln(a: Tensor, k: int) -> Tensor:
         return p[f"s{k}"] * normed(a, 1e-5) + p[f"b{k}"] if "s1" in p else a
@@ -356,21 +338,20 @@ def skip(s: State, x: Tensor, lead: str = "encoder_") -> Tensor:
     return gru_loop(x, step)
 
 
+GRU_NAMES = ("layers.GRU_linear", "layers.GRU_norm")
 KNOWN: dict[str, Known] = {
     "torchscript": ("torchscript", TORCHSCRIPT, torchscript),
     "haste LSTM": ("haste", HASTE, haste),
-    "haste GRU": ("haste", HASTE_GRU, haste_gru),
+    "haste GRU": ("haste", HASTE_GRU, keras_gru),
     "keras LSTM": ("keras", KERAS, keras),
     "keras GRU": ("keras", KERAS_GRU, keras_gru),
-    "addons": ("tensorflow-addons", ADDONS, addons),
+    "addons": ("tensorflow-addons", ADDONS, keras),
     "di-engine": ("di-engine", DI, di),
     "sheeprl": dreamers("sheeprl", "linear", "layer_norm", True, 1e-5, bias=True),
     "sheeprl without a bias": dreamers("sheeprl", "linear", "layer_norm", True, 1e-5),
     "RLlib": dreamers("rllib", "linear", "layer_norm", True, 1e-3),
     "DI-engine's Dreamer": dreamers("di-engine", "_layer", "_norm", False, 1e-3),
-    "dreamerv3-torch": dreamers(
-        "dreamerv3-torch", "layers.GRU_linear", "layers.GRU_norm", False, 1e-3
-    ),
+    "dreamerv3-torch": dreamers("dreamerv3-torch", *GRU_NAMES, False, 1e-3),
     "torchaudio": ("torchaudio", TORCHAUDIO, torchaudio),
     "torchaudio without a norm": ("torchaudio", TORCHAUDIO_PLAIN, torchaudio_plain),
     "LiGRU": ("speechbrain", light_state("light"), light),
@@ -483,7 +464,7 @@ def test_both_directions_of_skip_thoughts_from_an_archive(tmp_path: Any) -> None
     assert to_dialect("skip-thoughts", layer).keys() == state.keys() - {"Wemb"}
 
 
-def test_both_directions_and_plain_cells_of_the_torchscript_example() -> None:
+def test_forms_of_torchscript_and_names_of_keras() -> None:
     lstm = nn.LSTM(X, H, bidirectional=True, dtype=F64)
     state = {}
     for d, end in enumerate(("", "_reverse")):
@@ -494,13 +475,13 @@ def test_both_directions_and_plain_cells_of_the_torchscript_example() -> None:
     assert to_dialect("torchscript", layer).keys() == state.keys()
     one = {k.removeprefix("layers.0.directions.0."): v for k, v in state.items() if ".0.cell" in k}
     assert torch.allclose(from_dialect("torchscript", one)(inputs())[0], lstm(inputs())[0][..., :H])
-
-
-def test_names_as_keras_gives_them_and_another_eps() -> None:
     state = {f"rnn/layer_norm_lstm_cell/{name}:0": v.numpy() for name, v in ADDONS.items()}
     layer = from_dialect("tensorflow-addons", state, eps=0.1, batch_first=True)
     assert layer.sites["l0"]["input"].norm == LayerNorm(eps=0.1)
     assert layer(inputs().transpose(0, 1))[0].shape == (5, 6, H)
+
+
+COUPLED = {k: v for k, v in tflite_state().items() if k != "input_to_input_weights"}
 
 
 @pytest.mark.parametrize(
@@ -508,11 +489,7 @@ def test_names_as_keras_gives_them_and_another_eps() -> None:
     [
         ("hast", {}, "'hast'.*'haste'"),
         ("haste", {}, "no key"),
-        (
-            "torch",
-            {"weight_ih_l0": torch.ones(10, 3), "weight_hh_l0": torch.ones(10, 5)},
-            r"weight_hh_l0 \(10, 5\)",
-        ),
+        ("torch", {f"weight_{k}_l0": torch.ones(10, 5) for k in ("ih", "hh")}, r"hh_l0 \(10, 5\)"),
         ("keras", KERAS | {"kernel": ["a"]}, "'kernel'"),
         ("keras", KERAS | {"kernel": torch.ones(2, 8, dtype=torch.int8)}, "torch.int8"),
         ("haste", HASTE | {"gamma": torch.ones(2, 8)}, r"haste: .*recurrent\.gain"),
@@ -520,6 +497,7 @@ def test_names_as_keras_gives_them_and_another_eps() -> None:
         ("keras", KERAS_GRU | {"bias": torch.zeros(3 * H, dtype=F64)}, "reset_after"),
         ("tflite", tflite_state(peephole=True), "peepholes"),
         ("tflite", tflite_state() | {"projection_bias": torch.ones(P)}, "projection"),
+        ("tflite", COUPLED, "input gate"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -528,22 +506,10 @@ def test_states_that_no_layer_takes(name: str, state: dict[str, Any], named: str
         from_dialect(name, state)
 
 
-def test_layers_that_no_dialect_takes() -> None:
-    with pytest.raises(ValueError, match=r"'x'.*torchscript"):
-        to_dialect("x", ln_zoo.LSTM(2, 3))
-    with pytest.raises(TypeError, match="LSTM"):
-        to_dialect("torch", nn.LSTM(2, 3))  # type: ignore[arg-type]
-
-
-def test_coupled_gates_are_refused() -> None:
-    coupled = {k: v for k, v in tflite_state().items() if k != "input_to_input_weights"}
-    with pytest.raises(ValueError, match="input gate"):
-        from_dialect("tflite", coupled)
-
-
 @pytest.mark.parametrize(
     ("name", "layer", "reason"),
     [
+        ("x", ln_zoo.LSTM(X, H), "'x'"),
         ("torch", ln_zoo.LSTM(X, H, norm=LayerNorm()), "no normalisation at sites.l0.input"),
         ("torch", ln_zoo.LSTM(X, H, peephole=True), "no LSTM with peepholes"),
         ("torch", ln_zoo.GRU(X, H, norm=WeightNorm()), "denormalize_ the layer first"),
@@ -562,6 +528,7 @@ def test_coupled_gates_are_refused() -> None:
     ],
 )
 def test_a_layer_that_a_library_does_not_have(name: str, layer: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=r"\w") as caught:
+    with pytest.raises(ValueError, match=re.escape(reason)):
         to_dialect(name, layer)
-    assert reason in str(caught.value)
+    with pytest.raises(TypeError, match="LSTM"):
+        to_dialect("torch", nn.LSTM(2, 3))  # type: ignore[arg-type]

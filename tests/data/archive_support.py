@@ -26,7 +26,6 @@ def packed(files: Mapping[str, bytes], kind: str = "", form: int = tarfile.PAX_F
 
 
 def write_archive(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Write a zip or a tar, by its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = "zip" if path.suffix == ".zip" else path.name.rpartition(".tar")[2].lstrip(".")
     path.write_bytes(packed(files, kind))

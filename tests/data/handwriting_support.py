@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from data_support import ready
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
 
 from ln_zoo.data import HandwritingData, PenLines
 
@@ -39,10 +43,25 @@ class Drawn(HandwritingData):
         return self.given | {"test": self.given["val"]}
 
 
+class Waves(LightningDataModule):
+    """Batches of three lines that go to the right in waves."""
+
+    def __init__(self, batches: int = 1, mean: float = 8.0, std: float = 20.0) -> None:
+        super().__init__()
+        self.batches = batches
+        self.offset_statistics = torch.tensor([mean, 0.0]), torch.full((2,), std)
+
+    def train_dataloader(self) -> DataLoader:
+        t = torch.arange(61.0)
+        lifts = (t % 9 == 0).float()
+        offsets = torch.stack([8 + 5 * t.sin(), 20 * (t / 2).cos(), lifts], -1).repeat(3, 1, 1)
+        offsets[:, 0] = 0
+        batch = offsets, torch.tensor([60, 60, 40]), ("abc", "a b", "no"), True
+        return DataLoader([batch] * self.batches, batch_size=None)
+
+
 def module(train: PenLines, val: PenLines | None = None, **options) -> Drawn:
-    data = Drawn(train, val, **options)
-    data.setup()
-    return data
+    return ready(Drawn(train, val, **options))
 
 
 def xml(strokes: Strokes) -> bytes:

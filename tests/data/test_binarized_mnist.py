@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_support import SETS, idx, in_order, real_folder
+from data_support import ready as read_in
+from refusals import refused
 
 from ln_zoo.data import MNIST, BinarizedMNIST, binarized_mnist
 
@@ -17,11 +20,15 @@ ROWS = {"train": 30, "valid": 12, "test": 20}
 SMALL = {"train_size": 30, "val_size": 12, "published": False}
 GREY = {"train_size": 20, "val_size": 10}
 WORDS = {"train": "train", "val": "valid", "test": "test"}
-TEXTS = {
-    "train": "ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d",
-    "val": "1de3d397c40fe8eeb33dafd4099a1f665ec01e96d9be234aaeeac8a34930e2e2",
-    "test": "e6687bfea3f820c174f33b7865140b2a2dd2930ef786f35d45795fc193b5ab2c",
-}
+#: Of the published files: images, ones, their share, and the digest of the text.
+PUBLISHED = {
+    "train": (50_000, 5_118_041, 0.13056,
+              "ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d"),
+    "val": (10_000, 1_028_036, 0.13113,
+            "1de3d397c40fe8eeb33dafd4099a1f665ec01e96d9be234aaeeac8a34930e2e2"),
+    "test": (10_000, 1_038_896, 0.13251,
+             "e6687bfea3f820c174f33b7865140b2a2dd2930ef786f35d45795fc193b5ab2c"),
+}  # fmt: skip
 
 
 def pixels(word: str, columns: int = 784) -> np.ndarray:
@@ -41,7 +48,6 @@ def write_files(
     packed: bool = False,
     **options: bytes,
 ) -> Path:
-    """Writes the three files, of small images unless others are given."""
     folder.mkdir(parents=True, exist_ok=True)
     for word in ROWS:
         content = text(pixels(word) if matrices is None else matrices[word], **options)
@@ -63,18 +69,13 @@ def mnist(tmp_path: Path) -> Path:
     for name, number in (("train", 30), ("t10k", 12)):
         images = np.random.default_rng(number).integers(0, 256, (number, 28, 28), dtype=np.uint8)
         images[:, :8] = np.arange(224).reshape(8, 28) + 32
-        header = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in images.shape)
-        (root / f"{name}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        header = bytes([0, 0, 8, 1]) + number.to_bytes(4, "big")
-        (root / f"{name}-labels-idx1-ubyte").write_bytes(header + bytes(number))
+        (root / f"{name}-images-idx3-ubyte").write_bytes(idx(images))
+        (root / f"{name}-labels-idx1-ubyte").write_bytes(idx(np.zeros(number, np.uint8)))
     return root
 
 
 def ready(root: Path | None, **options) -> BinarizedMNIST:
-    data = BinarizedMNIST(None if root is None else str(root), **options)
-    data.prepare_data()
-    data.setup("fit")
-    return data
+    return read_in(BinarizedMNIST(None if root is None else str(root), **options))
 
 
 def join(loader) -> torch.Tensor:
@@ -86,40 +87,28 @@ def join(loader) -> torch.Tensor:
     return torch.cat([images for (images,) in batches])
 
 
-def in_order(data: BinarizedMNIST, name: str) -> torch.Tensor:
-    images = data.evaluation_set(name)
-    return images[torch.arange(len(images))][0]
-
-
 def rows_of(images: torch.Tensor) -> list[bytes]:
-    """Images as things that can be compared and sorted."""
     return [image.numpy().tobytes() for image in images]
 
 
 @pytest.fixture(scope="module")
 def real(data_root: Path) -> Path:
-    root = data_root / "binarized_mnist"
-    if not root.is_dir():
-        pytest.skip(f"needs the real images: there is no {root}")
-    return root
+    return real_folder(data_root, "binarized_mnist")
 
 
 def test_the_real_files(real: Path) -> None:
     data = ready(real)
-    sizes = {"train": 50_000, "val": 10_000, "test": 10_000}
-    ones = {"train": 5_118_041, "val": 1_028_036, "test": 1_038_896}
-    fractions = {"train": 0.13056, "val": 0.13113, "test": 0.13251}
-    for name, size in sizes.items():
+    for name, (size, ones, share, digest) in PUBLISHED.items():
         images = in_order(data, name)
         assert images.shape == (size, 1, 28, 28)
         assert ((images == 0) | (images == 1)).all()
-        assert images.sum(dtype=torch.float64).item() == ones[name]
-        assert images.mean(dtype=torch.float64).item() == pytest.approx(fractions[name], abs=5e-6)
+        assert images.sum(dtype=torch.float64).item() == ones
+        assert images.mean(dtype=torch.float64).item() == pytest.approx(share, abs=5e-6)
         # Made text again, they have the digest of the published text.
         lines = np.full((size, 784, 2), ord(" "), np.uint8)
         lines[:, :, 0] = images.reshape(size, 784).numpy() + ord("0")
         lines[:, -1, 1] = ord("\n")
-        assert hashlib.sha256(lines.tobytes()).hexdigest() == TEXTS[name]
+        assert hashlib.sha256(lines.tobytes()).hexdigest() == digest
     # The file is sorted by digit: zeros, hollow in the middle, come first, but not in tests.
     middle = (slice(None), 0, slice(12, 16), slice(12, 16))
     assert in_order(data, "test")[:500][middle].mean() < 0.1
@@ -146,27 +135,17 @@ def test_a_smaller_set_is_the_beginning_of_the_file(folder: Path) -> None:
     assert len(join(data.train_dataloader())) == 7
 
 
-def test_a_folder_named_by_the_environment_is_found(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_by_the_environment_is_found(folder: Path, monkeypatch) -> None:
     monkeypatch.setenv("LN_ZOO_DATA", str(folder.parent))
     assert len(in_order(ready(None, **SMALL), "train")) == 30
-
-
-def test_setup_alone_reads_too(folder: Path) -> None:
-    data = BinarizedMNIST(str(folder), **SMALL)
-    data.setup()
-    assert len(in_order(data, "test")) == 20
-    assert not (folder / ".cache").exists()
 
 
 def sorted_files(folder: Path) -> Path:
     """A thousand test images of ten kinds, sorted: kind k begins with k ones."""
     kinds = np.repeat(np.arange(10), 100)
     test = (np.arange(784) < kinds[:, None]).astype(np.uint8)
-    return write_files(
-        folder, {"train": test[::10], "valid": np.concatenate([test, test[:1]]), "test": test}
-    )
+    valid = np.concatenate([test, test[:1]])
+    return write_files(folder, {"train": test[::10], "valid": valid, "test": test})
 
 
 def kinds_of(images: torch.Tensor) -> list[int]:
@@ -204,16 +183,15 @@ def test_damaged_files_are_named(folder: Path) -> None:
     }
     for mentioned, damaged in damages.items():
         path.write_bytes(b"".join(damaged))
-        with pytest.raises(ValueError, match=rf"binarized_mnist_valid\.amat .*{mentioned}"):
-            BinarizedMNIST(str(folder), **SMALL).setup()
+        data = BinarizedMNIST(str(folder), **SMALL)
+        refused(rf"binarized_mnist_valid\.amat .*{mentioned}", data.setup)
     path.write_bytes(whole)
     ready(folder, **SMALL)
 
 
 def test_a_compressed_file_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binarized_mnist, "_MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"binarized_mnist_train\.amat.*1,000 bytes"):
-        BinarizedMNIST(str(folder), **SMALL).setup()
+    refused(r"binarized_mnist_train\.amat.*1,000 bytes", BinarizedMNIST(str(folder), **SMALL).setup)
 
 
 def test_missing_files_are_told_when_they_are_needed(
@@ -234,14 +212,11 @@ def test_missing_files_are_told_when_they_are_needed(
     for root, error, message in examples:
         data = BinarizedMNIST(None if root is None else str(root))
         for go in (data.prepare_data, data.setup):
-            with pytest.raises(error, match=message):
-                go()
+            refused(message, go, error=error)
     for binarization in ("dynamic", "threshold", "grey"):
         data = BinarizedMNIST(str(tmp_path / "absent"), binarization)
-        with pytest.raises(FileNotFoundError, match="absent"):
-            data.prepare_data()
-    with pytest.raises(ValueError, match="train-images"):
-        ready(folder, binarization="grey")
+        refused("absent", data.prepare_data, error=FileNotFoundError)
+    refused("train-images", ready, folder, binarization="grey")
 
 
 @pytest.mark.parametrize(
@@ -253,18 +228,15 @@ def test_missing_files_are_told_when_they_are_needed(
     ],
 )
 def test_arguments_are_checked_at_construction(options: dict, mentioned: str) -> None:
-    with pytest.raises(ValueError, match=mentioned):
-        BinarizedMNIST(**options)
+    refused(mentioned, BinarizedMNIST, **options)
 
 
 def test_sizes_that_small_files_do_not_have(folder: Path) -> None:
-    with pytest.raises(ValueError, match="val_size 13 exceeds the 12 images"):
-        ready(folder, **SMALL | {"val_size": 13})
+    refused("val_size 13 exceeds the 12 images", ready, folder, **SMALL | {"val_size": 13})
 
 
 @pytest.fixture
 def as_if_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small files in the place of the real ones."""
     for name, word in WORDS.items():
         images = pixels(word)
         facts = binarized_mnist._Published(
@@ -277,26 +249,20 @@ def as_if_published(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_if_published")
-def test_published_images_are_taken(folder: Path) -> None:
-    data = ready(folder, train_size=25, val_size=12)
-    assert data.metadata["dataset"] == "binarized_mnist"
-    assert data.metadata["published"] is True
-
-
-@pytest.mark.usefixtures("as_if_published")
 @pytest.mark.parametrize("packed", [False, True])
 def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> None:
+    sizes = {"train_size": 25, "val_size": 12}
+    data = ready(write_files(tmp_path / "it", packed=packed), **sizes)
+    assert data.metadata["dataset"] == "binarized_mnist"
+    assert data.metadata["published"] is True
     images = pixels("test")
     flipped = images.copy()
     flipped[3, 100] ^= 1
     tests = {"19": images[:19], "40": images.repeat(2, 0), f"{flipped.sum():,}": flipped}
-    tests |= {"order": images[::-1]}
-    sizes = {"train_size": 30, "val_size": 12}
-    for wanted, test in tests.items():
+    for wanted, test in (tests | {"order": images[::-1]}).items():
         matrices = {word: pixels(word) for word in ROWS} | {"test": test}
         root = write_files(tmp_path / "it", matrices, packed=packed)
-        with pytest.raises(ValueError, match=rf"test\.amat.*{wanted}.*published"):
-            ready(root, **sizes)
+        refused(rf"test\.amat.*{wanted}.*published", ready, root, **sizes)
         data = ready(root, published=False, **sizes)
         assert len(in_order(data, "test")) == len(test)
         assert data.metadata["dataset"] == "binarized_mnist-unpublished"
@@ -304,62 +270,40 @@ def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> 
 
 def test_metadata_are_plain_data(folder: Path) -> None:
     data = BinarizedMNIST(batch_size=4, seed=7)
-    assert data.metadata == {
-        "dataset": "binarized_mnist",
-        "binarization": "fixed",
-        "train_size": 50_000,
-        "val_size": 10_000,
-        "test_size": 10_000,
-        "batch_size": 4,
-        "eval_batch_size": 1000,
-        "drop_last": False,
-        "seed": 7,
-        "published": True,
-    }
-    assert data.preprocessing == {"binarization": "fixed", "image_shape": [1, 28, 28]}
+    form, images = {"binarization": "fixed"}, {"image_shape": [1, 28, 28]}
+    sizes = {"train_size": 50_000, "val_size": 10_000, "test_size": 10_000}
+    loading = {"batch_size": 4, "eval_batch_size": 1000, "drop_last": False, "seed": 7}
+    assert data.metadata == (
+        {"dataset": "binarized_mnist", "published": True} | form | sizes | loading
+    )
+    assert data.preprocessing == form | images
     grey = BinarizedMNIST(binarization="grey").preprocessing
-    assert grey == {"binarization": "grey", "scale": 255, "image_shape": [1, 28, 28]}
+    assert grey == {"binarization": "grey", "scale": 255} | images
     assert ready(folder, **SMALL).metadata["test_size"] == 20
 
 
 def test_no_two_binarizations_go_by_one_name() -> None:
-    data = [BinarizedMNIST(binarization=name) for name in ("fixed", "dynamic", "threshold", "grey")]
-    names = [module.metadata["dataset"] for module in data]
-    assert names == [
-        "binarized_mnist",
-        "binarized_mnist-dynamic",
-        "binarized_mnist-threshold",
-        "binarized_mnist-grey",
-    ]
-    assert [module.preprocessing["binarization"] for module in data] == [
-        module.metadata["binarization"] for module in data
-    ]
-    # Only where images are drawn here do they depend on the seed of the draws.
-    assert ["binarization_seed" in module.metadata for module in data] == [
-        False,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_binarizations_of_other_images_have_another_name(mnist: Path) -> None:
-    data = ready(mnist, binarization="threshold", **GREY)
-    assert data.metadata["dataset"] == "binarized_mnist-threshold-unpublished"
+    names = {"fixed": "", "dynamic": "-dynamic", "threshold": "-threshold", "grey": "-grey"}
+    for binarization, end in names.items():
+        data = BinarizedMNIST(binarization=binarization)
+        assert data.metadata["dataset"] == f"binarized_mnist{end}"
+        assert data.preprocessing["binarization"] == data.metadata["binarization"] == binarization
+        # Only where images are drawn here do they depend on the seed of the draws.
+        assert ("binarization_seed" in data.metadata) == (binarization == "dynamic")
 
 
 def grey_of(root: Path, name: str) -> torch.Tensor:
-    """MNIST's grey levels as `MNIST` reads them."""
     return MNIST(str(root), **GREY).read()[name][0]
 
 
-@pytest.mark.parametrize("name", ["train", "val", "test"])
+@pytest.mark.parametrize("name", SETS)
 def test_grey_and_threshold(mnist: Path, name: str) -> None:
     levels = grey_of(mnist, name)
     grey = in_order(ready(mnist, binarization="grey", **GREY), name)
     assert torch.equal(grey, levels.float() / 255)
-    above = in_order(ready(mnist, binarization="threshold", **GREY), name)
-    assert torch.equal(above, (levels >= 128).float())
+    data = ready(mnist, binarization="threshold", **GREY)
+    assert data.metadata["dataset"] == "binarized_mnist-threshold-unpublished"
+    assert torch.equal(in_order(data, name), (levels >= 128).float())
     assert {127, 128} <= set(levels.flatten().tolist())
 
 
@@ -381,9 +325,8 @@ def test_dynamic_draws_have_the_grey_levels_as_means(mnist: Path) -> None:
     across = torch.corrcoef(once)[~torch.eye(20, dtype=torch.bool)]
     assert across.abs().max() < 5 / once.shape[1] ** 0.5
     again = (data.training_set()[every, 2][0].double() - levels)[:, :, 8:].flatten()
-    assert (
-        abs(torch.corrcoef(torch.stack([once.flatten(), again]))[0, 1]) < 5 / again.numel() ** 0.5
-    )
+    between = torch.corrcoef(torch.stack([once.flatten(), again]))[0, 1]
+    assert abs(between) < 5 / again.numel() ** 0.5
 
 
 def test_dynamic_images_are_drawn_by_seed_epoch_and_index(mnist: Path) -> None:
@@ -411,7 +354,7 @@ def test_evaluation_takes_one_draw(mnist: Path) -> None:
         return in_order(ready(mnist, binarization="dynamic", **GREY, **options), name)
 
     data = ready(mnist, binarization="dynamic", **GREY)
-    for name in ("train", "val", "test"):
+    for name in SETS:
         assert torch.equal(evaluated(name, seed=5, batch_size=3), evaluated(name))
         assert not torch.equal(evaluated(name, binarization_seed=1), evaluated(name))
     loader = data.val_dataloader()

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 from archive_support import packed
+from data_support import ready
+from refusals import refused
 
-from ln_zoo.data import Book, Books, Corpus, SentenceTriples, SyntheticBooks, TripleSet, corpus
+from ln_zoo.data import Books, Corpus, SentenceTriples, SyntheticBooks, TripleSet, corpus
 from ln_zoo.data.sentence_triples import TripleBatches
 from ln_zoo.vocabulary import Vocabulary
 
@@ -78,21 +80,17 @@ def training(data: TripleSet, batch_size: int, epoch: int = 0, **options) -> lis
     return batches(data, batch_size, epoch, training=True, shuffle=True, **options)
 
 
+@pytest.mark.parametrize("books", [list(TEXT), ["book-0", "book-3", "book-4"]], ids=["all", "some"])
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("max_length", [30, 6])
-def test_triples_are_those_of_the_definition(across: bool, max_length: int) -> None:
-    data = triples(max_length, across_books=across)
+def test_triples_are_those_of_the_definition(
+    across: bool, max_length: int, books: list[str]
+) -> None:
+    data = triples(max_length, books, across_books=across)
     found = words_of(data[torch.arange(len(data))], Vocabulary(WORDS))
-    expected = expected_triples(list(TEXT), max_length, across)
-    assert found == [tuple(map(list, triple)) for triple in expected]
+    expected = expected_triples(books, max_length, across)
+    assert found == expected
     assert data.lengths.tolist() == [len(source) for source, _, _ in expected]
-
-
-def test_across_the_books_of_a_set_only() -> None:
-    books = ["book-0", "book-3", "book-4"]
-    data = triples(books=books, across_books=True)
-    expected = expected_triples(books, 30, across=True)
-    assert words_of(data[torch.arange(len(data))], Vocabulary(WORDS)) == expected
 
 
 def test_unknown_words_and_part_of_a_set() -> None:
@@ -155,19 +153,15 @@ def test_proportional_mixes_the_lengths() -> None:
     assert abs(places.mean() - 0.5) < 0.15
 
 
-def test_evaluation_scores_each_triple_once_the_longest_first() -> None:
+def test_evaluation_takes_the_longest_first() -> None:
     data = triples()
-    for replicas in (1, 2, 3):
-        ranks = [batches(data, 16, num_replicas=replicas, rank=rank) for rank in range(replicas)]
-        found = torch.cat([batch for rank in ranks for batch in rank])
-        assert sorted(found.tolist()) == list(range(len(data)))
     lengths = data.lengths[torch.cat(batches(data, 16))]
     assert all(a >= b for a, b in pairwise(lengths))
 
 
 def test_too_few_triples_for_the_processes() -> None:
-    with pytest.raises(ValueError, match=r"make 0 batches of 64 with sources of one length"):
-        training(triples(), 64, drop_last=True)
+    message = "make 0 batches of 64 with sources of one length"
+    refused(message, training, triples(), 64, drop_last=True)
 
 
 def lines_of(book: str) -> str:
@@ -191,11 +185,13 @@ def everything(corpus: Corpus) -> dict[str, list[list[str]]]:
 
 
 def test_a_folder_of_tokenised_sentences(folder: Path) -> None:
-    data = Books(str(folder), val_books=["book-3"], test_books=["book-5"], vocabulary_size=20)
-    data.setup()
+    data = ready(
+        Books(str(folder), val_books=["book-3"], test_books=["book-5"], vocabulary_size=20)
+    )
     assert everything(data.corpus) == TEXT
-    counts = Counter(w for name in ("book-0", "book-2") for s in TEXT[name] for w in s)
-    counts += Counter(w for name in ("book-1", "book-4") for s in TEXT[name] for w in s)
+    counts: Counter[str] = Counter()
+    for number in (0, 2, 1, 4):
+        counts.update(word for sentence in TEXT[f"book-{number}"] for word in sentence)
     assert data.vocabulary == list(Vocabulary.of_counts(counts, 20))
     assert len(data.vocabulary) == 18
     triples = data.evaluation_set("test")
@@ -236,14 +232,11 @@ def test_compressed_texts_and_archives_hold_the_same(folder: Path, tmp_path: Pat
 def test_the_words_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = everything(Books(str(folder)).corpus)
     monkeypatch.setattr(corpus, "_make", None)
-    again = Books(str(folder), vocabulary_size=9, val_books=1, test_books=2, max_length=5)
-    again.setup()
+    again = ready(Books(str(folder), vocabulary_size=9, val_books=1, test_books=2, max_length=5))
     assert everything(again.corpus) == first
-    with pytest.raises(TypeError):
-        _ = Books(str(folder), lowercase=False).corpus
+    refused("NoneType", lambda: Books(str(folder), lowercase=False).corpus, error=TypeError)
     (folder / "book-0.txt").write_text("another text .\n")
-    with pytest.raises(TypeError):
-        _ = Books(str(folder)).corpus
+    refused("NoneType", lambda: Books(str(folder)).corpus, error=TypeError)
     monkeypatch.undo()
     assert everything(Books(str(folder)).corpus)["book-0"] == [["another", "text", "."]]
     assert everything(Books(str(folder), leave_out=["book-0"]).corpus) == {
@@ -260,13 +253,11 @@ def test_the_words_are_kept_elsewhere_where_the_folder_is_read_only(
     assert not (folder / ".cache").exists()
     assert list((tmp_path / "cache" / "data").rglob("corpus.json"))
     monkeypatch.setenv("LN_ZOO_CACHE", "/dev/null")
-    with pytest.raises(OSError, match="set LN_ZOO_CACHE to a folder that can be written"):
-        _ = Books(str(folder)).corpus
+    message = "set LN_ZOO_CACHE to a folder that can be written"
+    refused(message, lambda: Books(str(folder)).corpus, error=OSError)
 
 
-def test_a_process_that_was_killed_leaves_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_was_killed_leaves_nothing_behind(folder: Path, monkeypatch) -> None:
     monkeypatch.delenv("LN_ZOO_CACHE", raising=False)
     _ = Books(str(folder)).corpus
     (kept,) = (folder / ".cache").glob("books-*[!k]")
@@ -276,9 +267,7 @@ def test_a_process_that_was_killed_leaves_nothing_behind(
     assert {p.name for p in kept.parent.iterdir()} == {kept.name, f"{kept.name}.lock"}
 
 
-def test_several_processes_divide_a_text_into_the_same_words(
-    folder: Path,
-) -> None:
+def test_several_processes_divide_a_text_into_the_same_words(folder: Path) -> None:
     assert everything(Books(str(folder), num_proc=2).corpus) == TEXT
 
 
@@ -309,8 +298,8 @@ def test_paragraphs_are_divided_into_sentences_and_words(tmp_path: Path) -> None
 def test_paragraphs_need_nltk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("A text.\n")
     monkeypatch.setitem(sys.modules, "nltk", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs nltk: .*'ln-zoo\[text\]'"):
-        _ = Books(str(tmp_path), lines="paragraphs").corpus
+    message, data = r"needs nltk: .*'ln-zoo\[text\]'", Books(str(tmp_path), lines="paragraphs")
+    refused(message, lambda: data.corpus, error=ModuleNotFoundError)
 
 
 def test_lines_that_look_like_paragraphs(tmp_path: Path) -> None:
@@ -337,20 +326,16 @@ def test_books_are_held_out_whole_by_the_seed(folder: Path) -> None:
 
 
 def test_sections_of_a_file_with_many_books(folder: Path) -> None:
-    data = Books(str(folder / "book-3.txt"), section_sentences=20)
-    assert data.corpus.books == (
-        Book("book-3-1", 0, 20),
-        Book("book-3-2", 20, 40),
-        Book("book-3-3", 40, 57),
-    )
-    one = Books(str(folder / "book-3.txt"), section_sentences=20, val_books=1, test_books=1)
-    one.setup()
+    given = {"root": str(folder / "book-3.txt"), "section_sentences": 20}
+    data = Books(**given)
+    found = [(book.name, book.start, book.stop) for book in data.corpus.books]
+    assert found == [("book-3-1", 0, 20), ("book-3-2", 20, 40), ("book-3-3", 40, 57)]
+    one = ready(Books(**given, val_books=1, test_books=1))
     assert len(one.training_set()) in (18, 15)
 
 
 def test_part_of_the_validation_triples(folder: Path) -> None:
-    data = Books(str(folder), val_books=["book-3"], test_books=["book-0"], val_triples=10)
-    data.setup()
+    data = ready(Books(str(folder), val_books=["book-3"], test_books=["book-0"], val_triples=10))
     assert [len(data.evaluation_set(name)) for name in ("val", "test")] == [10, 38]
     assert len(data.evaluation_set("val", 4)) == 4
     assert data.evaluation_set("val").sources.tolist()[:2] == [74, 79]
@@ -362,8 +347,8 @@ def test_a_given_vocabulary_needs_no_books(tmp_path: Path, monkeypatch: pytest.M
     Vocabulary(["b", "a"]).write(tmp_path / "words.txt")
     assert Books(vocabulary=["b", "a"]).vocabulary == ["b", "a"]
     assert Books(vocabulary=str(tmp_path / "words.txt")).vocabulary == ["b", "a"]
-    with pytest.raises(FileNotFoundError, match=r"no books: give a folder of texts by --data.root"):
-        _ = Books().vocabulary
+    message = "no books: give a folder of texts by --data.root"
+    refused(message, lambda: Books().vocabulary, error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -384,48 +369,42 @@ def test_a_given_vocabulary_needs_no_books(tmp_path: Path, monkeypatch: pytest.M
 def test_bad_texts_are_named(tmp_path: Path, files: dict[str, bytes], mentioned: str) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=mentioned):
-        Books(str(tmp_path)).setup()
+    refused(mentioned, Books(str(tmp_path)).setup)
     assert not list(tmp_path.rglob("corpus.json")) or "val_books" in mentioned
 
 
-def test_a_book_of_one_sentence_has_no_triple(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("val", "of"), [("a", "train set and both its"), ("b", "val set")])
+def test_a_book_of_one_sentence_has_no_triple(tmp_path: Path, val: str, of: str) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("one sentence .\n" * (1 if name == "b" else 5))
-    data = Books(str(tmp_path), val_books=["a"], test_books=["c"])
-    with pytest.raises(ValueError, match=r"no sentence of the train set and both its neighbours"):
-        data.setup()
-    data = Books(str(tmp_path), val_books=["b"], test_books=["c"])
-    with pytest.raises(ValueError, match=r"no sentence of the val set"):
-        data.setup()
+    data = Books(str(tmp_path), val_books=[val], test_books=["c"])
+    refused(f"no sentence of the {of}", data.setup)
 
 
 def test_words_that_are_all_unknown(folder: Path) -> None:
     data = Books(str(folder), val_books=1, test_books=1, vocabulary=["mot", "parole"])
-    with pytest.raises(ValueError, match=r"none of the words .* begins with mot, parole"):
-        data.setup()
+    refused(r"none of the words .* begins with mot, parole", data.setup)
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [*(("lines", "words"), ("section_sentences", 2), ("num_proc", 0))]
+    ("options", "message"),
+    [
+        ({"lines": "words"}, "lines.*words"),
+        ({"section_sentences": 2}, "section_sentences.*2"),
+        ({"num_proc": 0}, "num_proc.*0"),
+        ({"val_books": ["book-9"]}, r"val_books.*book-9"),
+        ({"val_books": ["book-1"], "test_books": ["book-1"]}, "book-1"),
+        ({"leave_out": ["book-9"]}, r"leave_out.*book-9"),
+    ],
 )
-def test_values_are_checked(folder: Path, option: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{option}.*{value}"):
-        Books(str(folder), **{option: value})
+def test_arguments_are_checked(folder: Path, options: dict, message: str) -> None:
+    refused(message, lambda: Books(str(folder), **options).books)
 
 
-def test_names_of_books_are_checked(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"val_books.*book-9"):
-        _ = Books(str(folder), val_books=["book-9"]).books
-    with pytest.raises(ValueError, match="book-1"):
-        _ = Books(str(folder), val_books=["book-1"], test_books=["book-1"]).books
-    with pytest.raises(ValueError, match=r"leave_out.*book-9"):
-        _ = Books(str(folder), leave_out=["book-9"]).corpus
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        Books(str(folder / "nothing"))
+@pytest.mark.parametrize("name", ["nothing", "sub"])
+def test_folders_without_books(folder: Path, name: str) -> None:
     (folder / "sub").mkdir()
-    with pytest.raises(FileNotFoundError, match="sub"):
-        _ = Books(str(folder / "sub")).corpus
+    refused(name, lambda: Books(str(folder / name)).corpus, error=FileNotFoundError)
 
 
 def test_synthetic_books_depend_on_their_seed_and_can_be_learnt() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_support import ready as read_in
+from refusals import refused
 from test_cloze_formats import write_corpus
 from torch import Tensor
 
@@ -47,9 +49,7 @@ class Texts(ClozeData):
 
 
 def ready(*texts: Any, **arguments: Any) -> Texts:
-    data = Texts(*texts, **arguments)
-    data.setup()
-    return data
+    return read_in(Texts(*texts, **arguments))
 
 
 TRAIN = [
@@ -93,8 +93,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
 def test_sentences_with_most_words_of_the_query() -> None:
     text = "one two . three . two two two . @entity1 four two . five"
     passage, query = text.split(), ["two", "@entity1", "four", "?"]
-    kept = {n: " ".join(closest_sentences(passage, query, n))
-            for n in range(1, 7)}  # fmt: skip
+    kept = {n: " ".join(closest_sentences(passage, query, n)) for n in range(1, 7)}
     assert kept[1] == "@entity1 four two ."
     # Of equally many the first; a word counts once; the order stays.
     assert kept[2] == "one two . @entity1 four two ."
@@ -104,18 +103,14 @@ def test_sentences_with_most_words_of_the_query() -> None:
 
 
 def test_the_answer_may_be_lost(caplog: pytest.LogCaptureFixture) -> None:
-    data = Texts(TRAIN, TRAIN[:2], TRAIN[2:], sentences=1)
-    with caplog.at_level(logging.INFO):
-        data.setup()
-    assert data.metadata["answer_kept"] == {"train": 1.0, "val": 1.0, "test": 1.0}
+    kept = ready(TRAIN, TRAIN[:2], TRAIN[2:], sentences=1).metadata["answer_kept"]
+    assert kept == {"train": 1.0, "val": 1.0, "test": 1.0}
     lost = [("@entity0 x . @entity1 y z .", "@placeholder y z", "@entity0"), TRAIN[1]]
-    data = Texts(TRAIN, lost, lost, sentences=1)
     with caplog.at_level(logging.INFO):
-        data.setup()
+        data = ready(TRAIN, lost, lost, sentences=1)
     assert data.metadata["answer_kept"] == {"train": 1.0, "val": 0.5, "test": 0.5}
-    assert "texts: the 1 sentences kept of each passage hold the answer in train 100.0%, " in (
-        caplog.text
-    )
+    message = "texts: the 1 sentences kept of each passage hold the answer in train 100.0%, "
+    assert message in caplog.text
     assert "val 50.0%" in caplog.text
 
 
@@ -132,9 +127,7 @@ def canonical(texts: tuple[str, str, str]) -> tuple[str, str, str]:
 
 def synthetic(**arguments: Any) -> SyntheticClozeQA:
     sizes = {"batch_size": 4, "train_size": 30, "val_size": 9, "test_size": 5}
-    data = SyntheticClozeQA(**sizes | arguments)
-    data.setup()
-    return data
+    return read_in(SyntheticClozeQA(**sizes | arguments))
 
 
 @pytest.mark.parametrize("entities", ["example", "batch", "order"])
@@ -150,28 +143,25 @@ def test_renaming_is_the_same_in_passage_query_and_answer(entities: Any) -> None
     assert len(names) == (5 if entities == "order" else 10)
 
 
+def by_question(
+    data: ClozeData, batches: Iterable[ClozeBatch] | None = None
+) -> dict[Any, tuple[str, str, str]]:
+    """The texts of questions, by default those of the first epoch, whatever their entities."""
+    texts = [text for batch in batches or epoch(data) for text in words(data, batch)]
+    return {canonical(text): text for text in texts}
+
+
 def test_names_depend_on_seed_epoch_and_question_only() -> None:
     """Not on the size of batches or the number of processes."""
-
-    def by_question(data: SyntheticClozeQA, number: int = 0) -> dict[Any, tuple[str, str, str]]:
-        texts = [text for batch in epoch(data, number) for text in words(data, batch)]
-        return {canonical(text): text for text in texts}
-
-    first = by_question(synthetic())
-    assert by_question(synthetic()) == first
-    other_batches = by_question(synthetic(batch_size=5))
-    assert other_batches == first
-    for others in (by_question(synthetic(), 1), by_question(synthetic(seed=1))):
+    data = synthetic()
+    first = by_question(data)
+    assert by_question(synthetic()) == by_question(synthetic(batch_size=5)) == first
+    for others in (by_question(data, epoch(data, 1)), by_question(synthetic(seed=1))):
         assert others.keys() == first.keys()
         assert sum(others[key] == first[key] for key in first) < 3
-    loader = synthetic().train_dataloader()
-    half = ClozeBatches(
-        loader.dataset, 4, training=True, shuffle=True, seed=0, num_replicas=2, rank=1
-    )
-    data = synthetic()
-    for index in half:
-        for text in words(data, loader.dataset[index]):
-            assert first[canonical(text)] == text
+    examples = data.train_dataloader().dataset
+    half = ClozeBatches(examples, 4, training=True, shuffle=True, seed=0, num_replicas=2, rank=1)
+    assert by_question(data, [examples[index] for index in half]).items() <= first.items()
 
 
 def test_one_permutation_for_each_batch() -> None:
@@ -187,25 +177,19 @@ def test_one_permutation_for_each_batch() -> None:
 @pytest.mark.parametrize("entities", ["example", "file", "order"])
 def test_names_of_evaluation_are_fixed(entities: Any) -> None:
     data = synthetic(eval_entities=entities)
-    every = {canonical(t): t for batch in data.val_dataloader() for t in words(data, batch)}
-    again = {
-        canonical(t): t
-        for batch in data.val_eval_dataloader(batch_size=2, examples=4)
-        for t in words(data, batch)
-    }
-    assert len(every) == 9
-    assert len(again) == 4
+    every = by_question(data, data.val_dataloader())
+    again = by_question(data, data.val_eval_dataloader(batch_size=2, examples=4))
+    assert (len(every), len(again)) == (9, 4)
     assert again.items() <= every.items()
     plain = synthetic()
-    as_read = {canonical(t): t for batch in plain.val_dataloader() for t in words(plain, batch)}
+    as_read = by_question(plain, plain.val_dataloader())
     assert (every == as_read) == (entities == "file")
     assert synthetic(entities="order").eval_entities == "order"
 
 
 def test_order_of_first_occurrence() -> None:
-    data = ready(
-        [("b @entity2 a @entity0", "@entity1 @placeholder", "@entity0")] * 2, entities="order"
-    )
+    texts = [("b @entity2 a @entity0", "@entity1 @placeholder", "@entity0")] * 2
+    data = ready(texts, entities="order")
     (batch,) = epoch(data)
     assert words(data, batch)[0] == ("b @entity0 a @entity1", "@entity2 @placeholder", "@entity1")
 
@@ -223,13 +207,10 @@ def test_vocabulary_is_that_of_training_passages_and_queries() -> None:
     many = [("@entity10 a", "@placeholder a", "@entity10"), *TRAIN]
     small = Texts(many, TRAIN, TRAIN, vocabulary_size=8, min_count=3).vocabulary or []
     assert small == ["@entity0", "@entity1", "@entity2", "@entity10", "a", "@placeholder"]
-    with pytest.raises(ValueError, match="vocabulary_size 5 leaves no room for a word beside 3 en"):
-        _ = Texts(TRAIN, TRAIN, TRAIN, vocabulary_size=5).vocabulary
-
-
-def test_words_that_are_cut_away_do_not_count() -> None:
-    data = Texts(TRAIN, TRAIN, TRAIN, sentences=1)
-    assert "ran" not in (data.vocabulary or [])
+    # Words that are cut away do not count.
+    assert "ran" not in (Texts(TRAIN, TRAIN, TRAIN, sentences=1).vocabulary or [])
+    message = "vocabulary_size 5 leaves no room for a word beside 3 en"
+    refused(message, ready, TRAIN, TRAIN, TRAIN, vocabulary_size=5)
 
 
 def test_a_given_vocabulary(tmp_path: Path) -> None:
@@ -260,8 +241,7 @@ def test_unknown_entities_take_names_that_are_free() -> None:
     assert [word for word in data.vocabulary or [] if "entity" in word] == ["@entity0", "@entity1"]
     for batch in (*epoch(data), *data.val_dataloader()):
         assert all(answer in passage.split() for passage, _, answer in words(data, batch))
-    with pytest.raises(ValueError, match="the vocabulary has no entity"):
-        Texts(TRAIN, val, val, vocabulary=["met"]).setup()
+    refused("the vocabulary has no entity", Texts(TRAIN, val, val, vocabulary=["met"]).setup)
 
 
 def test_names_of_unknown_entities_do_not_reveal_the_answer() -> None:
@@ -276,22 +256,17 @@ def test_names_of_unknown_entities_do_not_reveal_the_answer() -> None:
 def test_padding_and_lengths() -> None:
     data = ready(TRAIN, TRAIN, TRAIN)
     inputs, answers = data.evaluation_set("val")[torch.tensor([2, 0])]
-    assert inputs.passage_lengths.tolist() == [5, 7]
-    assert inputs.query_lengths.tolist() == [2, 3]
-    assert inputs.passage.shape == (2, 7)
-    assert inputs.query.shape == (2, 3)
-    assert (inputs.passage[0, 5:] == 0).all()
-    assert (inputs.query[0, 2:] == 0).all()
+    for rows, counts, expected in ((*inputs[:2], [5, 7]), (*inputs[2:], [2, 3])):
+        assert (counts.tolist(), rows.shape) == (expected, (2, expected[1]))
+        assert (rows[0, expected[0] :] == 0).all()
     assert {a.dtype for a in (*inputs, answers)} == {torch.int64}
 
 
 def longer(size: int = 101, **arguments: Any) -> Texts:
     """Questions of different lengths, each known by its length."""
-    rng = np.random.default_rng(0)
-    texts = [("@entity0 " + "a " * int(n), "@placeholder", "@entity0")
-             for n in rng.permutation(size) + 1]  # fmt: skip
-    data = ready(texts, texts[:21], texts[:21], **arguments)
-    return data
+    counts = (np.random.default_rng(0).permutation(size) + 1).tolist()
+    texts = [("@entity0 " + "a " * count, "@placeholder", "@entity0") for count in counts]
+    return ready(texts, texts[:21], texts[:21], **arguments)
 
 
 def lengths(batches: Iterable[ClozeBatch]) -> list[Tensor]:
@@ -325,15 +300,14 @@ def test_rules() -> None:
     )  # fmt: skip
     words: dict[str, int] = {}
     nobody = ClozeQuestions.of([Question("q", ["a"], ["@placeholder"], "@entity0")], words)
-    assert rule_errors(nobody, np.zeros(3, bool)) == dict.fromkeys(
-        ("majority", "exclusive", "first", "uniform"), 1.0
-    )
+    rules = ("majority", "exclusive", "first", "uniform")
+    assert rule_errors(nobody, np.zeros(3, bool)) == dict.fromkeys(rules, 1.0)
 
 
 def test_question_files_and_json_lines_give_the_same(tmp_path: Path) -> None:
     write_corpus(tmp_path / "cnn" / "questions")
-    files = ClozeQA("cnn", str(tmp_path), sentences=None, entities="file", min_count=1)
-    files.setup()
+    plain = {"root": str(tmp_path), "sentences": None, "entities": "file", "min_count": 1}
+    files = read_in(ClozeQA("cnn", **plain))
     for part, folder in (("train", "training"), ("valid", "validation"), ("test", "test")):
         rows = []
         for path in sorted((tmp_path / "cnn" / "questions" / folder).glob("*.question")):
@@ -341,8 +315,7 @@ def test_question_files_and_json_lines_give_the_same(tmp_path: Path) -> None:
             rows.append({"id": path.name, "passage": passage, "query": query, "answer": answer})
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / f"mine_{part}.jsonl").write_text(lines)
-    lines_of = ClozeQA("mine", str(tmp_path), sentences=None, entities="file", min_count=1)
-    lines_of.setup()
+    lines_of = read_in(ClozeQA("mine", **plain))
     assert files.vocabulary == lines_of.vocabulary
     assert words(files, epoch(files)[0]) == words(lines_of, epoch(lines_of)[0])
     assert files.name == "cnn"
@@ -352,24 +325,19 @@ def test_question_files_and_json_lines_give_the_same(tmp_path: Path) -> None:
 
 def test_folders_that_hold_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "something").touch()
-    with pytest.raises(ValueError, match=r"has no corpus 'bbc'.*found something"):
-        ClozeQA(root=str(tmp_path)).setup()
-    with pytest.raises(FileNotFoundError, match=r"no folder or file .*nowhere: --data\.root"):
-        ClozeQA(root=str(tmp_path / "nowhere")).prepare_data()
+    refused(r"has no corpus 'bbc'.*found something", ClozeQA(root=str(tmp_path)).setup)
+    nowhere = ClozeQA(root=str(tmp_path / "nowhere"))
+    message = r"no folder or file .*nowhere: --data\.root"
+    refused(message, nowhere.prepare_data, error=FileNotFoundError)
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
     nothing = ClozeQA()
     assert nothing.vocabulary is None
-    with pytest.raises(FileNotFoundError, match=r"no cloze questions: --data\.root"):
-        nothing.prepare_data()
+    refused(r"no cloze questions: --data\.root", nothing.prepare_data, error=FileNotFoundError)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"corpus": "../x"}, r"corpus .*'\.\./x'"), ({"vocabulary": "nowhere.txt"}, "nowhere.txt")],
-)
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, OSError), match=message):
-        ClozeQA(**arguments)
+def test_wrong_arguments() -> None:
+    refused(r"corpus .*'\.\./x'", ClozeQA, "../x")
+    refused("nowhere.txt", ClozeQA, vocabulary="nowhere.txt", error=OSError)
 
 
 def test_made_up_questions_can_be_answered() -> None:

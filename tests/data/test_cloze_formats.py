@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import lzma
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from ln_zoo.data.cloze_formats import (
     Question,
@@ -24,18 +24,12 @@ from ln_zoo.data.cloze_formats import (
 )
 
 URL = "http://web.archive.org/web/x"
-BLOCKS = [URL, "@entity1 met @entity0 in café .", "who met @entity0 ? @placeholder", "@entity1",
-          "@entity1:Ada Lovelace\n@entity0:Babbage: the man"]  # fmt: skip
-QUESTION = Question(
-    "q",
-    ["@entity1", "met", "@entity0", "in", "café", "."],
-    ["who", "met", "@entity0", "?", "@placeholder"],
-    "@entity1",
-)
+PASSAGE, QUERY = "@entity1 met @entity0 in café .", "who met @entity0 ? @placeholder"
+QUESTION = Question("q", PASSAGE.split(), QUERY.split(), "@entity1")
+BLOCKS = [URL, PASSAGE, QUERY, "@entity1", "@entity1:Ada Lovelace\n@entity0:Babbage: the man"]
 
 
 def text(**changed: str) -> str:
-    """A question file with some of its blocks changed."""
     names = ("url", "passage", "query", "answer", "entities")
     return "\n\n".join(changed.get(name, block) for name, block in zip(names, BLOCKS, strict=True))
 
@@ -65,8 +59,11 @@ def test_names_are_cut_at_the_first_colon_and_left_out() -> None:
     ("content", "message"),
     [
         ("", "q has 0 blocks, expected 5"),
-        ("\n\n".join(BLOCKS[:4]), "q has 4 blocks, expected 5 with an empty line between them: "
-                                  "URL, passage, question, answer, entities"),
+        (
+            "\n\n".join(BLOCKS[:4]),
+            "q has 4 blocks, expected 5 with an empty line between them: "
+            "URL, passage, question, answer, entities",
+        ),
         ("\n\n".join([*BLOCKS, "more"]), "q has 6 blocks, expected 5"),
         (text(passage=""), "q: the passage is empty"),
         (text(query="nothing is asked"), "q: the query has no @placeholder"),
@@ -79,10 +76,9 @@ def test_names_are_cut_at_the_first_colon_and_left_out() -> None:
         (text(entities="Ada: Lovelace"), "q: expected a line @entityN:name"),
         (text(entities="@entity1"), "q: expected a line @entityN:name, got '@entity1'"),
     ],
-)  # fmt: skip
+)
 def test_bad_questions(content: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_question(content, "q")
+    refused(message, parse_question, content, "q")
 
 
 def write_corpus(root: Path) -> Path:
@@ -127,12 +123,10 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path) / "training"
     (folder / "a.question").write_bytes(b"\xff" + text().encode())
-    with pytest.raises(ValueError, match=r"a\.question.*byte 0"):
-        list(read_question_folder(folder))
+    refused(r"a\.question.*byte 0", list, read_question_folder(folder))
     (folder / "a.question").unlink()
     os.mkfifo(folder / "a.question")  # nobody writes to it: reading would never end
-    with pytest.raises(ValueError, match=r"a\.question"):
-        list(read_question_folder(folder))
+    refused(r"a\.question", list, read_question_folder(folder))
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
@@ -149,26 +143,21 @@ def test_archives(tmp_path: Path, mode: Any) -> None:
 
 
 def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "cnn.tgz"
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        archive.add(write_corpus(tmp_path / "cnn"), "cnn")
-    path.write_bytes(content.getvalue()[:-100])
-    with pytest.raises(ValueError, match=r"cnn\.tgz"):
-        read_question_archive(path)
-    path.write_text("no archive")
-    with pytest.raises(ValueError, match=r"cnn\.tgz"):
-        read_question_archive(path)
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(tmp_path / "cnn" / "training", "training")
-    with pytest.raises(ValueError, match="validation"):
-        read_question_archive(path)
-    bad = tmp_path / "cnn" / "test" / "d.question"
-    bad.write_text(text(answer="@entity9"))
-    with tarfile.open(path, "w") as archive:
-        archive.add(tmp_path / "cnn", "cnn")
-    with pytest.raises(ValueError, match=r"cnn/test/d\.question.*@entity9"):
-        read_question_archive(path)
+    path, corpus = tmp_path / "cnn.tgz", write_corpus(tmp_path / "cnn")
+
+    def pack(folder: Path, name: str) -> None:
+        with tarfile.open(path, "w:gz") as archive:
+            archive.add(folder, name)
+
+    pack(corpus, "cnn")
+    for content in (path.read_bytes()[:-100], b"no archive"):
+        path.write_bytes(content)
+        refused(r"cnn\.tgz", read_question_archive, path)
+    pack(corpus / "training", "training")
+    refused("validation", read_question_archive, path)
+    (corpus / "test" / "d.question").write_text(text(answer="@entity9"))
+    pack(corpus, "cnn")
+    refused(r"cnn/test/d\.question.*@entity9", read_question_archive, path)
 
 
 def row(**changed: Any) -> dict[str, Any]:
@@ -189,8 +178,7 @@ def test_json_lines(tmp_path: Path, ending: str) -> None:
     assert list(read_json_lines(paths["val"])) == [QUESTION, QUESTION._replace(name="r")]
     assert find_json_lines(tmp_path, "yours") == {}
     (tmp_path / f"mine_test.jsonl{ending}").unlink()
-    with pytest.raises(FileNotFoundError, match=r"mine.*test"):
-        find_json_lines(tmp_path, "mine")
+    refused(r"mine.*test", find_json_lines, tmp_path, "mine", error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -213,16 +201,14 @@ def test_json_lines(tmp_path: Path, ending: str) -> None:
 def test_bad_json_lines(tmp_path: Path, lines: str, mentioned: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(lines)
-    with pytest.raises(ValueError, match=rf"x\.jsonl.*{mentioned}"):
-        list(read_json_lines(path))
+    refused(rf"x\.jsonl.*{mentioned}", list, read_json_lines(path))
 
 
 def test_damaged_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl.xz"
-    path.write_bytes(lzma.compress((json.dumps(row()) + "\n").encode() * 50)[:-20])
-    with pytest.raises(ValueError, match=r"x\.jsonl\.xz"):
-        list(read_json_lines(path))
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(json.dumps(row()).encode() + b"\n\xff\n")
-    with pytest.raises(ValueError, match=r"x\.jsonl.*byte"):
-        list(read_json_lines(path))
+    line = json.dumps(row()).encode() + b"\n"
+    for name, content, mentioned in (
+        ("x.jsonl.xz", lzma.compress(line * 50)[:-20], ""),
+        ("x.jsonl", line + b"\xff\n", ".*byte"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        refused(f"{name}{mentioned}", list, read_json_lines(tmp_path / name))

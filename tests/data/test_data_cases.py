@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from ln_zoo.data import (
@@ -24,9 +25,7 @@ class TestDigits(DataCase):
         "val_size": (0, 4, 1490),
         "image_size": (7, 8.5),
     }
-
-    def data(self, **options: Any) -> Digits:
-        return Digits(**{"train_size": 31, "val_size": 11, **options})
+    data = staticmethod(partial(Digits, train_size=31, val_size=11))
 
 
 class TestBinarizedDigits(DataCase):
@@ -37,14 +36,11 @@ class TestBinarizedDigits(DataCase):
         "train_size": (0, 1490),
         "val_size": (0, 1490),
     }
-
-    def data(self, **options: Any) -> BinarizedDigits:
-        return BinarizedDigits(**{"image_size": 8, "train_size": 31, "val_size": 11, **options})
+    data = staticmethod(partial(BinarizedDigits, image_size=8, train_size=31, val_size=11))
 
 
 class TestDynamicDigits(TestBinarizedDigits):
-    def data(self, **options: Any) -> BinarizedDigits:
-        return super().data(**{"binarization": "dynamic", **options})
+    data = staticmethod(partial(TestBinarizedDigits.data, binarization="dynamic"))
 
 
 class TestScenes(DataCase):
@@ -55,14 +51,11 @@ class TestScenes(DataCase):
         "caption_sampling": ("two",),
         "vocabulary_from": ("test",),
     }
-
-    def data(self, **options: Any) -> SyntheticScenes:
-        return SyntheticScenes(**{**COUNTS, "image_features": 20, **options})
+    data = staticmethod(partial(SyntheticScenes, **COUNTS, image_features=20))
 
 
 class TestAllCaptions(TestScenes):
-    def data(self, **options: Any) -> SyntheticScenes:
-        return super().data(**{"caption_sampling": "all", **options})
+    data = staticmethod(partial(TestScenes.data, caption_sampling="all"))
 
 
 class TestBooks(DataCase):
@@ -78,14 +71,11 @@ class TestBooks(DataCase):
         "vocabulary_size": (2,),
         "data_seed": (-1,),
     }
-
-    def data(self, **options: Any) -> SyntheticBooks:
-        return SyntheticBooks(**{"books": 6, "paragraphs": 3, "val_books": 1, **options})
+    data = staticmethod(partial(SyntheticBooks, books=6, paragraphs=3, val_books=1))
 
 
 class TestProportionalBooks(TestBooks):
-    def data(self, **options: Any) -> SyntheticBooks:
-        return super().data(**{"sampler": "proportional", **options})
+    data = staticmethod(partial(TestBooks.data, sampler="proportional"))
 
 
 class TestCloze(DataCase):
@@ -99,9 +89,7 @@ class TestCloze(DataCase):
         "max_entities": (1,),
         "data_seed": (-1,),
     }
-
-    def data(self, **options: Any) -> SyntheticClozeQA:
-        return SyntheticClozeQA(**{**COUNTS, **options})
+    data = staticmethod(partial(SyntheticClozeQA, **COUNTS))
 
 
 class TestHandwriting(DataCase):
@@ -113,11 +101,8 @@ class TestHandwriting(DataCase):
         "max_step": (0.0, float("nan")),
         "data_seed": (-1,),
     }
-
-    def data(self, **options: Any) -> SyntheticHandwriting:
-        return SyntheticHandwriting(**{**COUNTS, "characters": 3, **options})
+    data = staticmethod(partial(SyntheticHandwriting, **COUNTS, characters=3))
 
 
 class TestPartsOfLines(TestHandwriting):
-    def data(self, **options: Any) -> SyntheticHandwriting:
-        return super().data(**{"length_mode": "tbptt", "max_points": 25, **options})
+    data = staticmethod(partial(TestHandwriting.data, length_mode="tbptt", max_points=25))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from handwriting_support import drawn, module
+from refusals import refused
 from torch import Tensor
 
 from ln_zoo.data import HandwritingBatch, LineSet, PenLines
@@ -28,9 +29,8 @@ def by_hand(lines: PenLines, i: int) -> Tensor:
 
 
 def real(batch: HandwritingBatch) -> list[Tensor]:
-    return [
-        example[1 : n + 1] for example, n in zip(batch.offsets, batch.lengths.tolist(), strict=True)
-    ]
+    counts = batch.lengths.tolist()
+    return [rows[1 : count + 1] for rows, count in zip(batch.offsets, counts, strict=True)]
 
 
 def batches(points: list[int], batch_size: int, epoch: int = 0, **options) -> list:
@@ -57,12 +57,9 @@ def test_a_batch_is_what_is_computed_by_hand() -> None:
     lines = drawn([5, 3, 9])
     batch = LineSet(lines)[torch.tensor([2, 1])]
     assert isinstance(batch, HandwritingBatch)
-    assert batch.offsets.shape == (2, 9, 3)
-    assert batch.offsets.dtype == torch.float32
-    assert batch.lengths.tolist() == [8, 2]
-    assert batch.lengths.dtype == torch.int64
-    assert batch.text == ("text 2", "text 1")
-    assert batch.first is True
+    assert (batch.offsets.shape, batch.offsets.dtype) == ((2, 9, 3), torch.float32)
+    assert (batch.lengths.tolist(), batch.lengths.dtype) == ([8, 2], torch.int64)
+    assert (batch.text, batch.first) == (("text 2", "text 1"), True)
     assert batch.offsets[:, 0].abs().sum() == 0
     assert batch.offsets[1, 3:].abs().sum() == 0
     for example, i in enumerate((2, 1)):
@@ -186,19 +183,13 @@ def test_training_is_dealt_out_evenly(lines: int, mode: dict, processes: int) ->
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_every_epoch_has_as_many_steps(processes: int) -> None:
+    last = {"num_replicas": processes, "rank": processes - 1, "drop_last": True}
     for batch_size in (4, 10):
-        sampler = LineBatches(
-            LineSet(drawn(LENGTHS), max_points=9, parts=True),
-            batch_size,
-            training=True,
-            shuffle=True,
-            drop_last=True,
-            num_replicas=processes,
-            rank=processes - 1,
-        )
-        for epoch in range(30):
-            sampler.set_epoch(epoch)
-            assert len(list(sampler)) == len(sampler)
+        found = [
+            training(LENGTHS, batch_size, epoch, max_points=9, parts=True, **last)
+            for epoch in range(30)
+        ]
+        assert len({len(steps) for steps in found}) == 1
 
 
 def test_drop_last_and_single_lines() -> None:
@@ -235,12 +226,8 @@ def test_some_examples_of_training() -> None:
 
 def bad_lines() -> PenLines:
     good = drawn([6, 7, 5, 4])
-    bad = PenLines.from_steps(
-        [np.array([[1.0, 1, 0], [np.nan, 1, 1]]), np.array([[4.0, 4, 1]])],
-        ["nan-line", "dot-line"],
-        ["a", "b"],
-    )
-    both = good + bad
+    steps = [np.array([[1.0, 1, 0], [np.nan, 1, 1]]), np.array([[4.0, 4, 1]])]
+    both = good + PenLines.from_steps(steps, ["nan-line", "dot-line"], ["a", "b"])
     both.text = ("one", "", "  ", "four", "a", "")
     return both
 
@@ -252,9 +239,8 @@ def test_bad_lines_are_left_out_named_and_counted() -> None:
     for count, names in ((1, "nan-line"), (1, "dot-line"), (2, "line-1, line-2")):
         assert re.search(rf"{count} with [\w ]+ \({names}\)", message)
     assert data.lines("train").text == ("one", "four")
-    assert data.metadata["left_out"] == {
-        "train": {"coordinates that are not finite": 1, "fewer than two points": 1, "no text": 2}
-    }
+    counts = {"coordinates that are not finite": 1, "fewer than two points": 1, "no text": 2}
+    assert data.metadata["left_out"] == {"train": counts}
     assert data.metadata["train_size"] == data.metadata["val_size"] == 2
     assert all(torch.isfinite(batch.offsets).all() for batch in data.val_dataloader())
 
@@ -276,15 +262,11 @@ def test_many_names_are_cut_short() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-def test_a_set_of_which_nothing_is_left_is_refused() -> None:
-    with pytest.raises(ValueError, match="drawn: no line of the train set can be used"):
-        module(drawn([1, 1]))
-
-
-def test_offsets_that_do_not_vary_are_refused() -> None:
+def test_sets_that_cannot_be_used() -> None:
+    refused("drawn: no line of the train set can be used", module, drawn([1, 1]))
     flat = PenLines.from_steps([np.array([[5, 5, 0], [3, 0, 0], [4, 0, 1]])], ["a"], ["b"])
-    with pytest.raises(ValueError, match=r'do not vary on an axis.*scale="const"'):
-        _ = module(flat).offset_statistics
+    data = module(flat)
+    refused(r'do not vary on an axis.*scale="const"', lambda: data.offset_statistics)
 
 
 def test_long_steps_are_dropped_or_clipped_before_all_else() -> None:
@@ -293,15 +275,9 @@ def test_long_steps_are_dropped_or_clipped_before_all_else() -> None:
     lines = PenLines.from_steps([spike, jumps], ["spike", "jumps"], ["a", "b"])
     with pytest.warns(UserWarning, match=r"1 with nothing but long steps \(jumps\)"):
         data = module(lines, max_step=50)
-    assert data.lines("train").offsets(0).tolist() == [
-        [0, 0, 0],
-        [3, -4, 0],
-        [3, 4, 1],
-        [900, 0, 0],
-        [0, -5, 1],
-    ]
-    assert data.preprocessing["max_step"] == 50
-    assert data.preprocessing["long_steps"] == "drop"
+    kept = [[0, 0, 0], [3, -4, 0], [3, 4, 1], [900, 0, 0], [0, -5, 1]]
+    assert data.lines("train").offsets(0).tolist() == kept
+    assert (data.preprocessing["max_step"], data.preprocessing["long_steps"]) == (50, "drop")
     clipped = module(lines, max_step=50, long_steps="clip").lines("train")
     assert clipped.offsets(0)[2].tolist() == [30, -40, 0]
     assert len(clipped) == 2
@@ -309,26 +285,15 @@ def test_long_steps_are_dropped_or_clipped_before_all_else() -> None:
 
 def test_metadata_and_preprocessing_are_plain() -> None:
     data = module(drawn(LENGTHS), drawn([4, 5]), batch_size=4)
-    assert data.metadata == {
-        "dataset": "drawn",
-        "test_split": "test",
-        "train_size": 97,
-        "val_size": 2,
-        "test_size": 2,
-        "scale": "std",
-        "length_mode": "crop",
-        "max_points": 500,
-        "batch_size": 4,
-        "drop_last": False,
-        "seed": 0,
-    }
+    sizes = {"train_size": 97, "val_size": 2, "test_size": 2}
+    form = {"scale": "std", "length_mode": "crop", "max_points": 500}
+    loading = {"batch_size": 4, "drop_last": False, "seed": 0}
+    assert data.metadata == {"dataset": "drawn", "test_split": "test"} | sizes | form | loading
     mean, std = data.offset_statistics
     assert data.preprocessing == {
+        **form,
         "offsets": "from point to point, y upwards",
-        "scale": "std",
         "offset_mean": mean.tolist(),
         "offset_std": std.tolist(),
-        "length_mode": "crop",
-        "max_points": 500,
     }
     assert "max_points" not in module(drawn([3, 3]), length_mode="full").metadata

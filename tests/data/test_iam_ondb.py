@@ -10,32 +10,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_support import SETS, real_folder
+from data_support import ready as read_in
 from handwriting_support import drawn, small_distribution, write_files
+from refusals import refused
 
 from ln_zoo.data import IAMOnDB, PenLines
 from ln_zoo.data.pen_lines import pack
 from ln_zoo.data.stroke_arrays import end_of_stroke_column, load_objects, read_pair
 
-SETS = {"train": 30, "valid1": 5, "valid2": 7, "test": 9}
+OFFICIAL = {"train": 30, "valid1": 5, "valid2": 7, "test": 9}
 
 
 @pytest.fixture(scope="module")
 def real(data_root: Path) -> str:
-    folder = data_root / "iam_ondb"
-    if not folder.is_dir():
-        pytest.skip(f"needs the real lines: there is no {folder}")
-    return str(folder)
+    return str(real_folder(data_root, "iam_ondb"))
 
 
 def ready(root: Path | str | None = None, **options) -> IAMOnDB:
-    data = IAMOnDB(None if root is None else str(root), **options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return read_in(IAMOnDB(None if root is None else str(root), **options))
 
 
 def lines_of(name: str) -> PenLines:
-    lines = drawn(list(range(4, 4 + SETS[name])), seed=SETS[name])
+    lines = drawn(list(range(4, 4 + OFFICIAL[name])), seed=OFFICIAL[name])
     lines.line_id = tuple(f"{name}-{i:02}" for i in range(len(lines)))
     lines.text = tuple(f"{name} {i}" for i in range(len(lines)))
     return lines
@@ -49,7 +46,7 @@ def as_npz(folder: Path, name: str) -> None:
 
 @pytest.fixture(params=["folders", "npz", "both"])
 def compact(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    for name in SETS:
+    for name in OFFICIAL:
         if request.param != "npz":
             lines_of(name).save(tmp_path / f"strokes_{name}")
         if request.param != "folders":
@@ -58,15 +55,15 @@ def compact(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def identities(data: IAMOnDB) -> dict[str, list[str]]:
-    return {name: list(data.lines(name).lines.line_id) for name in ("train", "val", "test")}
+    return {name: list(data.lines(name).lines.line_id) for name in SETS}
 
 
 def test_the_real_sets(real: str) -> None:
-    sizes = {name: PenLines.load(Path(real, f"strokes_{name}.npz")) for name in SETS}
+    sizes = {name: PenLines.load(Path(real, f"strokes_{name}.npz")) for name in OFFICIAL}
     assert [len(lines) for lines in sizes.values()] == [5364, 1438, 1518, 3859]
 
     official = ready(real, split="official")
-    assert [len(official.lines(n)) for n in ("train", "val", "test")] == [5364 - 9, 1438, 3859]
+    assert [len(official.lines(n)) for n in SETS] == [5364 - 9, 1438, 3859]
     whole = ready(real, split="official", require_text=False)
     mean, std = whole.offset_statistics
     assert len(whole.lines("train")) == 5364
@@ -101,30 +98,23 @@ def test_the_split_of_graves_on_the_real_lines(real: str) -> None:
     assert np.array_equal(train.offsets(place)[1:, :2].numpy(), wanted)
 
 
-def test_graves(compact: Path) -> None:
-    data = ready(compact)
-    found = identities(data)
-    assert found["train"] == [
-        *lines_of("train").line_id,
-        *lines_of("valid2").line_id,
-        *lines_of("test").line_id,
-    ]
-    assert found["val"] == found["test"] == list(lines_of("valid1").line_id)
-    place = found["train"].index("test-03")
-    wanted = lines_of("test").steps(3) * (1, -1, 1)
-    assert np.array_equal(data.lines("train").offsets(place)[1:], wanted[1:])
-    assert data.metadata["split"] == "graves"
-    assert data.metadata["test_split"] == "validation"
-
-
-def test_official(compact: Path) -> None:
-    data = ready(compact, split="official")
+@pytest.mark.parametrize(
+    ("split", "train", "test"),
+    [("graves", ("train", "valid2", "test"), "valid1"), ("official", ("train",), "test")],
+)
+def test_splits_of_others(compact: Path, split: str, train: tuple[str, ...], test: str) -> None:
+    data = ready(compact, split=split)
     assert identities(data) == {
-        "train": list(lines_of("train").line_id),
+        "train": [line for name in train for line in lines_of(name).line_id],
         "val": list(lines_of("valid1").line_id),
-        "test": list(lines_of("test").line_id),
+        "test": list(lines_of(test).line_id),
     }
-    assert data.metadata["test_split"] == "test"
+    last = lines_of(train[-1])
+    place = data.lines("train").lines.line_id.index(last.line_id[3])
+    wanted = last.steps(3) * (1, -1, 1)
+    assert np.array_equal(data.lines("train").offsets(place)[1:], wanted[1:])
+    stated = "validation" if split == "graves" else "test"
+    assert (data.metadata["split"], data.metadata["test_split"]) == (split, stated)
 
 
 def test_random(compact: Path) -> None:
@@ -132,12 +122,8 @@ def test_random(compact: Path) -> None:
         return identities(ready(compact, split="random", **options))
 
     found = split(val_fraction=0.2, test_fraction=0.1)
-    assert {name: len(lines) for name, lines in found.items()} == {
-        "train": 36,
-        "val": 10,
-        "test": 5,
-    }
-    everything = [line for name in SETS for line in lines_of(name).line_id]
+    assert [len(found[name]) for name in SETS] == [36, 10, 5]
+    everything = [line for name in OFFICIAL for line in lines_of(name).line_id]
     assert sorted(line for lines in found.values() for line in lines) == sorted(everything)
     assert found == split(val_fraction=0.2, test_fraction=0.1, seed=3)
     assert found != split(val_fraction=0.2, test_fraction=0.1, split_seed=1)
@@ -145,25 +131,19 @@ def test_random(compact: Path) -> None:
     assert (facts["split_seed"], facts["val_fraction"], facts["test_split"]) == (4, 0.1, "random")
 
 
-def test_mapped_points_are_read_from_the_file(tmp_path: Path) -> None:
-    for name in SETS:
-        lines_of(name).save(tmp_path / f"strokes_{name}")
-        as_npz(tmp_path, name)
-    data = ready(tmp_path)
-    assert all(isinstance(points.dx, np.memmap) for points in data.lines("train").lines.sources)
+def test_mapped_points_are_read_from_the_file(compact: Path) -> None:
+    mapped = (compact / "strokes_train").is_dir()  # also where both forms are there
+    sources = ready(compact).lines("train").lines.sources
+    assert all(isinstance(points.dx, np.memmap) == mapped for points in sources)
 
 
-def test_the_folder_is_found_by_the_environment(
-    compact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_found_by_the_environment(compact: Path, monkeypatch) -> None:
     compact.rename(compact.parent / "iam_ondb")
     monkeypatch.setenv("LN_ZOO_DATA", str(compact.parent))
     assert len(ready().lines("val")) == 5
     (compact.parent / "iam_ondb").rename(compact)
-    with pytest.raises(FileNotFoundError, match="ln-zoo data iam_ondb SRC DST"):
-        IAMOnDB().prepare_data()
-    with pytest.raises(FileNotFoundError, match="no IAM-OnDB"):
-        IAMOnDB().setup()
+    refused("ln-zoo data iam_ondb SRC DST", IAMOnDB().prepare_data, error=FileNotFoundError)
+    refused("no IAM-OnDB", IAMOnDB().setup, error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -177,30 +157,23 @@ def test_the_folder_is_found_by_the_environment(
     ],
 )
 def test_values_are_checked(tmp_path: Path, options: dict, mentioned: str) -> None:
-    with pytest.raises(ValueError, match=mentioned):
-        IAMOnDB(str(tmp_path), **options)
+    refused(mentioned, IAMOnDB, str(tmp_path), **options)
 
 
 def test_a_random_split_of_too_few_lines(compact: Path) -> None:
-    with pytest.raises(ValueError, match=r"51 lines.*0\.001"):
-        ready(compact, split="random", val_fraction=0.001)
+    refused(r"51 lines.*0\.001", ready, compact, split="random", val_fraction=0.001)
 
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere"):
-        IAMOnDB(str(tmp_path / "nowhere"))
+    refused("nowhere", ready, tmp_path / "nowhere", error=FileNotFoundError)
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match="file"):
-        IAMOnDB(str(tmp_path / "file"))
-    with pytest.raises(ValueError, match=r"strokes_train.*file"):
-        IAMOnDB(str(tmp_path))
+    refused("file", ready, tmp_path / "file", error=NotADirectoryError)
+    refused(r"strokes_train.*file", ready, tmp_path)
     official = write_files(tmp_path / "official", small_distribution())
-    with pytest.raises(ValueError, match=r"official.*ln-zoo data iam_ondb"):
-        IAMOnDB(str(official))
+    refused(r"official.*ln-zoo data iam_ondb", ready, official)
     as_npz(tmp_path, "train")
     lines_of("test").save(tmp_path / "strokes_test")
-    with pytest.raises(FileNotFoundError, match="lacks strokes_valid1, strokes_valid2"):
-        IAMOnDB(str(tmp_path))
+    refused("lacks strokes_valid1, strokes_valid2", ready, tmp_path, error=FileNotFoundError)
 
 
 # strokes.npy and sentences.txt
@@ -215,11 +188,8 @@ def write_pair(folder: Path, order: tuple[int, int, int], scale: float = 1.0) ->
         ends[[1, -1]] = True
         moves = rng.normal(0, 20, (points, 2)) * scale
         lines.append(np.column_stack([moves, ends]))
-    objects = np.empty(len(lines), object)
-    objects[:] = [line[:, order] for line in lines]
-    np.save(folder / "strokes.npy", objects, allow_pickle=True)
-    texts = [f"sentence {i}" for i in range(10)]
-    (folder / "sentences.txt").write_text("\r\n".join(texts) + "\r\n")
+    save_objects(folder, *(line[:, order] for line in lines))
+    (folder / "sentences.txt").write_text("".join(f"sentence {i}\r\n" for i in range(10)))
     return lines
 
 
@@ -238,7 +208,7 @@ def test_the_column_that_ends_strokes_is_found(
 def test_the_pair_as_a_data_module(tmp_path: Path) -> None:
     lines = write_pair(tmp_path, (2, 0, 1), scale=0.01)
     data = ready(tmp_path, split="random", val_fraction=0.2, test_fraction=0.2)
-    found = {name: data.lines(name) for name in ("train", "val", "test")}
+    found = {name: data.lines(name) for name in SETS}
     assert [len(part) for part in found.values()] == [6, 2, 2]
     for part in found.values():
         for i, text in enumerate(part.text):
@@ -250,11 +220,9 @@ def test_the_pair_as_a_data_module(tmp_path: Path) -> None:
     one, other = data.lines("val").offsets(0), down.lines("val").offsets(0)
     assert torch.equal(one * torch.tensor([1, -1, 1]), other)
     for split in ("graves", "official"):
-        with pytest.raises(ValueError, match=rf"strokes\.npy.*{split}"):
-            IAMOnDB(str(tmp_path), split=split)
+        refused(rf"strokes\.npy.*{split}", IAMOnDB, str(tmp_path), split=split)
     (tmp_path / "sentences.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"sentences\.txt"):
-        IAMOnDB(str(tmp_path), split="random")
+    refused(r"sentences\.txt", IAMOnDB, str(tmp_path), split="random", error=FileNotFoundError)
 
 
 def test_lines_of_one_length_are_a_plain_array(tmp_path: Path) -> None:
@@ -277,14 +245,17 @@ def test_lines_of_one_length_are_a_plain_array(tmp_path: Path) -> None:
     ],
 )
 def test_no_or_several_binary_columns_are_refused(columns: list, message: str) -> None:
-    with pytest.raises(ValueError, match=f"x: .*{message}"):
-        end_of_stroke_column([np.array(columns, float)], "x")
+    refused(f"x: .*{message}", end_of_stroke_column, [np.array(columns, float)], "x")
+
+
+def objects(*items: object) -> np.ndarray:
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
 
 
 def save_objects(path: Path, *lines: object) -> None:
-    objects = np.empty(len(lines), object)
-    objects[:] = lines
-    np.save(path / "strokes.npy", objects, allow_pickle=True)
+    np.save(path / "strokes.npy", objects(*lines), allow_pickle=True)
     (path / "sentences.txt").write_text("".join(f"{i}\n" for i in range(len(lines))))
 
 
@@ -294,26 +265,25 @@ GOOD = np.array([[1, 0.5, 3], [0, 2, 4]])
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ((GOOD, GOOD[:, :2]), r"line 1 must have three columns, got \(2, 2\)"),
-        ((GOOD, "text"), "line 1 must be an array of numbers"),
-        ((GOOD[0], GOOD), "line 0 must be an array of numbers"),
-        ((GOOD, np.array([["a", "b", "c"]])), "line 1 must be an array of numbers"),
+        ((GOOD, GOOD[:, :2]), r"strokes.npy: line 1 must have three columns, got \(2, 2\)"),
+        ((GOOD, "text"), "strokes.npy: line 1 must be an array of numbers"),
+        ((GOOD[0], GOOD), "strokes.npy: line 0 must be an array of numbers"),
+        ((GOOD, np.array([["a", "b", "c"]])), "strokes.npy: line 1 must be an array of numbers"),
     ],
 )
 def test_arrays_of_something_else(tmp_path: Path, lines: tuple, message: str) -> None:
     save_objects(tmp_path, *lines)
-    with pytest.raises(ValueError, match=rf"strokes.npy: {message}"):
-        read_pair(tmp_path)
+    refused(message, read_pair, tmp_path)
 
 
-def test_another_number_of_texts(tmp_path: Path) -> None:
+def test_texts_that_do_not_fit(tmp_path: Path) -> None:
     save_objects(tmp_path, GOOD, GOOD * 2 / 2)
-    (tmp_path / "sentences.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ValueError, match=r"strokes\.npy.*2.*sentences\.txt.*3"):
-        read_pair(tmp_path)
-    (tmp_path / "sentences.txt").write_bytes(b"a\n\xe9\n")
-    with pytest.raises(ValueError, match=r"sentences\.txt.*byte 2"):
-        read_pair(tmp_path)
+    for content, message in (
+        (b"a\nb\nc\n", r"strokes\.npy.*2.*sentences\.txt.*3"),
+        (b"a\n\xe9\n", r"sentences\.txt.*byte 2"),
+    ):
+        (tmp_path / "sentences.txt").write_bytes(content)
+        refused(message, read_pair, tmp_path)
 
 
 def test_lines_that_are_not_finite_and_texts_that_are_empty(tmp_path: Path) -> None:
@@ -327,7 +297,7 @@ def test_lines_that_are_not_finite_and_texts_that_are_empty(tmp_path: Path) -> N
     assert lines.text[1] == ""
     with pytest.warns(UserWarning, match=r"coordinates that are not finite \(strokes-0000"):
         data = ready(tmp_path, split="random", val_fraction=0.2, test_fraction=0.2)
-    assert sum(len(data.lines(name)) for name in ("train", "val", "test")) == 7
+    assert sum(len(data.lines(name)) for name in SETS) == 7
 
 
 class Harmful:
@@ -339,17 +309,10 @@ class Harmful:
 
 
 def npy(pickled: bytes) -> bytes:
-    """An ``.npy`` file of two objects."""
     file = io.BytesIO()
     header = {"descr": "|O", "fortran_order": False, "shape": (2,)}
     np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue() + pickled
-
-
-def pair(*items: object) -> np.ndarray:
-    objects = np.empty(2, object)
-    objects[:] = items
-    return objects
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -363,28 +326,32 @@ def pair(*items: object) -> np.ndarray:
 )
 def test_a_malicious_pickle_is_refused(tmp_path: Path, harm, name: str, protocol: int) -> None:
     harmed = tmp_path / "harmed"
-    content = npy(pickle.dumps(pair(GOOD, harm(harmed)), protocol=protocol))
+    content = npy(pickle.dumps(objects(GOOD, harm(harmed)), protocol=protocol))
     (tmp_path / "strokes.npy").write_bytes(content)
     (tmp_path / "sentences.txt").write_text("a\nb\n")
-    with pytest.raises(ValueError, match=rf"strokes\.npy.*{name}"):
-        read_pair(tmp_path)
+    refused(rf"strokes\.npy.*{name}", read_pair, tmp_path)
     assert not harmed.exists()
     # It would have done harm.
     np.load(tmp_path / "strokes.npy", allow_pickle=True)
     assert harmed.exists()
 
 
-def test_codecs_are_not_reached(tmp_path: Path) -> None:
-    # What Python 3 writes bytes with in protocol 2: encode, by any codec.
-    pickled = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        # What Python 3 writes bytes with in protocol 2: encode, by any codec.
+        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.", "rot13"),
+        (pickle.dumps({"a": 1}), "dict"),
+    ],
+)
+def test_pickles_of_something_else(tmp_path: Path, pickled: bytes, message: str) -> None:
     (tmp_path / "x.npy").write_bytes(npy(pickled))
-    with pytest.raises(ValueError, match=r"x\.npy.*rot13"):
-        load_objects(tmp_path / "x.npy")
+    refused(rf"x\.npy.*{message}", load_objects, tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_arrays_of_every_protocol_are_read(tmp_path: Path, protocol: int) -> None:
-    whole = npy(pickle.dumps(pair(GOOD, GOOD[::-1].astype(np.float32)), protocol=protocol))
+    whole = npy(pickle.dumps(objects(GOOD, GOOD[::-1].astype(np.float32)), protocol=protocol))
     # NumPy 1 called its modules otherwise.
     for content in (whole, whole.replace(b"numpy._core", b"numpy.core")):
         if len(content) != len(whole) and protocol >= 4:
@@ -401,11 +368,4 @@ def test_truncated_files_are_named(tmp_path: Path, size: int) -> None:
     content = (tmp_path / "strokes.npy").read_bytes()
     assert len(content) > size
     (tmp_path / "strokes.npy").write_bytes(content[:size])
-    with pytest.raises(ValueError, match=r"strokes\.npy"):
-        load_objects(tmp_path / "strokes.npy")
-
-
-def test_a_pickle_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "x.npy").write_bytes(npy(pickle.dumps({"a": 1})))
-    with pytest.raises(ValueError, match=r"x\.npy.*dict"):
-        load_objects(tmp_path / "x.npy")
+    refused(r"strokes\.npy", load_objects, tmp_path / "strokes.npy")

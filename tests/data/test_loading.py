@@ -5,6 +5,8 @@ from itertools import chain
 
 import pytest
 import torch
+from data_support import ready
+from refusals import refused
 
 from ln_zoo.data import (
     BatchLoader,
@@ -64,8 +66,7 @@ def test_float_inputs_are_not_scaled_in_place():
 
 
 def test_inputs_without_labels_are_refused():
-    with pytest.raises(ValueError, match="3 inputs and 2 labels"):
-        Tensors(torch.zeros(3, 1), torch.zeros(2))
+    refused("3 inputs and 2 labels", Tensors, torch.zeros(3, 1), torch.zeros(2))
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
@@ -76,12 +77,10 @@ def test_evaluation_shards_are_the_batches_of_one_process(examples, processes):
     parts = shards(examples, 7, processes)
     assert sorted(flat(parts)) == whole
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_evaluation_gives_every_process_a_batch():
-    parts = shards(10, 100, 4)
-    assert all(parts)
-    assert sorted(flat(flat(parts))) == list(range(10))
+    # Fewer examples than a batch for each process: every one has a batch all the same.
+    few = shards(10, 100, processes)
+    assert all(few)
+    assert sorted(flat(flat(few))) == list(range(10))
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
@@ -89,8 +88,6 @@ def test_evaluation_gives_every_process_a_batch():
 def test_training_shards_are_disjoint_and_even(examples, processes):
     whole = batches(examples, 4, training=True, shuffle=True)
     parts = shards(examples, 4, processes, training=True, shuffle=True)
-    lengths = {len(part) for part in parts}
-    assert len(lengths) == 1
     dealt = [batch for step in zip(*parts, strict=True) for batch in step]
     assert dealt == whole[: len(dealt)]
     assert len(whole) - len(dealt) < processes
@@ -98,16 +95,20 @@ def test_training_shards_are_disjoint_and_even(examples, processes):
     assert len(set(indices)) == len(indices)
 
 
-def test_a_single_trailing_example_is_left_out_in_training_only():
-    assert [len(b) for b in batches(9, 4, training=True)] == [4, 4]
-    assert [len(b) for b in batches(10, 4, training=True)] == [4, 4, 2]
-    assert [len(b) for b in batches(9, 4)] == [4, 4, 1]
-    assert [len(b) for b in batches(3, 1, training=True)] == [1, 1, 1]
-
-
-def test_drop_last():
-    assert [len(b) for b in batches(11, 4, training=True, drop_last=True)] == [4, 4]
-    assert [len(b) for b in batches(12, 4, training=True, drop_last=True)] == [4, 4, 4]
+@pytest.mark.parametrize(
+    ("examples", "batch_size", "options", "sizes"),
+    [
+        # A single trailing example is left out in training only.
+        (9, 4, {"training": True}, [4, 4]),
+        (10, 4, {"training": True}, [4, 4, 2]),
+        (9, 4, {}, [4, 4, 1]),
+        (3, 1, {"training": True}, [1, 1, 1]),
+        (11, 4, {"training": True, "drop_last": True}, [4, 4]),
+        (12, 4, {"training": True, "drop_last": True}, [4, 4, 4]),
+    ],
+)
+def test_the_last_batch(examples, batch_size, options, sizes):
+    assert [len(batch) for batch in batches(examples, batch_size, **options)] == sizes
 
 
 @pytest.mark.parametrize(
@@ -120,18 +121,16 @@ def test_drop_last():
     ],
 )
 def test_what_makes_no_batches_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        DistributedBatches(numbered(10), **{"rank": 0, "num_replicas": 1, **options})
+    refused(message, DistributedBatches, numbered(10), **{"rank": 0, "num_replicas": 1, **options})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loader_takes_the_epoch_set_after_iter(num_workers):
-    loader = BatchLoader(
-        numbered(10), 4, training=True, shuffle=True, seed=3, num_workers=num_workers
-    )
+    options = {"training": True, "shuffle": True, "seed": 3}
+    loader = BatchLoader(numbered(10), 4, num_workers=num_workers, **options)
     iterator = iter(loader)
     loader.sampler.set_epoch(5)
-    assert labels(iterator) == batches(10, 4, 5, training=True, shuffle=True, seed=3)
+    assert labels(iterator) == batches(10, 4, 5, **options)
 
 
 def test_loader_refuses_a_sampler_of_single_examples():
@@ -140,13 +139,15 @@ def test_loader_refuses_a_sampler_of_single_examples():
         BatchLoader(data, 4, sampler=torch.utils.data.RandomSampler(data))
 
 
+def shuffled(**options) -> ResumableLoader:
+    return ResumableLoader(numbered(19), 4, **{"training": True, "shuffle": True} | options)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("handed_out", [0, 1, 3, 5])
 def test_resumption_gives_the_remaining_batches_once(handed_out, num_workers):
     def loader() -> ResumableLoader:
-        made = ResumableLoader(
-            numbered(19), 4, training=True, shuffle=True, num_workers=num_workers
-        )
+        made = shuffled(num_workers=num_workers)
         made.sampler.set_epoch(2)
         return made
 
@@ -168,10 +169,12 @@ def test_resumption_gives_the_remaining_batches_once(handed_out, num_workers):
     assert labels(resumed) == batches(19, 4, 3, training=True, shuffle=True)
 
 
+PARTS = {"train_size": 20, "length_mode": "tbptt", "max_points": 9}
+
+
 def test_state_of_another_epoch_skips_nothing():
-    loader = ResumableLoader(numbered(19), 4, training=True, shuffle=True)
+    loader, resumed = shuffled(), shuffled()
     next(iter(loader))
-    resumed = ResumableLoader(numbered(19), 4, training=True, shuffle=True)
     resumed.load_state_dict(loader.state_dict())
     resumed.sampler.set_epoch(1)
     assert len(labels(resumed)) == 5
@@ -180,47 +183,29 @@ def test_state_of_another_epoch_skips_nothing():
 @pytest.mark.parametrize(
     ("cls", "options", "changed", "message"),
     [
-        (BinarizedDigits, {}, {"batch_size": 2}, r"batch_size 4 \(now 2\)"),
         (BinarizedDigits, {}, {"seed": 1}, r"seed 0 \(now 1\)"),
         (
-            BinarizedDigits,
-            {"binarization": "dynamic"},
-            {"binarization_seed": 1},
+            BinarizedDigits, {"binarization": "dynamic"}, {"binarization_seed": 1},
             r"binarization_seed 0 \(now 1\)",
         ),
         (SyntheticBooks, {"books": 5}, {"sampler": "proportional"}, "round_robin"),
         (SyntheticClozeQA, {"train_size": 20}, {"entities": "file"}, "entities"),
-        (
-            SyntheticHandwriting,
-            {"train_size": 20, "length_mode": "tbptt", "max_points": 9},
-            {"max_points": 8},
-            r"max_points 9 \(now 8\)",
-        ),
-        (
-            SyntheticHandwriting,
-            {"train_size": 20, "length_mode": "tbptt", "max_points": 9},
-            {"length_mode": "crop"},
-            r"parts True \(now False\)",
-        ),
+        (SyntheticHandwriting, PARTS, {"max_points": 8}, r"max_points 9 \(now 8\)"),
+        (SyntheticHandwriting, PARTS, {"length_mode": "crop"}, r"parts True \(now False\)"),
     ],
-)
+)  # fmt: skip
 def test_resumption_within_an_epoch_in_another_order_is_refused(cls, options, changed, message):
     def loader(**more) -> ResumableLoader:
-        data = cls(**{"batch_size": 4, **options, **more})
-        data.setup()
-        return data.train_dataloader()
+        return ready(cls(**{"batch_size": 4, **options, **more})).train_dataloader()
 
     interrupted, resumed = loader(), loader(**changed)
     next(iter(interrupted))
     resumed.load_state_dict(interrupted.state_dict())
-    with pytest.raises(ValueError, match=message):
-        next(iter(resumed))
+    refused(message, next, iter(resumed))
 
 
 def test_resumption_without_shuffling_is_refused():
-    loader = ResumableLoader(numbered(19), 4, training=True, shuffle=True)
+    loader, resumed = shuffled(), shuffled(shuffle=False)
     next(iter(loader))
-    resumed = ResumableLoader(numbered(19), 4, training=True)
     resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="shuffle"):
-        next(iter(resumed))
+    refused("shuffle", next, iter(resumed))

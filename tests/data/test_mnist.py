@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_support import idx, ready
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
 from PIL import Image as Picture
+from refusals import refused
 
 from ln_zoo.data import MNIST
 
@@ -26,11 +28,6 @@ def arrays(split: str) -> tuple[np.ndarray, np.ndarray]:
     return images, np.arange(SIZES[split], dtype=np.uint8) % 10
 
 
-def idx(values: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, values.ndim])
-    return header + b"".join(n.to_bytes(4, "big") for n in values.shape) + values.tobytes()
-
-
 @pytest.fixture
 def idx_folder(tmp_path) -> Path:
     folder = tmp_path / "idx"
@@ -42,17 +39,21 @@ def idx_folder(tmp_path) -> Path:
     return folder
 
 
-def pictures(mode: str = "L") -> DatasetDict:
-    features = Features(image=Image(), label=ClassLabel(num_classes=10))
+def dataset(to_images, image: object) -> DatasetDict:
+    features = Features(image=image, label=ClassLabel(num_classes=10))
     splits = {}
     for split in SIZES:
         images, labels = arrays(split)
-        columns = {
-            "image": [Picture.fromarray(image).convert(mode) for image in images],
-            "label": labels.tolist(),
-        }
+        columns = {"image": to_images(images), "label": labels.tolist()}
         splits[split] = Dataset.from_dict(columns, features=features)
     return DatasetDict(splits)
+
+
+def pictures(mode: str = "L") -> DatasetDict:
+    def drawn(images: np.ndarray) -> list:
+        return [Picture.fromarray(image).convert(mode) for image in images]
+
+    return dataset(drawn, Image())
 
 
 def write_parquet(folder: Path, dataset: DatasetDict) -> Path:
@@ -65,27 +66,21 @@ def write_parquet(folder: Path, dataset: DatasetDict) -> Path:
 
 
 def check_small(root: Path | None, **options) -> None:
-    """The data module gives exactly the synthetic arrays."""
     data = MNIST(None if root is None else str(root), **SMALL, **options)
     data.prepare_data()
     sets = data.read()
     images, labels = arrays("train")
-    expected = {
-        "train": (images[:20], labels[:20]),
-        "val": (images[20:], labels[20:]),
-        "test": arrays("test"),
-    }
+    train, val = (images[:20], labels[:20]), (images[20:], labels[20:])
+    expected = {"train": train, "val": val, "test": arrays("test")}
     for name, (pixels, classes) in expected.items():
-        assert sets[name][0].dtype == torch.uint8
-        assert np.array_equal(sets[name][0].numpy(), pixels[:, None])
-        assert sets[name][1].dtype == torch.int64
-        assert np.array_equal(sets[name][1].numpy(), classes)
+        found, named = sets[name]
+        assert (found.dtype, named.dtype) == (torch.uint8, torch.int64)
+        assert np.array_equal(found.numpy(), pixels[:, None])
+        assert np.array_equal(named.numpy(), classes)
 
 
 def test_the_real_data(data_root):
-    data = MNIST(str(data_root / "mnist"))
-    data.prepare_data()
-    data.setup("fit")
+    data = ready(MNIST(str(data_root / "mnist")))
     assert data.metadata["dataset"] == "mnist"
     loaders = [data.train_eval_dataloader(), data.val_dataloader(), data.test_dataloader()]
     train, val, test = (
@@ -126,26 +121,13 @@ def test_a_file_is_unpacked_by_content_not_by_name(idx_folder):
     check_small(idx_folder)
 
 
-def test_arrays_saved_to_disk_and_parquet(tmp_path):
-    features = Features(image=Array2D((28, 28), "uint8"), label=ClassLabel(num_classes=10))
-    parts = {}
-    for split in SIZES:
-        images, labels = arrays(split)
-        columns = {"image": list(images), "label": labels.tolist()}
-        parts[split] = Dataset.from_dict(columns, features=features)
-    dataset = DatasetDict(parts)
-    dataset.save_to_disk(tmp_path / "arrow")
-    check_small(tmp_path / "arrow")
-    check_small(write_parquet(tmp_path / "parquet", dataset))
-
-
-def test_pictures_saved_to_disk_and_parquet(tmp_path):
-    dataset = pictures()
-    dataset.save_to_disk(tmp_path / "arrow")
-    check_small(tmp_path / "arrow")
-    write_parquet(tmp_path / "hub" / "mnist", dataset)
-    check_small(tmp_path / "hub")
-    check_small(tmp_path / "hub" / "mnist")
+@pytest.mark.parametrize("form", ["arrays", "pictures"])
+def test_saved_to_disk_and_parquet(tmp_path, form):
+    saved = pictures() if form == "pictures" else dataset(list, Array2D((28, 28), "uint8"))
+    saved.save_to_disk(tmp_path / "arrow")
+    write_parquet(tmp_path / "hub" / "mnist", saved)
+    for folder in ("arrow", "hub", "hub/mnist"):
+        check_small(tmp_path / folder)
 
 
 def test_a_folder_named_by_the_environment_is_found(idx_folder, monkeypatch):
@@ -224,52 +206,42 @@ LABELS = "train-labels-idx1-ubyte"
 )
 def test_damaged_idx_files_are_refused(idx_folder, damage, mentioned):
     damage(idx_folder)
-    with pytest.raises(ValueError, match=f"(?s){mentioned}"):
-        MNIST(str(idx_folder), **SMALL).setup()
+    refused(f"(?s){mentioned}", MNIST(str(idx_folder), **SMALL).setup)
 
 
 def test_folders_that_are_no_dataset_are_refused(tmp_path, idx_folder):
     (idx_folder / LABELS).unlink()
-    with pytest.raises(FileNotFoundError, match=LABELS):
-        MNIST(str(idx_folder))
-    with pytest.raises(FileNotFoundError, match="absent"):
-        MNIST(str(tmp_path / "absent"))
+    refused(LABELS, MNIST, str(idx_folder), error=FileNotFoundError)
+    refused("absent", MNIST, str(tmp_path / "absent"), error=FileNotFoundError)
     (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(NotADirectoryError, match=r"notes\.txt"):
-        MNIST(str(tmp_path / "notes.txt"))
-    with pytest.raises(ValueError, match=r"(?s)train-images-idx3-ubyte.*notes\.txt"):
-        MNIST(str(tmp_path))
+    refused(r"notes\.txt", MNIST, str(tmp_path / "notes.txt"), error=NotADirectoryError)
+    refused(r"(?s)train-images-idx3-ubyte.*notes\.txt", MNIST, str(tmp_path))
 
 
 def test_incomplete_copies_are_refused(tmp_path):
     pictures().save_to_disk(tmp_path / "arrow")
     shutil.rmtree(tmp_path / "arrow" / "test")
-    with pytest.raises(ValueError, match="arrow"):
-        MNIST(str(tmp_path / "arrow"), **SMALL).setup()
+    refused("arrow", MNIST(str(tmp_path / "arrow"), **SMALL).setup)
 
     folder = write_parquet(tmp_path / "parquet", pictures())
     cut("train-00000-of-00002.parquet", 500)(folder)
-    with pytest.raises(ValueError, match="parquet"):
-        MNIST(str(folder), **SMALL).setup()
-    for file in folder.glob("test-*"):
-        file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"parquet.*test"):
-        MNIST(str(folder), **SMALL)
-
-
-def test_an_empty_split_is_refused(tmp_path):
-    folder = write_parquet(tmp_path / "parquet", pictures())
+    refused("parquet", MNIST(str(folder), **SMALL).setup)
     pictures()["train"].select([]).to_parquet(folder / "train-00000-of-00002.parquet")
     (folder / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(ValueError, match=r"train.*parquet"):
-        MNIST(str(folder), **SMALL).setup()
+    refused(r"train.*parquet", MNIST(str(folder), **SMALL).setup)
+    for file in folder.glob("test-*"):
+        file.unlink()
+    refused(r"parquet.*test", MNIST, str(folder), **SMALL, error=FileNotFoundError)
 
 
 def test_two_parquet_datasets_are_not_mixed(tmp_path):
     for name in ("mnist", "fashion"):
         write_parquet(tmp_path / name, pictures())
-    with pytest.raises(ValueError, match=r"fashion, .*mnist"):
-        MNIST(str(tmp_path), **SMALL)
+    refused(r"fashion, .*mnist", MNIST, str(tmp_path), **SMALL)
+
+
+def changed(data: DatasetDict, column: str, values) -> DatasetDict:
+    return data.remove_columns(column).map(values, with_indices=True)
 
 
 @pytest.mark.parametrize(
@@ -279,42 +251,27 @@ def test_two_parquet_datasets_are_not_mixed(tmp_path):
         (lambda d: d.remove_columns("label"), r"columns \['image'\]"),
         (lambda d: DatasetDict(train=d["train"]), r"splits \['train'\]"),
         (lambda d: pictures("RGB"), r"\(30, 28, 28, 3\).*grey"),
-        (
-            lambda d: d.remove_columns("label").map(lambda _, i: {"label": i / 2}, True),
-            "labels.*float",
-        ),
-        (
-            lambda d: d.remove_columns("image").map(lambda _: {"image": [1, 2]}),
-            "int64.*expected grey",
-        ),
+        (lambda d: changed(d, "label", lambda _, i: {"label": i / 2}), "labels.*float"),
+        (lambda d: changed(d, "image", lambda _, i: {"image": [1, 2]}), "int64.*expected grey"),
     ],
 )
 def test_copies_of_another_form_are_refused(tmp_path, change, message):
     change(pictures()).save_to_disk(tmp_path / "copy")
-    with pytest.raises(ValueError, match=message):
-        MNIST(str(tmp_path / "copy"), **SMALL).setup()
+    refused(message, MNIST(str(tmp_path / "copy"), **SMALL).setup)
 
 
 def test_splits_larger_than_the_source_are_refused(idx_folder):
-    with pytest.raises(ValueError, match="exceed the 30 images"):
-        MNIST(str(idx_folder), train_size=21, val_size=10).setup()
+    refused("exceed the 30 images", MNIST(str(idx_folder), train_size=21, val_size=10).setup)
 
 
 def test_metadata_are_plain_data(idx_folder):
     data = MNIST(str(idx_folder), batch_size=4, seed=7, eval_batch_size=50, **SMALL)
     assert data.metadata["test_size"] == 10_000
     data.setup()
-    assert data.metadata == {
-        # Noise is not to be compared with numbers that are reported of MNIST.
-        "dataset": "mnist-unpublished",
-        "train_size": 20,
-        "val_size": 10,
-        "test_size": 12,
-        "batch_size": 4,
-        "eval_batch_size": 50,
-        "drop_last": False,
-        "seed": 7,
-    }
+    sizes = {"train_size": 20, "val_size": 10, "test_size": 12}
+    loading = {"batch_size": 4, "eval_batch_size": 50, "drop_last": False, "seed": 7}
+    # Noise is not to be compared with numbers that are reported of MNIST.
+    assert data.metadata == {"dataset": "mnist-unpublished"} | sizes | loading
     assert data.preprocessing == {"scale": 255, "image_shape": [1, 28, 28]}
     assert (data.in_features, data.num_classes) == (784, 10)
     assert data.image_shape == (1, 28, 28)

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_support import ready
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from torch import Tensor
 from training import quiet_trainer
 
 from ln_zoo import data, models
 from ln_zoo.callbacks import SentenceEvaluation
 from ln_zoo.callbacks.evaluation_loop import score
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.metrics import Ratio, Retrieval
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs/figures/processes.csv"
@@ -38,90 +37,43 @@ ROUNDING = 1e-16
 Make = Callable[[], LightningDataModule]
 
 
-def _classifier(made: Any) -> LightningModule:
-    return models.MLPClassifier(made.in_features, [8], made.num_classes)
-
-
-def _draw(made: Any) -> LightningModule:
-    return models.DRAW(made.image_shape[1:], 2, 8, 4, eval_samples=1)
-
-
-def _pen(made: Any) -> LightningModule:
-    return models.Handwriting(8, 1, text=False, mixture_components=2)
-
-
-def _scenes(made: Any) -> LightningModule:
-    return models.OrderEmbedding(made.vocabulary, made.image_features, 6, 8, fold_size=None)
-
-
-def _sentences(made: Any) -> LightningModule:
-    return models.SkipThought(made.vocabulary, 8, 6)
-
-
-def _reader(made: Any) -> LightningModule:
-    return models.AttentiveReader(made.vocabulary, 8, dropout=0.0)
-
-
+#: A small model for a dataset.
+MODELS: dict[str, Callable[[Any], LightningModule]] = {
+    "classifier": lambda made: models.MLPClassifier(made.in_features, [8], made.num_classes),
+    "draw": lambda made: models.DRAW(made.image_shape[1:], 2, 8, 4, eval_samples=1),
+    "pen": lambda made: models.Handwriting(8, 1, text=False, mixture_components=2),
+    "scenes": lambda made: models.OrderEmbedding(
+        made.vocabulary, made.image_features, 6, 8, fold_size=None
+    ),
+    "sentences": lambda made: models.SkipThought(made.vocabulary, 8, 6),
+    "reader": lambda made: models.AttentiveReader(made.vocabulary, 8, dropout=0.0),
+}
 UNEVEN = {"train_size": 31, "val_size": 23, "test_size": 29, "eval_batch_size": 4}
 #: Sizes that no number of processes or of examples per batch divides.
-SMALL: dict[str, tuple[Make, Callable[[Any], LightningModule]]] = {
-    "digits": (lambda: data.Digits(train_size=31, val_size=23, eval_batch_size=7), _classifier),
+SMALL: dict[str, tuple[Make, str]] = {
+    "digits": (lambda: data.Digits(train_size=31, val_size=23, eval_batch_size=7), "classifier"),
     "binarized_digits": (
         lambda: data.BinarizedDigits(8, train_size=31, val_size=23, eval_batch_size=7),
-        _draw,
+        "draw",
     ),
     "synthetic_handwriting": (
         lambda: data.SyntheticHandwriting(**UNEVEN, characters=4, length_mode="full"),
-        _pen,
+        "pen",
     ),
-    "synthetic_scenes": (lambda: data.SyntheticScenes(**UNEVEN, image_features=9), _scenes),
+    "synthetic_scenes": (lambda: data.SyntheticScenes(**UNEVEN, image_features=9), "scenes"),
     "synthetic_books": (
         lambda: data.SyntheticBooks(6, paragraphs=3, val_books=1, test_books=1, eval_batch_size=4),
-        _sentences,
+        "sentences",
     ),
-    "synthetic_cloze": (lambda: data.SyntheticClozeQA(**UNEVEN), _reader),
+    "synthetic_cloze": (lambda: data.SyntheticClozeQA(**UNEVEN), "reader"),
 }
 #: Real data, by their folder in ``$LN_ZOO_DATA``.
-REAL: dict[str, tuple[Make, Callable[[Any], LightningModule]]] = {
-    "mnist": (lambda: data.MNIST(eval_batch_size=999), _classifier),
-    "flickr8k": (lambda: data.CaptionedImages(dataset="flickr8k", eval_batch_size=77), _scenes),
-    "cloze_qa": (lambda: data.ClozeQA(eval_batch_size=53), _reader),
-    "iam_ondb": (lambda: data.IAMOnDB(split="official", length_mode="crop", max_points=50), _pen),
+REAL: dict[str, tuple[Make, str]] = {
+    "mnist": (lambda: data.MNIST(eval_batch_size=999), "classifier"),
+    "flickr8k": (lambda: data.CaptionedImages(dataset="flickr8k", eval_batch_size=77), "scenes"),
+    "cloze_qa": (lambda: data.ClozeQA(eval_batch_size=53), "reader"),
+    "iam_ondb": (lambda: data.IAMOnDB(split="official", length_mode="crop", max_points=50), "pen"),
 }
-
-
-@pytest.mark.parametrize("processes", PROCESSES)
-@pytest.mark.parametrize("padded", [False, True])
-def test_metrics_of_shares_add_up(processes: int, padded: bool) -> None:
-    """Uneven shares; ``padded`` as samplers that repeat examples, which `Retrieval` drops."""
-    draw = torch.Generator().manual_seed(0)
-    images, captions = torch.randn(29, 3, generator=draw), torch.randn(145, 3, generator=draw)
-    alone = _merged([Retrieval(torch.cdist, None)], [torch.arange(29)], captions, images)
-    shares = [torch.arange(rank, 29, processes) for rank in range(processes)]
-    if padded:
-        shares = [torch.cat([share, torch.tensor([0])]) for share in shares]
-    found = [Retrieval(torch.cdist, None) for _ in shares]
-    assert _merged(found, shares, captions, images) == alone
-    if not padded:
-        ratios = [Ratio() for _ in shares]
-        for ratio, share in zip(ratios, shares, strict=True):
-            ratio.update(images[share], images[share].abs())
-        for other in ratios[1:]:
-            ratios[0].merge_state(other)
-        exact = images.double().sum() / images.abs().double().sum()
-        assert ratios[0].compute().item() == pytest.approx(exact.item(), rel=29 * 3 * ROUNDING)
-
-
-def _merged(
-    found: list[Retrieval], shares: list[Tensor], captions: Tensor, images: Tensor
-) -> dict[str, Tensor]:
-    grouped = captions.view(len(images), 5, -1)
-    for metric, share in zip(found, shares, strict=True):
-        for part in share.split(4):
-            metric.update(grouped[part].flatten(0, 1), images[part], part)
-    for other in found[1:]:
-        found[0].merge_state(other)
-    return found[0].compute()
 
 
 @pytest.mark.slow
@@ -130,7 +82,6 @@ def test_scores_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None
 
 
 def compare(rows: list[dict[str, Any]]) -> None:
-    """Raise AssertionError if a score depends on the number of processes."""
     for row in rows:
         for processes in PROCESSES[1:]:
             assert row[f"{processes}_processes"] == pytest.approx(
@@ -152,7 +103,6 @@ def measure(folder: Path, names: list[str]) -> list[dict[str, Any]]:
 
 
 def _write_task(folder: Path) -> None:
-    """A task of sentences with two classes, which are told apart by a word."""
     rng = np.random.default_rng(0)
     for ending, word in (("pos", "fine"), ("neg", "broken")):
         lines = [f"the {word} {rng.choice(['boat', 'tree', 'book'])} ." for _ in range(61)]
@@ -163,12 +113,9 @@ def _launch(processes: int, folder: Path, names: list[str]) -> dict[str, dict[st
     with tempfile.NamedTemporaryFile(dir=folder) as unused:
         store = f"{unused.name}-{processes}"
     running = []
+    path = f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/data'}"
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     for rank in range(processes):
-        env = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/data'}",
-        }
         argv = [sys.executable, __file__, str(rank), str(processes), store, str(folder), *names]
         running.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
     outputs = [process.communicate(timeout=600)[0] for process in running]
@@ -181,9 +128,8 @@ def _launch(processes: int, folder: Path, names: list[str]) -> dict[str, dict[st
 
 def _shared(scores: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Scores that all processes have; sentence tasks are scored by the first."""
-    return {
-        name: {k: v for k, v in of.items() if k != "test_mr_fast"} for name, of in scores.items()
-    }
+    alone = {"test_mr_fast"}
+    return {name: {k: of[k] for k in of.keys() - alone} for name, of in scores.items()}
 
 
 class TrainingScores(Callback):
@@ -203,9 +149,8 @@ def work(rank: int, processes: int, store: str, folder: str, names: list[str]) -
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy
 
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=processes
-    )
+    place = {"init_method": f"file://{store}", "rank": rank, "world_size": processes}
+    torch.distributed.init_process_group("gloo", **place)
 
     class Given(LightningEnvironment):
         creates_processes_externally = True
@@ -216,21 +161,18 @@ def work(rank: int, processes: int, store: str, folder: str, names: list[str]) -
     scores: dict[str, dict[str, float]] = {}
     for name in names:
         torch.manual_seed(0)
-        make, model_of = {**SMALL, **REAL}[name]
-        made: Any = make()
-        made.prepare_data()
-        made.setup()
+        make, model = {**SMALL, **REAL}[name]
+        made: Any = ready(make())
         training = TrainingScores()
         callbacks: list[Callback] = [training]
         if isinstance(made, data.SyntheticBooks):
             callbacks.append(SentenceEvaluation(tasks=["MR"], root=folder, split_words=False))
         strategy = DDPStrategy(cluster_environment=Given(), process_group_backend="gloo")
-        trainer = quiet_trainer(
-            *callbacks, devices=processes, strategy=strategy, precision="64-true"
-        )
+        options = {"devices": processes, "strategy": strategy, "precision": "64-true"}
+        trainer = quiet_trainer(*callbacks, **options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer.test(model_of(made), datamodule=made, verbose=False)
+            trainer.test(MODELS[model](made), datamodule=made, verbose=False)
         found = {key: float(value) for key, value in trainer.callback_metrics.items()}
         found["examples"] = _examples(made)
         scores[name] = found | training.found

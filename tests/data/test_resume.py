@@ -26,9 +26,8 @@ class Numbers(LightningDataModule):
         self.tensors = Tensors(torch.arange(23.0)[:, None] / 23, torch.arange(23))
 
     def train_dataloader(self) -> ResumableLoader:
-        return ResumableLoader(
-            self.tensors, 4, training=True, shuffle=True, num_workers=self.num_workers
-        )
+        options = {"training": True, "shuffle": True, "num_workers": self.num_workers}
+        return ResumableLoader(self.tensors, 4, **options)
 
     def val_dataloader(self) -> BatchLoader:
         return BatchLoader(self.tensors, 3)
@@ -116,27 +115,19 @@ def test_two_processes_share_what_one_sees(tmp_path):
     trainer.fit(alone, datamodule=Numbers())
     trainer.test(alone, datamodule=Numbers(), verbose=False)
 
-    repository = Path(__file__).parents[2]
-    path = os.pathsep.join(
-        [str(repository), str(repository / "tests"), os.environ.get("PYTHONPATH", "")]
-    )
+    root, given = Path(__file__).parents[2], os.environ.get("PYTHONPATH", "")
     process = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path},
-        timeout=300,
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, __file__, str(tmp_path)], timeout=300, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}:{root / 'tests/data'}:{given}"},
+    )  # fmt: skip
     assert process.returncode == 0, process.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for stage in ("val", "test"):
         dealt = [batch for rank in ranks for batch in rank["seen"][stage]]
         assert sorted(dealt) == sorted(alone.seen[stage])
     steps = [(epoch, labels) for epoch, _, labels in alone.seen["train"]]
-    assert [[(e, labels) for e, _, labels in rank["seen"]["train"]] for rank in ranks] == [
-        steps[0::2],
-        steps[1::2],
-    ]
+    for number, rank in enumerate(ranks):
+        assert [(e, labels) for e, _, labels in rank["seen"]["train"]] == steps[number::2]
     # Resumed from the checkpoint after two of the three steps of epoch 0.
     for rank in ranks:
         assert rank["resumed"] == rank["seen"]["train"][2:]

@@ -1,4 +1,4 @@
-"""The files of the sentence tasks: official numbers, other names, damaged ones."""
+"""Files of sentences: those of the tasks by official numbers and names, and one per line."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_support import real_folder
+from refusals import refused
 
+from ln_zoo.data import SentenceFile
 from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
 
+BAD_ROWS = "1\tA\tB\tx\tNEUTRAL\n", "1\tA\tB\t0.5\tNEUTRAL\n", "1\tA\t \t2\tNEUTRAL\n", "1\tA\n"
 HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
 
 
 @pytest.fixture(scope="module")
 def official(data_root: Path) -> Path:
-    folder = data_root / "sentence_tasks"
-    if not folder.is_dir():
-        pytest.skip(f"needs the sentence tasks: {folder} does not exist")
-    return folder
+    return real_folder(data_root, "sentence_tasks")
 
 
 @pytest.mark.filterwarnings("error")
@@ -46,9 +47,8 @@ def test_official_numbers_of_sick(official: Path) -> None:
     # As its README has them.
     for part, mean in zip(parts, (3.521, 3.594, 3.530), strict=True):
         assert part.scores.mean() == pytest.approx(mean, abs=5e-4)
-    assert task.trial.first[0] == (
-        "The young boys are playing outdoors and the man is smiling nearby"
-    )
+    first = "The young boys are playing outdoors and the man is smiling nearby"
+    assert task.trial.first[0] == first
     assert task.eos is True
     assert len(task.sentences) == 2 * 9927
 
@@ -85,46 +85,73 @@ def test_pairs(tmp_path: Path) -> None:
         (tmp_path / f"SICK_{name}.txt").write_text(HEADER + rows)
     task = read_task("SICK", str(tmp_path), split_words=False)
     assert task.sentences == ['A "dog"', "B"] * 3
-    assert [part.scores.tolist() for part in (task.train, task.trial, task.test)] == [
-        [1.5],
-        [2.5],
-        [3.5],
-    ]
+    scores = [part.scores.tolist() for part in (task.train, task.trial, task.test)]
+    assert scores == [[1.5], [2.5], [3.5]]
     assert task.map(str.lower).test.first == ['a "dog"']
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("1\tA\tB\tx\tNEUTRAL\n", r"line 2: expected two sentences and a score from 1 to 5"),
-        ("1\tA\tB\t0.5\tNEUTRAL\n", r"line 2: expected two sentences and a score from 1 to 5"),
-        ("1\tA\t \t2\tNEUTRAL\n", r"line 2: expected two sentences and a score from 1 to 5"),
-        ("1\tA\n", r"line 2: expected two sentences and a score from 1 to 5"),
+        *((row, "line 2: expected two sentences and a score from 1 to 5") for row in BAD_ROWS),
         ("", r"SICK_train.txt must be a table .* has no row"),
     ],
 )
 def test_damaged_pairs(tmp_path: Path, row: str, message: str) -> None:
     for name in ("train", "trial", "test_annotated"):
         (tmp_path / f"SICK_{name}.txt").write_text(HEADER + row)
-    with pytest.raises(ValueError, match=message):
-        read_task("SICK", str(tmp_path))
+    refused(message, read_task, "SICK", str(tmp_path))
 
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"no folder of sentence tasks: .*--data"):
-        read_task("CR")
+    refused(r"no folder of sentence tasks: .*--data", read_task, "CR", error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"no folder .*nothing of sentence tasks"):
         read_task("CR", str(tmp_path / "nothing"))
     with pytest.raises(FileNotFoundError, match=r"has no custrev.pos and custrev.neg, in a folder"):
         read_task("CR", str(tmp_path))
-    with pytest.raises(ValueError, match="task must be 'MR' or"):
-        read_task("SST", str(tmp_path))
+    refused("task must be 'MR' or", read_task, "SST", str(tmp_path))
     (tmp_path / "custrev.pos").write_bytes(b"good\nbad \xff\n")
     (tmp_path / "custrev.neg").write_text("\n \n")
-    with pytest.raises(ValueError, match=r"custrev.pos must be text in UTF-8, but byte 9 is not"):
-        read_task("CR", str(tmp_path))
+    refused(r"custrev.pos must be text in UTF-8, but byte 9 is not", read_task, "CR", str(tmp_path))
     (tmp_path / "custrev.pos").write_text("good\n")
-    with pytest.raises(ValueError, match=r"custrev.neg holds no sentence"):
-        read_task("CR", str(tmp_path))
+    refused(r"custrev.neg holds no sentence", read_task, "CR", str(tmp_path))
     assert TASKS == ("MR", "CR", "SUBJ", "MPQA", "SICK")
+
+
+# A text file with one sentence per line
+
+
+def write(folder: Path, content: bytes) -> SentenceFile:
+    path = folder / "sentences.txt"
+    path.write_bytes(content)
+    return SentenceFile(str(path), batch_size=2, eos=False)
+
+
+def test_sentences_come_by_length(tmp_path: Path) -> None:
+    data = write(tmp_path, "a b c\n d\n\u00e9t\u00e9 e\n".encode())
+    data.setup("predict")
+    assert data.sentences == ["a b c", "d", "\u00e9t\u00e9 e"]
+    loader = data.predict_dataloader()
+    assert list(loader) == [(["d", "\u00e9t\u00e9 e"], False), (["a b c"], False)]
+    assert list(loader.sampler) == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: give a text file with one sentence per line"),
+        (b"a\n\nb\n", "line 2 is empty: every line is a sentence"),
+        (b"a\n\xff\n", "must be text in UTF-8, but byte 2 is not"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    data = write(tmp_path, content)
+    with pytest.raises(ValueError, match=message) as caught:
+        data.setup("predict")
+    assert "sentences.txt" in str(caught.value)
+
+
+def test_wrong_arguments() -> None:
+    refused("no file nowhere", SentenceFile, "nowhere.txt", error=FileNotFoundError)
+    refused("batch_size must be an integer of at least 1", SentenceFile, __file__, batch_size=0)

@@ -61,9 +61,8 @@ class Soaked:
         epochs down, and never makes one quicker.
         """
         values, third = [epoch[column] for epoch in self.epochs], len(self.epochs) // 3
-        middle, last = (
-            statistics.quantiles(part, n=4)[0] for part in (values[third:-third], values[-third:])
-        )
+        parts = values[third:-third], values[-third:]
+        middle, last = (statistics.quantiles(part, n=4)[0] for part in parts)
         return last / middle
 
 
@@ -106,12 +105,9 @@ def soak(name: str, seconds: float, folder: Path, seed: int = 0) -> Soaked:
         if any(killed.glob("runs/*/*/checkpoints/last*.ckpt")):
             resume = ("--ckpt_path=last",)
     one, two = map(last, (whole, killed))
-    return Soaked(
-        [row[1:] for row in measured(whole)],
-        count,
-        [key for key in one if not same(two.get(key), one[key])],
-        [path.name for path in folder.rglob("*.partial")],
-    )
+    differing = [key for key in one if not same(two.get(key), one[key])]
+    left = [path.name for path in folder.rglob("*.partial")]
+    return Soaked([row[1:] for row in measured(whole)], count, differing, left)
 
 
 def write(found: dict[str, Soaked], folder: Path) -> None:

@@ -39,12 +39,9 @@ sys.exit(main(sys.argv[1:]))
 
 def start(folder: Path, *argv: str) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    env = environment()
+    command = [sys.executable, "-c", SLOW, "fit", *argv, *QUIET]
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", SLOW, "fit", *argv, *QUIET],
-            cwd=folder, env=env, stdout=log, stderr=log,
-        )  # fmt: skip
+        return subprocess.Popen(command, cwd=folder, env=environment(), stdout=log, stderr=log)
 
 
 def kill(process: subprocess.Popen[bytes], folder: Path, chance: random.Random) -> int:
@@ -67,8 +64,7 @@ def last(folder: Path) -> dict:
     checkpoint = load(path)
     names, *rows = csv.reader(checkpoint["metrics_csv"].splitlines())
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-    for name in ("epoch_seconds", "step_seconds"):
-        columns.pop(name, None)
+    columns = {k: v for k, v in columns.items() if k not in ("epoch_seconds", "step_seconds")}
     return checkpoint | {"metrics_csv": columns}
 
 

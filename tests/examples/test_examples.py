@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from types import ModuleType
 
 import pytest
@@ -13,22 +14,30 @@ from ln_zoo.models import MLPClassifier
 
 
 def example(name: str) -> ModuleType:
-    """One of the scripts, which tests may import by name."""
     return importlib.import_module(name)
 
 
-def test_packed_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    found = example("packed_sequences").main()
-    assert found["accuracy"] > 0.95
-    # Outputs lie in -1 to 1; a step's products are the same, in another order.
-    assert found["difference"] < 1e-5
-    assert "outputs in a batch and alone differ by at most" in capsys.readouterr().out
-
-
-def test_stream_steps() -> None:
-    found = example("stream_steps").main()
-    assert found["error"] < 0.1
-    assert found["difference"] < 1e-5
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        # Outputs lie in -1 to 1; a step's products are the same, in another order.
+        ("packed_sequences", {"accuracy": (0.95, 1), "difference": (0, 1e-5)}),
+        ("stream_steps", {"error": (0, 0.1), "difference": (0, 1e-5)}),
+        (
+            "truncated_backpropagation",
+            {"updates": (200, 200), "accuracy": (0.9, 1), "difference": (0, 1e-4)},
+        ),
+        # A guess has a success of 0.5.
+        (
+            "reinforcement_learning",
+            {"success": (0.9, 1), "difference": (0, 1e-4), "leaking": (1e-2, math.inf)},
+        ),
+    ],
+)
+def test_results(name: str, bounds: dict[str, tuple[float, float]]) -> None:
+    found = example(name).main()
+    for key, (low, high) in bounds.items():
+        assert low <= found[key] <= high, key
 
 
 def test_train_with_fabric() -> None:
@@ -37,13 +46,6 @@ def test_train_with_fabric() -> None:
     assert found["examples"] == 300
     with pytest.raises(SystemExit):
         example("train_with_fabric").main(["--precison", "bf16-mixed"])
-
-
-def test_truncated_backpropagation() -> None:
-    found = example("truncated_backpropagation").main()
-    assert found["updates"] == 200
-    assert found["accuracy"] > 0.9
-    assert found["difference"] < 1e-4
 
 
 def test_own_norm() -> None:
@@ -64,8 +66,16 @@ def test_fine_tuning() -> None:
     assert found["tuned"] < found["scratch"]
 
 
-def test_reinforcement_learning() -> None:
-    found = example("reinforcement_learning").main()
-    assert found["success"] > 0.9  # a guess has 0.5
-    assert found["difference"] < 1e-4
-    assert found["leaking"] > 1e-2
+def test_language_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LN_ZOO_DATA", "")
+    found = example("language_model").main(["--characters", "60000", "--hidden", "16"])
+    before = found["plain, after an epoch"]
+    # Conversion alone costs some perplexity, which calibration takes back, most of it.
+    assert found["converted"] > found["calibrated"]
+    assert found["calibrated"] - before < 0.5 * (found["converted"] - before)
+    assert found["converted, an epoch later"] < before
+    printed = capsys.readouterr().out
+    assert "Python's documentation, 60,000 characters" in printed
+    assert "ln_zoo.LSTM, LayerNorm()" in printed

@@ -7,15 +7,15 @@ import io
 import json
 import lzma
 import pickle
-import tarfile
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from archive_support import packed
+from handwriting_support import small_distribution
 from hypothesis import strategies as st
 
 from ln_zoo.data import (
@@ -59,24 +59,6 @@ def npy(array: np.ndarray) -> bytes:
 def npz(**arrays: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def tar(files: Mapping[str, bytes], mode: str = "") -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=f"w:{mode}") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    return file.getvalue()
-
-
-def zipped(files: Mapping[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
     return file.getvalue()
 
 
@@ -215,50 +197,21 @@ def stroke_pair() -> Files:
     return {"strokes.npy": npy(lines), "sentences.txt": texts}
 
 
-def stroke_xml(seed: int) -> bytes:
-    rng = np.random.default_rng(seed)
-    strokes = "".join(
-        "<Stroke>"
-        + "".join(f'<Point x="{x}" y="{y}" time="1"/>' for x, y in rng.integers(0, 900, (9, 2)))
-        + "</Stroke>\n"
-        for _ in range(3)
-    )
-    return f"<?xml version='1.0'?>\n<C><StrokeSet>\n{strokes}</StrokeSet></C>\n".encode()
-
-
-def distribution() -> Files:
-    forms = {"trainset.txt": "a01-000u", "testset_v.txt": "a02-004", "testset_t.txt": "b01-010z"}
-    forms["testset_f.txt"] = "c03-021"
-    files: Files = {}
-    for seed, (name, form) in enumerate(forms.items()):
-        files[name] = f" {form}\n".encode()
-        texts = "".join(f"{form} line {k}\n" for k in (1, 2))
-        files[f"ascii/{form[:3]}/{form[:7]}/{form}.txt"] = f"OCR:\n\nCSR:\n\n{texts}".encode()
-        for k in (1, 2):
-            path = f"lineStrokes/{form[:3]}/{form[:7]}/{form}-{k:02}.xml"
-            files[path] = stroke_xml(10 * seed + k)
-    return files
-
-
 def inside(pack: Callable[[bytes], bytes], ending: str, files: Callable[[], Files]) -> Any:
     """Every file compressed on its own."""
     return lambda: {f"{name}{ending}": pack(content) for name, content in files().items()}
 
 
-def _books(root: Path) -> Books:
-    return Books(str(root), batch_size=2, val_books=1, test_books=1, vocabulary_size=20)
+def made(cls: type, **options: Any) -> Callable[[Path], Any]:
+    return lambda root: cls(str(root), batch_size=2, **options)
 
 
-def _mnist(root: Path) -> MNIST:
-    return MNIST(str(root), batch_size=2, train_size=8, val_size=3)
-
-
-def _binarized(root: Path) -> BinarizedMNIST:
-    return BinarizedMNIST(str(root), batch_size=2, published=False, train_size=6, val_size=3)
-
-
-def _captions(root: Path) -> CaptionedImages:
-    return CaptionedImages(str(root), batch_size=2)
+_books = made(Books, val_books=1, test_books=1, vocabulary_size=20)
+_mnist = made(MNIST, train_size=8, val_size=3)
+_binarized = made(BinarizedMNIST, published=False, train_size=6, val_size=3)
+_captions = made(CaptionedImages)
+_strokes = made(IAMOnDB)
+_stroke_pair = made(IAMOnDB, split="random", val_fraction=0.2, test_fraction=0.2)
 
 
 def _cloze(root: Path) -> ClozeQA:
@@ -267,14 +220,6 @@ def _cloze(root: Path) -> ClozeQA:
 
 def _questions_in(archive: str) -> Callable[[Path], ClozeQA]:
     return lambda root: ClozeQA("mine", str(root / archive), batch_size=2, min_count=1)
-
-
-def _strokes(root: Path) -> IAMOnDB:
-    return IAMOnDB(str(root), batch_size=2)
-
-
-def _stroke_pair(root: Path) -> IAMOnDB:
-    return IAMOnDB(str(root), batch_size=2, split="random", val_fraction=0.2, test_fraction=0.2)
 
 
 def _converted(root: Path) -> IAMOnDB:
@@ -292,23 +237,23 @@ FORMATS: dict[str, Format] = {
     "amat": Format(amat, _binarized),
     "amat.gz": Format(inside(gzip.compress, ".gz", amat), _binarized, checked=True),
     "questions": Format(questions, lambda root: ClozeQA("mine", str(root), min_count=1)),
-    "questions.tar": Format(lambda: {"mine.tar": tar(questions())}, _questions_in("mine.tar")),
+    "questions.tar": Format(lambda: {"mine.tar": packed(questions())}, _questions_in("mine.tar")),
     "questions.tgz": Format(
-        lambda: {"mine.tgz": tar(questions(), "gz")}, _questions_in("mine.tgz"), checked=True
+        lambda: {"mine.tgz": packed(questions(), "gz")}, _questions_in("mine.tgz"), checked=True
     ),
     "json lines": Format(json_lines, _cloze),
     "json lines.xz": Format(inside(lzma.compress, ".xz", json_lines), _cloze, checked=True),
     "books": Format(books, _books),
     "books.gz": Format(inside(gzip.compress, ".gz", books), _books, checked=True),
-    "books.tar": Format(lambda: {"books.tar": tar(books())}, _books),
-    "books.zip": Format(lambda: {"books.zip": zipped(books())}, _books),
+    "books.tar": Format(lambda: {"books.tar": packed(books())}, _books),
+    "books.zip": Format(lambda: {"books.zip": packed(books(), "zip")}, _books),
     "captions": Format(captions, _captions),
     "karpathy": Format(karpathy, _captions),
     "caption table": Format(caption_table, _captions),
     "stroke sets": Format(stroke_sets, _strokes),
     "mapped stroke sets": Format(mapped_stroke_sets, _strokes),
     "stroke pair": Format(stroke_pair, _stroke_pair),
-    "strokes xml": Format(distribution, _converted),
+    "strokes xml": Format(lambda: small_distribution(2), _converted),
     "sentences": Format(
         lambda: {"sentences.txt": b"a b c\nd\ne f\n"}, _sentences, False, ("predict",)
     ),

@@ -145,25 +145,6 @@ def situations(cell: str, names: Sequence[str] | None = None) -> dict[str, dict[
     return {name: found[name] for name in names or found}
 
 
-class Ran:
-    """Names of the kernels that layers were run by; ``None`` is the generic loop."""
-
-    def __init__(self) -> None:
-        self.names: list[str | None] = []
-
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        select = ops.select_kernel
-
-        def selected(call: Any) -> Any:
-            kernel = select(call)
-            self.names.append(None if kernel is None else kernel.name)
-            return kernel
-
-        with mock.patch.object(ops, "select_kernel", selected):
-            yield
-
-
 @contextlib.contextmanager
 def limited_to(kernels: str) -> Iterator[None]:
     """Sets ``LN_ZOO_KERNELS``."""
@@ -340,8 +321,8 @@ def assert_as_exact(problem: Problem, device: str, found: Results) -> None:
     assert_within({name: found[name] for name in exact}, exact, allowed)
 
 
-def failures_of(checks: dict[str, Callable[[], None]]) -> str:
-    """Runs all checks, also after one has failed; a line for each that did."""
+def check_all(checks: dict[str, Callable[[], None]]) -> None:
+    """Runs all checks, also after one has failed; the failure has a line for each that did."""
     lines = []
     for name, check in checks.items():
         try:
@@ -349,4 +330,4 @@ def failures_of(checks: dict[str, Callable[[], None]]) -> str:
         except Exception as reason:
             text = str(reason).strip().splitlines() or [""]
             lines.append(f"{name}: {type(reason).__name__}: {text[0][:300]}")
-    return "\n".join(lines)
+    assert not lines, "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import Results, assert_within, limits, moved
-from outcomes import NORMS, devices, failures_of, limited_to
+from outcomes import NORMS, check_all, devices, limited_to
 from torch import Tensor, nn
 
 from ln_zoo.layers import DRAWNetwork, WindowLSTM
@@ -105,5 +105,4 @@ def test_as_exact_as_autograd(device: str, norm: str, kind: str, autocast: bool)
         name: functools.partial(assert_right, layer.train(training), inputs, device, "1", autocast)
         for name, training in (("training", True), ("evaluation", False))
     }
-    found = failures_of(checks)
-    assert not found, found
+    check_all(checks)

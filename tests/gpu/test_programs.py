@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ from outcomes import (
     Problem,
     assert_as_exact,
     assert_right,
+    check_all,
     devices,
-    failures_of,
     gpu,
     limited_to,
     outcome,
@@ -32,14 +32,6 @@ from ln_zoo.norms import LayerNorm
 every_cell = pytest.mark.parametrize("cell", CELLS)
 some_norms = pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 everything = ways(["1"], ["1", "cluster", "triton"])
-
-
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    """Forgets what was compiled before and after."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @everything
@@ -278,5 +270,4 @@ def test_no_gradients(device: str, kernels: str, cell: str) -> None:
                     torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
 
         checks[norm] = functools.partial(check)
-    found = failures_of(checks)
-    assert not found, found
+    check_all(checks)

@@ -121,9 +121,7 @@ def synchronising_step(
 
 @pytest.mark.parametrize("own", [reading_step, synchronising_step, drawing_step])
 def test_cells_that_cannot_be_recorded_run_as_before(
-    own: Callable[..., States],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    own: Callable[..., States], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     places = tuple(dataclasses.replace(place, groups=(1,)) for place in CELLS["GRU"].places)
     layer = Own(12, 40, cell=Cell(own.__name__, own, places)).cuda()

@@ -66,6 +66,23 @@ def _outcome(example: Callable[[], str]) -> str:
         return f"raised {type(error).__name__}: {error}".splitlines()[0]
 
 
+def example(
+    run: Callable[[], Sequence[Tensor]],
+    expected: Sequence[Tensor],
+    close: Callable[[Tensor, Tensor], bool],
+) -> Callable[[], str]:
+    """Return "same" if results have these values and devices, else "other"."""
+
+    def found() -> str:
+        results = run()
+        same = len(results) == len(expected) and all(
+            a.device == b.device and close(a, b) for a, b in zip(results, expected, strict=True)
+        )
+        return "same" if same else "other"
+
+    return found
+
+
 #: The wrong form of a tensor that has its numbers, so that it may be taken.
 STRIDED = "strided"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
 
 def flat(value: Any) -> list[Tensor]:
@@ -29,12 +31,74 @@ def gradients(results: Any, sources: Iterable[Tensor]) -> list[Tensor]:
     return list(found)
 
 
+def results_of(
+    module: Any,
+    x: Any,
+    states: Sequence[Tensor] | None = None,
+    *,
+    gradients_too: bool = True,
+    call: Callable[..., Any] | None = None,
+) -> dict[str, Tensor]:
+    """Return output, states and all gradients by name; the seed of the noise is fixed.
+
+    Args:
+        module: a recurrent layer or cell.
+        x: the input, which may be packed.
+        states: initial states.
+        gradients_too: whether to take gradients.
+        call: a function to call in place of the module.
+    """
+    torch.manual_seed(4)
+    source, *starts = (a.detach().clone() for a in (*flat(x), *(states or ())))
+    for a in (source, *starts):
+        a.requires_grad_(gradients_too)
+    given = x._replace(data=source) if isinstance(x, PackedSequence) else source
+    with torch.set_grad_enabled(gradients_too):
+        done = (call or module)(given, tuple(starts) if len(starts) > 1 else (*starts, None)[0])
+    found = {("output", "h", "c")[i]: a for i, a in enumerate(flat(done))}
+    if gradients_too:
+        sources = {"x": source, **{f"start {i}": s for i, s in enumerate(starts)}}
+        sources |= {n: p for n, p in module.named_parameters() if p.requires_grad}
+        pairs = zip(sources, gradients(done, sources.values()), strict=True)
+        found |= {f"d {name}": g for name, g in pairs}
+    return {name: a.detach() for name, a in found.items()}
+
+
 def randomised(module: Any, size: float = 0.3) -> Any:
     """The module, with noise added to its parameters."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(size * torch.randn_like(parameter))
     return module
+
+
+def filled(module: Any, reached: int | None = None) -> Any:
+    """Fill parameters and running averages at random, with no gain or scale near 0.
+
+    With ``reached``, the module is in evaluation mode after batches of that many time steps.
+    """
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.uniform_(-1, 1)
+            if name.endswith(("gain", "scale")):
+                parameter.add_(0.2 * parameter.sign())
+        for name, buffer in module.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 1.5)
+            elif reached is not None and buffer.dim():
+                buffer[:reached] = 7
+    return module.train(reached is None)
+
+
+#: Norms for comparisons with the equations.
+NORMS: dict[str, Norm] = {
+    "none": Identity(),
+    "layer": LayerNorm(eps=1e-3),
+    "rms": RMSNorm(eps=1e-3),
+    "weight": WeightNorm(),
+    "batch": BatchNorm(eps=1e-3, max_steps=4, momentum=0.3),
+    "batch-eval": BatchNorm(eps=1e-3, max_steps=4),
+}
 
 
 def assert_close(one: Any, two: Any, tolerance: float = 1e-11, atol: float | None = None) -> None:

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import layer_results
 import pytest
 import reference
 import torch
-from layer_results import assert_close, flat, gradients
+from layer_results import assert_close, filled, flat, gradients
 from reference import Direction
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.norms import BatchNorm, LayerNorm
 
 F64 = torch.float64
 TOLERANCE: dict[str, float] = {"tolerance": 0, "atol": 1e-9}
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN_TANH": RNN, "RNN_RELU": RNN}
 CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN_TANH": RNNCell, "RNN_RELU": RNNCell}
-NORMS: dict[str, Norm] = {
-    "layer": LayerNorm(eps=1e-4),
+NORMS = layer_results.NORMS | {
     "layer, each gate": LayerNorm(eps=1e-3, per_gate=True),
-    "rms": RMSNorm(eps=1e-4),
-    "weight": WeightNorm(),
-    "batch": BatchNorm(eps=1e-3, max_steps=4, momentum=0.3),
     "batch, unbiased": BatchNorm(eps=1e-3, max_steps=4, unbiased=True),
-    "batch, evaluation": BatchNorm(eps=1e-3, max_steps=4),
-    "none": Identity(),
 }
 
 
@@ -36,17 +31,7 @@ def build(cls: type[nn.Module], cell: str, norm: str, **options: object) -> nn.M
     if cell == "RNN_RELU":
         options["nonlinearity"] = "relu"
     module = cls(3, 4, norm=NORMS[norm], dtype=F64, **options)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.uniform_(-1, 1)
-            if name.endswith(("gain", "scale")):
-                parameter.add_(torch.sign(parameter) * 0.2)
-        for name, buffer in module.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
-                buffer.uniform_(0.5, 1.5)
-            elif "evaluation" in norm:
-                buffer[:3] = 7  # the last of four rows was never reached
-    return module.train("evaluation" not in norm)
+    return filled(module, 3 if norm == "batch-eval" else None)  # of four rows
 
 
 def assert_same_statistics(sites: Any, d: Direction) -> None:
@@ -104,32 +89,26 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("cell", "norm", "options", "lengths"), PAIRS)
+PLACES = {
+    "LSTM": [("cell",), ("input",), ("recurrent", "cell"), ()],
+    "GRU": [("recurrent",), ("input",)],
+    "RNN_TANH": [("sum",), ("input",)],
+}
+SOME_PLACES = [
+    pytest.param(cell, norm, {"normalize": places}, (4, 2, 5), id=f"{cell}-{norm}-{places}")
+    for cell, choices in PLACES.items()
+    for places in choices
+    for norm in ("layer", "batch", "weight")
+]
+
+
+@pytest.mark.parametrize(("cell", "norm", "options", "lengths"), [*PAIRS, *SOME_PLACES])
 def test_layer(cell: str, norm: str, options: dict[str, Any], lengths: tuple[int, ...]) -> None:
     torch.manual_seed(1)
-    check_layer(build(LAYERS[cell], cell, norm, **options), cell, lengths)
-
-
-@pytest.mark.parametrize("norm", ["layer", "batch", "weight"])
-@pytest.mark.parametrize(
-    ("cell", "normalize"),
-    [
-        ("LSTM", ("cell",)),
-        ("LSTM", ("input",)),
-        ("LSTM", ("recurrent", "cell")),
-        ("LSTM", ()),
-        ("GRU", ("recurrent",)),
-        ("GRU", ("input",)),
-        ("RNN_TANH", ("sum",)),
-        ("RNN_TANH", ("input",)),
-    ],
-)
-def test_only_some_places(cell: str, norm: str, normalize: tuple[str, ...]) -> None:
-    torch.manual_seed(3)
-    layer = build(LAYERS[cell], cell, norm, normalize=normalize)
+    layer = build(LAYERS[cell], cell, norm, **options)
     touched = {name.split(".")[2] for name in layer.state_dict() if name.startswith("sites.")}
-    assert touched <= set(normalize)
-    check_layer(layer, cell, (4, 2, 5))
+    assert touched <= set(options.get("normalize", touched))
+    check_layer(layer, cell, lengths)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
+from layer_results import results_of
 from torch import Tensor, nn
 
 from ln_zoo import LSTM, LayerNorm
@@ -28,15 +28,6 @@ class Tagger(nn.Module):
         return self.head(output)
 
 
-def results(run: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    x = x.clone().requires_grad_()
-    output = run(x)
-    output.mul(torch.linspace(-1, 1, output.numel()).to(x).view_as(output)).sum().backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    return found | {"output": output.detach(), "x": x.grad}
-
-
 def processor_seconds() -> float:
     """Of this process and of compilers that have ended, so that other work does not count."""
     return sum(os.times()[:4])
@@ -51,15 +42,16 @@ def test_six_layers_with_a_head_compile_in_twenty_seconds() -> None:
     double = copy.deepcopy(model).double()
     # With empty caches, inductor first compiles its headers and starts processes.
     torch.compile(nn.Linear(64, 10), fullgraph=True)(x).sum().backward()
+    whole = torch.compile(model, fullgraph=True)
     start = processor_seconds()
-    found = results(torch.compile(model, fullgraph=True), model, x)
+    found = results_of(model, x, call=lambda x, _: whole(x))
     seconds = processor_seconds() - start
 
     def loop(run: int) -> dict[str, Tensor]:
         with generic_loop():
-            return results(model, model, moved(x, run))
+            return results_of(model, moved(x, run), call=lambda x, _: model(x))
 
     with generic_loop():
-        exact = results(double, double, x.double())
+        exact = results_of(double, x.double(), call=lambda x, _: double(x))
     assert_as_accurate(found, exact, loop)
     assert seconds < 20

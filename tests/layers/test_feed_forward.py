@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_results import assert_close, gradients
+from layer_results import assert_close, filled, gradients
 from reference import batch_norm, layer_norm, weight_norm
 from torch import Tensor, nn
 
@@ -23,16 +23,6 @@ every_norm = pytest.mark.parametrize("norm", NORMS, ids=repr)
 modes = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 
 
-def randomize(layer: Any) -> Any:
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.uniform_(-1, 1)
-        for name, buffer in layer.named_buffers():
-            if "running" in name:
-                buffer.uniform_(0.5, 1.5)
-    return layer
-
-
 def expected(sums: Tensor, norm: Norm, layer: Any) -> Tensor:
     """Normalised sums (N, F, H, W), with gain, shift and bias."""
     flat, site = sums.flatten(1), layer.site
@@ -47,11 +37,7 @@ def expected(sums: Tensor, norm: Norm, layer: Any) -> Tensor:
         sums = layer_norm(sums.movedim(1, -1), EPS).movedim(-1, 1)
     elif not isinstance(norm, WeightNorm):
         sums = layer_norm(flat, EPS, center=isinstance(norm, LayerNorm)).view_as(sums)
-    for a, combine in (
-        (site.gain, torch.mul),
-        (site.shift, torch.add),
-        (layer.bias, torch.add),
-    ):
+    for a, combine in ((site.gain, torch.mul), (site.shift, torch.add), (layer.bias, torch.add)):
         if a is not None:
             sums = combine(sums, a if a.dim() == 3 else a.view(-1, 1, 1))
     return sums
@@ -73,7 +59,7 @@ def check(found: Tensor, wanted: Tensor, layer: nn.Module) -> None:
 @pytest.mark.parametrize(("bias", "lead"), [(True, (5,)), (False, (2, 3))])
 def test_linear(norm: Norm, bias: bool, lead: tuple[int, ...], training: bool) -> None:
     """All leading axes are examples."""
-    layer = randomize(Linear(3, 4, bias, norm=norm, dtype=F64)).train(training)
+    layer = filled(Linear(3, 4, bias, norm=norm, dtype=F64)).train(training)
     x = torch.randn(*lead, 3, dtype=F64)
     sums = x.flatten(0, -2) @ weight_of(layer, norm).T
     wanted = expected(sums[..., None, None], norm, layer).view(*lead, 4)
@@ -92,7 +78,7 @@ def test_conv2d(norm: Norm, training: bool, options: dict[str, Any]) -> None:
     x = torch.randn(3, 4, 6, 5, dtype=F64)
     positions = tuple(plain(x).shape[2:])
     layer = Conv2d(4, 6, (3, 2), norm=norm, positions=positions, dtype=F64, **options)
-    randomize(layer).train(training)
+    filled(layer).train(training)
     sums = torch.func.functional_call(plain, {"weight": weight_of(layer, norm)}, x)
     found, wanted = layer(x), expected(sums, norm, layer)
     check(found, wanted, layer)

@@ -39,16 +39,13 @@ def test_a_strict_load_of_plain_weights_names_what_to_do(norm: Norm) -> None:
 
 def test_other_failures_of_loading_have_no_such_hint() -> None:
     layer = LSTM(2, 3, norm=LayerNorm())
-    layer.load_state_dict(layer.state_dict())
-    for state in ({}, {"rnn." + name: value for name, value in layer.state_dict().items()}):
-        with pytest.raises(RuntimeError, match="Missing key") as caught:
+    own = layer.state_dict()
+    layer.load_state_dict(own)
+    fewer = {name: value for name, value in own.items() if name != "weight_hh_l0"}
+    for state in ({}, {"rnn." + name: value for name, value in own.items()}, fewer):
+        with pytest.raises(RuntimeError, match=r"Missing key.*\n?.*weight_hh_l0") as caught:
             layer.load_state_dict(state)
         assert HINT not in str(caught.value)
-    fewer = layer.state_dict()
-    del fewer["weight_hh_l0"]
-    with pytest.raises(RuntimeError, match="weight_hh_l0") as caught:
-        layer.load_state_dict(fewer)
-    assert HINT not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import gradients
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -64,9 +65,7 @@ def pair(kind: str, norm: Norm, **options: Any) -> tuple[nn.Module, nn.Module]:
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    for a, b in zip(tensors(actual), tensors(expected), strict=True):
-        assert a.shape == b.shape
-        torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(tensors(actual), tensors(expected), rtol=0, atol=TOLERANCE)
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -107,22 +106,17 @@ def make_input(kind: str, batch_first: bool) -> tuple[Any, tuple[int, ...], Tens
 #: options meet any layout, and either of them meets both values of each of these three.
 WAYS = list(itertools.product([True, False], [Identity(), WeightNorm()], ["1", "0"]))
 PAIRWISE = [
-    pytest.param(*combination.values, layout, *WAYS[(i + j) % len(WAYS)])
+    pytest.param(combination.values, layout, WAYS[(i + j) % len(WAYS)])
     for i, combination in enumerate(COMBINATIONS)
     for j, layout in enumerate(INPUTS)
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "layout", "given", "norm", "kernels"), PAIRWISE)
+@pytest.mark.parametrize(("case", "layout", "way"), PAIRWISE)
 def test_layer(
-    kind: str,
-    options: str,
-    layout: str,
-    given: bool,
-    norm: Norm,
-    kernels: str,
-    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[str, str], layout: str, way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (kind, options), (given, norm, kernels) = case, way
     monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
     ours, theirs = pair(kind, norm, **OPTIONS[options])
     x, examples, source = make_input(layout, ours.batch_first)
@@ -142,12 +136,6 @@ def test_layer(
         ours_all = [ours.get_parameter(name) for name in names]
         theirs_all = [theirs.get_parameter(name) for name in names]
     assert_same(gradients(actual, sources + ours_all), gradients(expected, sources + theirs_all))
-
-
-def gradients(results: Any, sources: list[Tensor]) -> list[Tensor]:
-    floats = [r for r in tensors(results) if r.is_floating_point()]
-    loss = sum((r * torch.linspace(-1, 1, r.numel(), dtype=F64).view_as(r)).sum() for r in floats)
-    return list(torch.autograd.grad(loss, sources))
 
 
 @pytest.mark.parametrize(("kind", "options"), COMBINATIONS)
@@ -190,31 +178,31 @@ def test_cell(kind: str, bias: bool, batched: bool, given: bool, norm: Norm) -> 
     )
 
 
+OF_IMAGES: list[dict[str, Any]] = [
+    {},
+    {"stride": 2, "padding": 1, "bias": False},
+    {"padding": "same", "dilation": (1, 2)},
+    {"padding": (1, 2), "padding_mode": "circular"},
+    {"padding": 1, "padding_mode": "reflect"},
+    {"padding": 1, "padding_mode": "replicate", "groups": 2},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("cls", "sizes", "shapes", "options"),
     [
-        {},
-        {"stride": 2, "padding": 1, "bias": False},
-        {"padding": "same", "dilation": (1, 2)},
-        {"padding": (1, 2), "padding_mode": "circular"},
-        {"padding": 1, "padding_mode": "reflect"},
-        {"padding": 1, "padding_mode": "replicate", "groups": 2},
+        *((Linear, (3, 5, bias), [(3,), (4, 3), (2, 4, 3)], {}) for bias in (True, False)),
+        *((Conv2d, (4, 6, (3, 2)), [(2, 4, 6, 7), (4, 6, 7)], options) for options in OF_IMAGES),
     ],
     ids=str,
 )
 @neutral
-def test_conv2d(options: dict[str, Any], norm: Norm) -> None:
-    assert_feed_forward(Conv2d, (4, 6, (3, 2)), [(2, 4, 6, 7), (4, 6, 7)], norm, **options)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@neutral
-def test_linear(bias: bool, norm: Norm) -> None:
-    assert_feed_forward(Linear, (3, 5, bias), [(3,), (4, 3), (2, 4, 3)], norm)
-
-
-def assert_feed_forward(
-    cls: Any, sizes: tuple[Any, ...], shapes: list[tuple[int, ...]], norm: Norm, **options: Any
+def test_feed_forward(
+    cls: Any,
+    sizes: tuple[Any, ...],
+    shapes: list[tuple[int, ...]],
+    norm: Norm,
+    options: dict[str, Any],
 ) -> None:
     torch.manual_seed(10)
     theirs = getattr(nn, cls.__name__)(*sizes, dtype=F64, **options)

@@ -67,6 +67,12 @@ def outputs_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
+def assert_standard(rows: Tensor) -> None:
+    """Each column has mean 0 and variance 1."""
+    assert rows.mean(0).abs().max() < 1e-10
+    assert (rows.square().mean(0) - 1).abs().max() < 1e-10
+
+
 @pytest.mark.parametrize(
     ("make", "x", "names"),
     [(mlp, inputs(50, 6), ["0", "2"]), (convnet, inputs(20, 2, 10, 11), ["0", "3", "6"])],
@@ -78,8 +84,7 @@ def test_every_feature_has_mean_0_and_variance_1(make, x: Tensor, names: list[st
     found = outputs_of(model, x)
     assert list(found) == names
     for rows in found.values():
-        assert rows.mean(0).abs().max() < 1e-10
-        assert (rows.square().mean(0) - 1).abs().max() < 1e-10
+        assert_standard(rows)
 
 
 def test_scale_and_bias_are_those_of_the_formula() -> None:
@@ -162,8 +167,7 @@ def test_order_is_that_of_the_pass_and_the_first_use_counts() -> None:
     assert data_dependent_init(model, [x, times]) == ["early", "late"]
     assert has_fresh_scale(model.unused)
     first = model.early(x * times)
-    assert first.mean(0).abs().max() < 1e-10
-    assert (first.square().mean(0) - 1).abs().max() < 1e-10
+    assert_standard(first)
     late = model(x, times)
     assert (late.square().mean(0) - 1).abs().max() < 1e-10
     assert not model.early._forward_pre_hooks
@@ -215,8 +219,7 @@ def test_nothing_else_is_touched() -> None:
     # Batch norm before it used the batch, as in training; dropout was off.
     model.batch.train()
     sums = model.frozen(model.batch(x)).flatten(0, 1)
-    assert sums.mean(0).abs().max() < 1e-10
-    assert (sums.square().mean(0) - 1).abs().max() < 1e-10
+    assert_standard(sums)
 
 
 def test_a_pass_that_fails_leaves_all_as_it_was() -> None:

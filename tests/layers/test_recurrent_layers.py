@@ -12,17 +12,7 @@ from jsonargparse import ArgumentParser
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from ln_zoo.layers import (
-    GRU,
-    LSTM,
-    RNN,
-    Conv2d,
-    GRUCell,
-    Linear,
-    LSTMCell,
-    RecurrentLayer,
-    RNNCell,
-)
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RecurrentLayer, RNNCell
 from ln_zoo.layers.rnn import RecurrentOptions
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
@@ -120,7 +110,10 @@ def test_scales_follow_fresh_weights(cls: type) -> None:
     weights = {n.removesuffix("_l0"): a for n, a in module.named_parameters() if "weight" in n}
     for weight in weights.values():
         nn.init.orthogonal_(weight, gain=2.0)
+    before = module.state_dict(keep_vars=True)
     module.reset_norm()
+    # In place: an optimiser made before must not lose a parameter.
+    assert all(a is before[name] for name, a in module.state_dict(keep_vars=True).items())
     scaled = [m for m in module.modules() if isinstance(m, Site) and "scale" in m._parameters]
     assert len(scaled) == len(weights)
     for site in scaled:
@@ -229,9 +222,9 @@ def test_unknown_places(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS, Linear])
-@pytest.mark.parametrize("norm", [LayerNorm, "layer", nn.LayerNorm(4)])
+@pytest.mark.parametrize("norm", [LayerNorm, "layer", nn.LayerNorm(4), 3])
 def test_norm_takes_an_object_only(cls: type, norm: Any) -> None:
-    with pytest.raises(TypeError, match=r"norm must be .*LayerNorm\(\)"):
+    with pytest.raises(TypeError, match=r"norm must be an instance of .*LayerNorm\(\)"):
         cls(3, 4, norm=norm)
 
 

@@ -84,24 +84,60 @@ def assert_same(one: list[Tensor], two: list[Tensor], sources: list[Tensor]) -> 
     assert_close(gradients(one, sources), gradients(two, sources), 1e-9, 1e-10)
 
 
+def check(layer: Any, given: bool, lengths: list[int] | None = None) -> None:
+    """Compare a padded or packed call with separate calls of its pieces."""
+    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
+    states = states_of(layer, given)
+    if lengths is None:
+        found = flat(layer(x, as_hx(states), reset=flags()))
+    else:
+        options: dict[str, Any] = {"lengths": torch.tensor(lengths), "enforce_sorted": False}
+        packed, reset = (pack_padded_sequence(a, **options) for a in (x, flags()))
+        output, finals = layer(packed, as_hx(states), reset=reset)
+        assert output.batch_sizes.equal(packed.batch_sizes)
+        found = flat((pad_packed_sequence(output)[0], finals))
+    expected = apart(layer, x, flags(), states, lengths or [T] * N)
+    assert_same(found, expected, [x, *(states or ()), *layer.parameters()])
+
+
 NONE, LAYER = Identity(), LayerNorm(eps=1e-3)
 
 
+BOTH: dict[str, Any] = {"bidirectional": True}
+TWO: dict[str, Any] = {"num_layers": 2}
+
+
 @pytest.mark.parametrize(
-    ("cls", "bidirectional", "given", "norm"),  # any two of these meet
+    ("cls", "norm", "options", "given", "lengths"),
     [
-        *((LSTM, False, False, NONE), (LSTM, True, True, LAYER)),
-        *((GRU, False, True, NONE), (GRU, True, False, LAYER)),
-        *((RNN, True, True, NONE), (RNN, False, False, LAYER)),
+        # Any two of cell, directions, states and norm meet.
+        *((LSTM, NONE, TWO, False, None), (LSTM, LAYER, TWO | BOTH, True, None)),
+        *((GRU, NONE, TWO, True, None), (GRU, LAYER, TWO | BOTH, False, None)),
+        *((RNN, NONE, TWO | BOTH, True, None), (RNN, LAYER, TWO, False, None)),
+        *((cls, BatchNorm(), BOTH, True, None) for cls in (LSTM, RNN)),
+        (GRU, WeightNorm(), BOTH, True, None),
+        *(
+            (LSTM, LAYER, BOTH | own, True, None)
+            for own in ({"proj_size": 2}, {"peephole": True}, {"bias": False})
+        ),
+        *((cls, LayerNorm(), BOTH, True, [3, 9, 6, 7]) for cls in (LSTM, RNN)),
+        *((LSTM, LayerNorm(), {}, False, [3, 9, 6, 7]), (GRU, LAYER, BOTH, False, [3, 9, 6, 7])),
     ],
 )
-def test_pieces_apart(cls: type, bidirectional: bool, given: bool, norm: Norm, loop: str) -> None:
-    layer = made(cls, norm, num_layers=2, bidirectional=bidirectional)
-    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
-    states = states_of(layer, given)
-    sources = [x, *(states or ()), *layer.parameters()]
-    found = flat(layer(x, as_hx(states), reset=flags()))
-    assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
+def test_pieces_apart(
+    cls: type,
+    norm: Norm,
+    options: dict[str, Any],
+    given: bool,
+    lengths: list[int] | None,
+    loop: str,
+) -> None:
+    layer = made(cls, norm, **options)
+    if isinstance(norm, BatchNorm):  # its statistics count steps from the start of a piece
+        with torch.no_grad():
+            layer(torch.randn(T, N, E, dtype=F64))
+        layer.eval()
+    check(layer, given, lengths)
 
 
 @pytest.mark.parametrize(
@@ -120,15 +156,8 @@ def test_flags_instead_of_pieces(
     monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
     monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 10))
     layer = made(cls, norm, num_layers=2, bidirectional=True, **noise).eval()
-    x, states = torch.randn(T, N, E, dtype=F64, requires_grad=True), states_of(layer, True)
-    sources = [x, *(states or ()), *layer.parameters()]
-    found = flat(layer(x, as_hx(states), reset=flags()))
-    assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
-    lengths = [9, 6, 6, 3]
-    packed, reset = (pack_padded_sequence(a, lengths) for a in (x, flags()))
-    output, finals = layer(packed, as_hx(states), reset=reset)
-    found = flat((pad_packed_sequence(output)[0], finals))
-    assert_same(found, apart(layer, x, flags(), states, lengths), sources)
+    for lengths in (None, [9, 6, 6, 3]):
+        check(layer, True, lengths)
 
 
 def test_gradients_of_gradients_pass_resets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,44 +190,6 @@ def test_operators_check_resets() -> None:
             run(wrong, "aten")
     with pytest.raises(RuntimeError, match="native has no resets"):
         run(flags().flatten(), "native", Examples(batch=True, eps=1e-5))
-
-
-@pytest.mark.parametrize(
-    ("cls", "norm", "options"),
-    [
-        *((LSTM, BatchNorm(), {}), (GRU, WeightNorm(), {}), (RNN, BatchNorm(), {})),
-        *((LSTM, LAYER, option) for option in ({"proj_size": 2}, {"peephole": True})),
-        (LSTM, LAYER, {"bias": False}),
-    ],
-)
-def test_other_norms_and_layers(cls: type, norm: Norm, options: dict[str, Any], loop: str) -> None:
-    """Statistics per time step count steps from the start of a piece."""
-    layer = made(cls, norm, bidirectional=True, **options)
-    x, states = torch.randn(T, N, E, dtype=F64), states_of(layer, True)
-    with torch.no_grad():
-        layer(x)
-    layer.eval()
-    found = flat(layer(x, as_hx(states), reset=flags()))
-    sources = [*(states or ()), *layer.parameters()]
-    assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
-
-
-@pytest.mark.parametrize(
-    ("cls", "bidirectional", "given"),
-    [(LSTM, True, True), (LSTM, False, False), (GRU, True, False), (RNN, True, True)],
-)
-def test_packed_sequences(cls: type, bidirectional: bool, given: bool, loop: str) -> None:
-    layer = made(cls, LayerNorm(), bidirectional=bidirectional)
-    lengths = [3, 9, 6, 7]
-    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
-    states = states_of(layer, given)
-    options: dict[str, Any] = {"lengths": torch.tensor(lengths), "enforce_sorted": False}
-    packed, reset = (pack_padded_sequence(a, **options) for a in (x, flags()))
-    output, finals = layer(packed, as_hx(states), reset=reset)
-    assert output.batch_sizes.equal(packed.batch_sizes)
-    found = flat((pad_packed_sequence(output)[0], finals))
-    sources = [x, *(states or ()), *layer.parameters()]
-    assert_same(found, apart(layer, x, flags(), states, lengths), sources)
 
 
 def test_layouts_are_one() -> None:

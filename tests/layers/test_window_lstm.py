@@ -12,25 +12,17 @@ import reference
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
 from engines import cpu_engines
-from layer_results import assert_close, flat, gradients
+from layer_results import NORMS, assert_close, filled, flat, gradients
 from reference import Direction
 from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.layers import DRAWNetwork, WindowLSTM, WindowState
 from ln_zoo.layers import window as window_module
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
+from ln_zoo.norms import LayerNorm, Site, WeightNorm
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 F64 = torch.float64
-NORMS: dict[str, Norm] = {
-    "none": Identity(),
-    "layer": LayerNorm(eps=1e-3),
-    "rms": RMSNorm(eps=1e-3),
-    "weight": WeightNorm(),
-    "batch": BatchNorm(eps=1e-3, max_steps=4, momentum=0.3),
-    "batch-eval": BatchNorm(eps=1e-3, max_steps=4),
-}
 FORMS = [(a, b) for a in ("exp", "softplus") for b in ("state", "all")]
 
 
@@ -38,22 +30,14 @@ def build(norm: str = "layer", sizes: tuple[int, ...] = (3, 6, 5, 3), **options:
     """A layer in float64 with random parameters, gains, shifts, scales and running averages."""
     torch.manual_seed(4)
     layer = WindowLSTM(*sizes, norm=NORMS[norm], **options).double()
+    start = [a.detach().clone() for a in layer.window.parameters()]
+    layer = filled(layer, 3 if norm == "batch-eval" else None)
     with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            if name.startswith("window."):
-                parameter.add_(torch.rand_like(parameter) - 0.5)
-            else:
-                parameter.uniform_(-1, 1)
-            if name.endswith(("gain", "scale")):
-                parameter.add_(torch.sign(parameter) * 0.2)
+        for parameter, before in zip(layer.window.parameters(), start, strict=True):
+            parameter.mul_(0.5).add_(before)
         # So that the window moves on.
         layer.window.bias[-layer.components :] += 1.5
-        for name, buffer in layer.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
-                buffer.uniform_(0.5, 1.5)
-            elif norm == "batch-eval":
-                buffer[:3] = 7  # the last of four rows was never reached
-    return layer.train(norm != "batch-eval")
+    return layer
 
 
 def given(layer: WindowLSTM, T: int = 17, N: int = 4, U: int = 6) -> tuple[Tensor, Tensor, Any]:

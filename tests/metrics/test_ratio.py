@@ -33,13 +33,21 @@ def filled() -> Ratio:
     return ratio
 
 
-def test_sums_over_sums() -> None:
+def test_sums_over_sums_of_batches_and_copies() -> None:
     found = filled().compute()
-    assert found.dtype == torch.float64
-    assert found.shape == ()
+    assert (found.dtype, found.shape) == (torch.float64, ())
     assert found.item() == pytest.approx(expected(), rel=1e-12)
-    per_batch = [above.sum() / below.sum() for above, below in batches()]
+    # Calls give a batch's own ratio, of which the mean is another number.
+    ratio = Ratio()
+    per_batch = [above.double().sum() / below.sum() for above, below in batches()]
+    own = [ratio(above, below).item() for above, below in batches()]
+    assert own == pytest.approx(torch.stack(per_batch).tolist(), rel=1e-12)
     assert found.item() != pytest.approx(torch.stack(per_batch).mean().item(), rel=1e-3)
+    for twin in (copy.deepcopy(ratio), pickle.loads(pickle.dumps(ratio)), ratio.clone()):
+        assert twin.compute() == ratio.compute()
+        twin.update(torch.tensor(1e6), torch.tensor(1))
+        assert twin.compute() > ratio.compute()
+    assert ratio.compute() == found
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 1)], ids=str)
@@ -82,43 +90,16 @@ def test_a_module_in_less_precision_leaves_it_as_it_is(cast: str) -> None:
     assert module.to(torch.float16).ratio.numerator.dtype == torch.float64
 
 
-def test_forward_gives_the_batch_s_own_ratio() -> None:
-    ratio = Ratio()
-    for above, below in batches():
-        found = ratio(above, below)
-        assert found.item() == pytest.approx((above.double().sum() / below.sum()).item(), rel=1e-12)
-    assert ratio.compute().item() == pytest.approx(expected(), rel=1e-12)
-
-
-def test_reset_and_nothing_yet() -> None:
+def test_reset_nothing_yet_gradients_and_nan() -> None:
     ratio = filled()
     ratio.reset()
     with pytest.warns(UserWarning, match="before the ``update`` method"):
         assert ratio.compute().isnan()
-    ratio.update(torch.tensor(3.0), torch.tensor(2))
+    ratio.update(torch.tensor(3.0, requires_grad=True) * 1, torch.tensor(2))
     assert ratio.compute().item() == 1.5
-
-
-def test_nan_is_not_hidden() -> None:
-    ratio = filled()
+    assert not ratio.numerator.requires_grad
     ratio.update(torch.tensor([1.0, float("nan")]), torch.tensor([1, 1]))
     assert ratio.compute().isnan()
-
-
-def test_gradients_are_not_kept() -> None:
-    ratio = Ratio()
-    ratio.update(torch.ones(3, requires_grad=True) * 2, torch.ones(3))
-    assert not ratio.numerator.requires_grad
-    assert ratio.compute().item() == 2
-
-
-def test_copies_count_by_themselves() -> None:
-    ratio = filled()
-    for twin in (copy.deepcopy(ratio), pickle.loads(pickle.dumps(ratio)), ratio.clone()):
-        assert twin.compute() == ratio.compute()
-        twin.update(torch.tensor(1e6), torch.tensor(1))
-        assert twin.compute() > ratio.compute()
-    assert ratio.compute().item() == pytest.approx(expected(), rel=1e-12)
 
 
 def test_processes_add_up() -> None:

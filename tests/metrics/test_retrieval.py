@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ln_zoo.metrics import Ranks, Retrieval, retrieval_ranks, retrieval_scores
+from ln_zoo.metrics import Retrieval, retrieval_ranks, retrieval_scores
 
 
 def embeddings(images: int, each: int = 5, size: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -46,10 +46,13 @@ def queries(captions: Tensor, images: Tensor) -> Iterator[tuple[str, list[float]
         yield "caption", [row[j] for row in e], set(range(each * j, each * j + each))
 
 
-def slow_rank(penalties: list[float], right: set[int]) -> int:
+def slow_ranks(captions: Tensor, images: Tensor) -> dict[str, list[int]]:
     """Without ties: sorts, and looks for the first right answer."""
-    order = sorted(range(len(penalties)), key=penalties.__getitem__)
-    return min(place for place, answer in enumerate(order) if answer in right)
+    found: dict[str, list[int]] = {"image": [], "caption": []}
+    for direction, penalties, right in queries(captions, images):
+        order = sorted(range(len(penalties)), key=penalties.__getitem__)
+        found[direction].append(min(order.index(answer) for answer in right))
+    return found
 
 
 def over_all_orders(penalties: list[float], right: set[int]) -> list[int]:
@@ -66,16 +69,12 @@ def over_all_orders(penalties: list[float], right: set[int]) -> list[int]:
 @pytest.mark.parametrize("rows", [1, 7, 1024])
 def test_ranks_are_those_of_a_sort(rows: int) -> None:
     captions, images = embeddings(23)
-    found = dict(
-        zip(("image", "caption"), retrieval_ranks(captions, images, squares, rows), strict=True)
-    )
-    slow: dict[str, list[int]] = {"image": [], "caption": []}
-    for direction, penalties, right in queries(captions, images):
-        slow[direction].append(slow_rank(penalties, right))
-    for direction, ranks in found.items():
-        assert ranks.expected().tolist() == slow[direction]
+    slow = slow_ranks(captions, images)
+    found = retrieval_ranks(captions, images, squares, rows)
+    for expected, ranks in zip(slow.values(), found, strict=True):
+        assert ranks.expected().tolist() == expected
         for k in (1, 5, 10):
-            assert ranks.recall(k).tolist() == [float(rank < k) for rank in slow[direction]]
+            assert ranks.recall(k).tolist() == [float(rank < k) for rank in expected]
     assert 0 < statistics.mean(slow["image"]) < 10
 
 
@@ -83,38 +82,35 @@ def test_ranks_are_those_of_a_sort(rows: int) -> None:
 def test_ties_are_in_random_order(seed: int) -> None:
     """Recalls and mean ranks are the means over all orders of the tied answers."""
     captions, images = whole_numbers(5, 2, seed)
-    found = dict(zip(("image", "caption"), retrieval_ranks(captions, images, squares), strict=True))
-    seen = {"image": 0, "caption": 0}
-    ties = 0
-    for direction, penalties, right in queries(captions, images):
-        orders = over_all_orders(penalties, right)
-        ties += len(orders) > 1
-        query = seen[direction]
-        seen[direction] += 1
-        ranks = found[direction]
-        assert ranks.expected()[query].item() == pytest.approx(statistics.mean(orders))
-        for k in (1, 2, 5):
-            share = statistics.mean(float(rank < k) for rank in orders)
-            assert ranks.recall(k)[query].item() == pytest.approx(share)
-    assert ties > 5
+    of_images, of_captions = retrieval_ranks(captions, images, squares)
+    orders = [over_all_orders(e, right) for _, e, right in queries(captions, images)]
+    found = torch.cat([of_images.expected(), of_captions.expected()]).tolist()
+    assert found == pytest.approx([statistics.mean(ranks) for ranks in orders])
+    for k in (1, 2, 5):
+        shares = [statistics.mean(float(rank < k) for rank in ranks) for ranks in orders]
+        found = torch.cat([of_images.recall(k), of_captions.recall(k)]).tolist()
+        assert found == pytest.approx(shares)
+    assert sum(len(ranks) > 1 for ranks in orders) > 5
 
 
-def test_many_images_give_what_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_and_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where penalties are computed twice in place of being kept."""
     captions, images = embeddings(30)
     kept = retrieval_scores(captions, images, squares)
     monkeypatch.setattr("ln_zoo.metrics.retrieval._KEPT", 0)
     assert retrieval_scores(captions, images, squares) == kept
+    captions, images = embeddings(9)
+    metric = Retrieval(squares)
+    metric.update(captions.bfloat16(), images.bfloat16(), torch.arange(9))
+    rounded = retrieval_scores(captions.bfloat16().float(), images.bfloat16().float(), squares)
+    assert metric.compute() == rounded
 
 
 def test_scores_by_their_definitions() -> None:
     captions, images = embeddings(40, each=3)
     scores = {k: v.item() for k, v in retrieval_scores(captions, images, squares).items()}
-    slow: dict[str, list[int]] = {"image": [], "caption": []}
-    for direction, penalties, right in queries(captions, images):
-        slow[direction].append(slow_rank(penalties, right))
     expected = {}
-    for direction, ranks in slow.items():
+    for direction, ranks in slow_ranks(captions, images).items():
         recalls = [100 * statistics.mean(float(rank < k) for rank in ranks) for k in (1, 5, 10)]
         expected |= {f"{direction}_r{k}": r for k, r in zip((1, 5, 10), recalls, strict=True)}
         expected[f"{direction}_median_rank"] = int(statistics.median(ranks)) + 1
@@ -127,9 +123,8 @@ def test_scores_by_their_definitions() -> None:
 def test_folds_are_ranked_among_themselves() -> None:
     captions, images = embeddings(25)
     scores = retrieval_scores(captions, images, squares, fold_size=10)
-    alone = [
-        retrieval_scores(captions[5 * i : 5 * i + 50], images[i : i + 10], squares) for i in (0, 10)
-    ]
+    parts = ((captions[5 * i : 5 * i + 50], images[i : i + 10]) for i in (0, 10))
+    alone = [retrieval_scores(*part, squares) for part in parts]
     for name, value in scores.items():
         assert value.item() == pytest.approx((alone[0][name] + alone[1][name]).item() / 2)
     assert retrieval_scores(captions, images, squares, fold_size=10, folds=1) == alone[0]
@@ -152,20 +147,6 @@ def test_collapsed_embeddings_score_as_guessing_does() -> None:
     assert scores["caption_mean_rank"] == pytest.approx(101 / 6)
 
 
-def test_recall_is_a_probability_of_draws_without_replacement() -> None:
-    better, tied, own = (
-        torch.tensor([0, 3, 8, 2]),
-        torch.tensor([6, 4, 2, 5]),
-        torch.tensor([2, 1, 1, 5]),
-    )
-    ranks = Ranks(better, tied, own)
-    expected = []
-    for ahead, t, s in zip(better.tolist(), tied.tolist(), own.tolist(), strict=True):
-        firsts = [min(places) + ahead for places in itertools.combinations(range(t), s)]
-        expected.append(statistics.mean(float(first < 5) for first in firsts))
-    assert ranks.recall(5).tolist() == pytest.approx(expected)
-
-
 def filled(order: Tensor, batch: int = 4) -> Retrieval:
     captions, images = embeddings(13)
     grouped = captions.view(13, 5, -1)
@@ -181,9 +162,7 @@ def test_batches_and_their_order_do_not_matter() -> None:
     for seed in range(3):
         order = torch.randperm(13, generator=torch.Generator().manual_seed(seed))
         assert filled(order, batch=5).compute() == expected
-
-
-def test_an_image_that_a_sampler_repeats_counts_once() -> None:
+    # An image that a sampler repeats counts once.
     order = torch.cat([torch.arange(13), torch.tensor([0, 1, 2])])
     assert filled(order).compute() == filled(torch.arange(13)).compute()
 
@@ -203,22 +182,12 @@ def test_copies_and_reset() -> None:
     metric = filled(torch.arange(13))
     scores = metric.compute()
     metric.reset()
-    with (
-        pytest.warns(UserWarning, match="before the ``update`` method"),
-        pytest.raises(ValueError, match="update"),
-    ):
+    told = pytest.warns(UserWarning, match="before the ``update`` method")
+    with told, pytest.raises(ValueError, match="update"):
         metric.compute()
     again = pickle.loads(pickle.dumps(filled(torch.arange(13))))
     assert again.compute() == scores
     assert scores["image_r1"].dtype == torch.float64
-
-
-def test_half_precision_is_ranked_in_single() -> None:
-    captions, images = embeddings(9)
-    metric = Retrieval(squares)
-    metric.update(captions.bfloat16(), images.bfloat16(), torch.arange(9))
-    rounded = retrieval_scores(captions.bfloat16().float(), images.bfloat16().float(), squares)
-    assert metric.compute() == rounded
 
 
 def test_wrong_input_is_told() -> None:

@@ -1,7 +1,8 @@
-"""The protocols of the sentence tasks against the released code's loops, written out."""
+"""Protocols of the sentence tasks against the released code's loops; their files and controls."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 
 from ln_zoo.data.sentence_tasks import read_task
 from ln_zoo.metrics import sentence_tasks
+from ln_zoo.metrics.sentence_controls import EchoState, MeanOfWords, WordVectors, majority
+from ln_zoo.metrics.sentence_scores import Score, as_text, markdown, read_csv, score_of
 from ln_zoo.metrics.sentence_tasks import (
     accuracy,
     evaluate,
@@ -36,7 +39,6 @@ def few_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def score(train: list, test: list, c: float, solver: str = "liblinear") -> float:
-    """Of a regression on some rows, on others."""
     chosen = LogisticRegression(C=c, solver=solver).fit(VECTORS[train], LABELS[train])
     return float(np.mean(chosen.predict(VECTORS[test]) == LABELS[test]))
 
@@ -46,16 +48,13 @@ def without(folds: list, i: int) -> list:
 
 
 def shuffled_folds() -> list[tuple[list, list]]:
-    """Rows of each fold, and of the other nine."""
     order = np.arange(len(LABELS))
     np.random.RandomState(1234).shuffle(order)
     folds = [fold.tolist() for fold in np.array_split(order, 10)]
     return [(fold, without(folds, i)) for i, fold in enumerate(folds)]
 
 
-def test_the_original_protocol_is_that_of_the_released_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_original_protocol_is_the_released_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sentence_tasks.PENALTIES == (1, 2, 4, 8, 16, 32, 64, 128, 256)
     monkeypatch.setattr(sentence_tasks, "PENALTIES", (1.0, 256.0))
     found = []
@@ -70,9 +69,7 @@ def test_the_original_protocol_is_that_of_the_released_code(
     assert accuracy(VECTORS, LABELS, "original") == pytest.approx(np.mean(found), abs=1e-12)
 
 
-def test_the_fast_protocol_takes_the_last_tenth_to_choose_the_penalty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_fast_protocol_chooses_by_the_last_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     penalties = (0.01, 0.03, 0.1, 0.3, 1)
     monkeypatch.setattr(sentence_tasks, "PENALTIES", penalties)
     found = []
@@ -93,13 +90,9 @@ def test_processes_give_the_same() -> None:
 
 
 @pytest.mark.usefixtures("few_penalties")
-def test_sparse_vectors_give_the_same() -> None:
+def test_sparse_vectors_give_the_same_and_constant_ones_the_majority() -> None:
     rows = sparse.csr_matrix(np.where(np.abs(VECTORS) > 0.4, VECTORS, 0))
     assert accuracy(rows, LABELS, "fast") == accuracy(rows.toarray(), LABELS, "fast")
-
-
-@pytest.mark.usefixtures("few_penalties")
-def test_the_majority_is_what_constant_vectors_give() -> None:
     labels = np.repeat([1, 0], [70, 50])
     assert accuracy(np.zeros((120, 1)), labels, "fast") == pytest.approx(70 / 120)
 
@@ -235,3 +228,83 @@ def test_a_bag_of_words_scores_as_in_plain_cross_validation(name: str, data_root
     error = (share * (1 - share) / len(task.labels)) ** 0.5
     found = evaluate(lambda sentences: words, task, "fast")[name.lower()] / 100
     assert found == pytest.approx(share, abs=2 * error)
+
+
+SCORES = [
+    score_of("mean", "mr", 77.3, items=10_662, protocol="fast", unknown=0.25, seconds=1.5),
+    score_of("mean", "sick_pearson", 0.842, items=4927, protocol="fast", seconds=2.0),
+    Score("other", "mr", math.nan, None, 10, None, "fast", 3.0),
+]
+
+
+def test_a_table_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "scores.csv"
+    path.write_text(as_text(SCORES, ".csv", {}), encoding="utf-8")
+    assert as_text(read_csv(path), ".csv", {}) == path.read_text(encoding="utf-8")
+    path.write_text("encoder,metric\nmean,mr\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"scores\.csv"):
+        read_csv(path)
+
+
+def test_markdown_has_reported_rows_in_italics() -> None:
+    reported = {"paper": {"mr": 79.5, "trec": 1.0}, "none": {"trec": 1.0}}
+    lines = markdown(SCORES, reported).splitlines()
+    # Pearson: (1 - r^2) / sqrt(n - 3).
+    assert lines[2:] == [
+        "| encoder | SICK r | MR |",
+        "|---|---|---|",
+        "| mean | 0.842 ± 0.004 | 77.3 ± 0.4 |",
+        "| other |  | - |",
+        "| *paper* |  | *79.5* |",
+    ]
+
+
+SENTENCES = ["it rained all day", "it", "the sun shone again and again"]
+
+
+def test_random_word_vectors_depend_on_the_word_and_the_seed() -> None:
+    one, other = WordVectors(features=5), WordVectors(features=5, seed=1)
+    a = one.of("rain sun rain")
+    assert a.shape == (3, 5)
+    assert np.array_equal(a[0], a[2])
+    assert not np.array_equal(a[0], a[1])
+    assert np.array_equal(WordVectors(features=5).of("sun")[0], a[1])
+    assert not np.array_equal(other.of("sun")[0], a[1])
+    with pytest.raises(ValueError, match=r"words and vectors .*1 and 2"):
+        WordVectors(["a"], np.zeros((2, 3)))
+
+
+def test_majority_and_mean() -> None:
+    assert majority(SENTENCES).shape == (3, 1)
+    vectors = WordVectors(features=6)
+    found = MeanOfWords(vectors)(SENTENCES)
+    for row, sentence in zip(found, SENTENCES, strict=True):
+        mean = sum(vectors.of(word)[0].astype(float) for word in sentence.split())
+        np.testing.assert_allclose(row, mean / np.linalg.norm(mean), rtol=1e-5)
+
+
+def test_echo_states_are_those_of_the_equation() -> None:
+    network = EchoState(WordVectors(features=7), features=20, radius=0.8, leak=0.7, seed=3)
+    found = network(SENTENCES)
+    for row, sentence in zip(found, SENTENCES, strict=True):
+        words = network.vectors.of(sentence).astype(float)
+        words /= np.linalg.norm(words, axis=1, keepdims=True)
+        halves = []
+        for way, order in enumerate((words, words[::-1])):
+            h, states = np.zeros(10), []
+            for a in order @ network._inputs[way] + network._biases[way]:
+                h = 0.3 * h + 0.7 * np.tanh(a + h @ network._states[way])
+                states.append(h)
+            halves.append(np.max(states, axis=0))
+        expected = np.concatenate(halves)
+        np.testing.assert_allclose(row, expected / np.linalg.norm(expected), atol=1e-5)
+    for matrix in network._states:
+        assert np.abs(np.linalg.eigvals(matrix.toarray())).max() == pytest.approx(0.8, rel=1e-5)
+    assert np.array_equal(EchoState(features=20)(SENTENCES), EchoState(features=20)(SENTENCES))
+    with pytest.raises(ValueError, match="features must be an even number"):
+        EchoState(features=3)
+
+
+def test_a_large_reservoir_has_its_radius() -> None:
+    matrix = EchoState(features=400, radius=0.9)._states[0].toarray()
+    assert np.abs(np.linalg.eigvals(matrix)).max() == pytest.approx(0.9, rel=1e-3)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import randomised
 from reference import layer_norm, read, run
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -26,19 +27,10 @@ ANSWERS = ("@entity1", "@entity4", "@entity0", "@entity2")
 EPS = 1e-5
 
 
-def named(norm: Norm) -> str:
-    return type(norm).__name__
-
-
 def small(**arguments: Any) -> AttentiveReader:
     torch.manual_seed(0)
     sizes = {"vocabulary": WORDS, "hidden_size": 6, "dropout": 0.0}
-    model = AttentiveReader(**sizes | arguments)
-    with torch.no_grad():
-        for p in model.parameters():
-            # What begins as zeros or ones takes part as well.
-            p += 0.3 * torch.randn_like(p)
-    return model.double()
+    return randomised(AttentiveReader(**sizes | arguments)).double()
 
 
 def make_batch(padding: int = 0) -> tuple[Inputs, Tensor]:
@@ -55,13 +47,10 @@ def make_batch(padding: int = 0) -> tuple[Inputs, Tensor]:
 
 
 def widened(batch: tuple[Inputs, Tensor], token: int = 3) -> tuple[Inputs, Tensor]:
-    """The same batch with four more positions of padding, which hold a word."""
     passage, passage_lengths, query, query_lengths = batch[0]
     more = torch.full((len(passage), 4), token)
-    wide = Inputs(
-        torch.cat([passage, more], 1), passage_lengths, torch.cat([query, more], 1), query_lengths
-    )
-    return wide, batch[1]
+    passage, query = (torch.cat([tokens, more], 1) for tokens in (passage, query))
+    return Inputs(passage, passage_lengths, query, query_lengths), batch[1]
 
 
 def lstm(model: AttentiveReader, name: str, x: Tensor, lengths: Tensor, masked: bool) -> Tensor:
@@ -95,23 +84,20 @@ def by_the_equations(
         return a + p[f"{name}.bias"] if bias else a
 
     # The states of all passages one after another: batch norm pools over all of them.
-    if masked:
-        together = torch.cat([h[n, :length] for n, length in enumerate(lengths)])
-        w_h = outside("attend_states", together, bias=True).split(lengths)
-    else:
-        w_h = outside("attend_states", h.flatten(0, 1), bias=True).split(h.shape[1])
+    counted = lengths if masked else [h.shape[1]] * len(lengths)
+    together = torch.cat([states[:count] for states, count in zip(h, counted, strict=True)])
+    w_h = outside("attend_states", together, bias=True).split(counted)
     w_u = outside("attend_query", u)
     m = p["similarity.weight"]
     attention = torch.zeros(inputs.passage.shape, dtype=torch.float64)
     readings, means = [], []
     for n, length in enumerate(lengths):
-        scores = []
-        for t in range(length):
-            s = (m @ h[n, t]) @ (m @ u[n])
-            scores.append(p["attend_score.weight"][0] @ (w_h[n][t] + w_u[n] + s).tanh())
-        attention[n, :length] = torch.stack(scores).softmax(0)
-        readings.append(sum(attention[n, t] * h[n, t] for t in range(length)))
-        means.append(h[n, :length].mean(0))
+        states = h[n, :length]
+        s = (states @ m.T) @ (m @ u[n])
+        scores = (w_h[n][:length] + w_u[n] + s.unsqueeze(1)).tanh() @ p["attend_score.weight"][0]
+        attention[n, :length] = scores.softmax(0)
+        readings.append(attention[n, :length] @ states)
+        means.append(states.mean(0))
     g = outside("join_reading", torch.stack(readings), bias=True) + outside("join_query", u)
     g = (g + outside("join_mean", torch.stack(means))).tanh()
     return g @ p["output.weight"].T + p["output.bias"], attention
@@ -132,12 +118,8 @@ def by_the_equations(
 def test_outputs_are_those_of_the_equations(
     norm: Norm, kind: str, start: Any, everywhere: bool, masked: bool
 ) -> None:
-    model = small(
-        norm=norm,
-        everywhere=everywhere,
-        initial_state=start,
-        statistics="masked" if masked else "all",
-    )
+    options = {"initial_state": start, "statistics": "masked" if masked else "all"}
+    model = small(norm=norm, everywhere=everywhere, **options)
     inputs, _ = make_batch()
     everywhere = everywhere and kind != "none"
     logits, attention = by_the_equations(model, inputs, kind, masked, everywhere)
@@ -146,7 +128,7 @@ def test_outputs_are_those_of_the_equations(
 
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "lstm"])
-@pytest.mark.parametrize("norm", NORMS, ids=named)
+@pytest.mark.parametrize("norm", NORMS, ids=repr)
 def test_padding_changes_nothing(norm: Norm, everywhere: bool) -> None:
     batch = make_batch()
     for training in (True, False):
@@ -167,7 +149,6 @@ def test_padding_changes_what_statistics_of_all_positions_are() -> None:
 
 
 def test_scores() -> None:
-    """Over all words, over entities, and over those of the passage."""
     model = small(norm=Identity())
     with torch.no_grad():
         model.output.weight.zero_()
@@ -187,7 +168,6 @@ def test_scores() -> None:
         ({"@entity1": 2.0, "@entity0": 3.0}, [(1, 1, 1), (1, 1, 1), (1, 1, 1)]),
     ):
         with torch.no_grad():
-            assert model.output.bias is not None
             model.output.bias.zero_()
             for word, score in scores.items():
                 model.output.bias[numbers[word]] = score
@@ -199,16 +179,22 @@ def test_scores() -> None:
         assert torch.allclose(found["nll"], -probability.double().log().expand(3), atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", NORMS, ids=named)
+def squares(model: AttentiveReader) -> list[Tensor]:
+    """All square blocks of weights."""
+    blocks = [model.similarity.weight, model.attend_states.weight]
+    for reader in (model.passage_reader, model.query_reader):
+        blocks += [*reader.weight_ih_l0.chunk(4), *reader.weight_hh_l0.chunk(4)]
+    return blocks
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=repr)
 def test_initial_weights(norm: Norm) -> None:
     torch.manual_seed(0)
     model = AttentiveReader(WORDS, 20, norm=norm, everywhere=True, initial_state="learned")
     assert (model.initial_states == 0).all()
-    blocks = [model.similarity.weight, model.attend_states.weight]
+    blocks = squares(model)
     for reader in (model.passage_reader, model.query_reader):
-        blocks += [*reader.weight_ih_l0.chunk(4), *reader.weight_hh_l0.chunk(4)]
-        assert (reader.bias_ih_l0 == 0).all()
-        assert (reader.bias_hh_l0 == 0).all()
+        assert not any(bias.any() for bias in (reader.bias_ih_l0, reader.bias_hh_l0))
     assert len(blocks) == 18
     for i, block in enumerate(blocks):
         assert torch.allclose(block @ block.T, 0.05**2 * torch.eye(20), atol=1e-6)
@@ -220,17 +206,14 @@ def test_initial_weights(norm: Norm) -> None:
     for weight in (model.embedding.weight, model.output.weight):
         assert 0.9 * bound < weight.abs().max() <= bound
     assert 0.5 * 20**-0.5 < model.attend_score.weight.abs().max() <= 20**-0.5
-    for bias in (model.attend_states.bias, model.join_reading.bias, model.output.bias):
-        assert bias is not None
-        assert (bias == 0).all()
+    for layer in (model.attend_states, model.join_reading, model.output):
+        assert (layer.bias == 0).all()
 
 
 def test_tied_weights_as_in_the_sources_code() -> None:
     torch.manual_seed(0)
     model = AttentiveReader(WORDS, 6, tied_init=True)
-    blocks = [model.similarity.weight, model.attend_states.weight]
-    for reader in (model.passage_reader, model.query_reader):
-        blocks += [*reader.weight_ih_l0.chunk(4), *reader.weight_hh_l0.chunk(4)]
+    blocks = squares(model)
     assert all(block.equal(blocks[0]) for block in blocks)
     assert model.join_reading.weight.equal(model.join_mean.weight)
     torch.manual_seed(1)
@@ -251,29 +234,18 @@ def test_dropout_is_for_training() -> None:
     assert not data[0].equal(data[1])
 
 
-def test_default_vocabulary() -> None:
-    model = AttentiveReader(hidden_size=4)
-    assert model.hparams["vocabulary"][:2] == ["@placeholder", "@entity0"]
-    assert int(model.entities.sum()) == 100
-
-
-def data(**arguments: Any) -> SyntheticClozeQA:
-    sizes = {"batch_size": 8, "train_size": 24, "val_size": 10, "test_size": 10}
-    return SyntheticClozeQA(**sizes | {"passage_sentences": 2, "num_entities": 4} | arguments)
-
-
 def test_it_learns_a_small_corpus() -> None:
     torch.manual_seed(0)
-    questions = data(entities="file")
+    sizes = {"batch_size": 8, "train_size": 24, "val_size": 10, "test_size": 10}
+    questions = SyntheticClozeQA(**sizes, passage_sentences=2, num_entities=4, entities="file")
     model = AttentiveReader(questions.vocabulary, 16, dropout=0.0, lr=0.02)
     run = quiet_trainer(max_epochs=40, check_val_every_n_epoch=40)
     run.fit(model, datamodule=questions)
     names = {"nll", "error", "entity_error", "passage_error"}
     logged = {name for name in run.callback_metrics if name.startswith("val_")}
     assert logged == {f"val_{name}" for name in names}
-    scores = [
-        model.train().per_example(batch)["error"] for batch in questions.train_eval_dataloader()
-    ]
+    batches = questions.train_eval_dataloader()
+    scores = [model.train().per_example(batch)["error"] for batch in batches]
     assert torch.cat(scores).mean() < 0.1
 
 
@@ -293,9 +265,7 @@ def test_an_answer_is_an_entity_of_the_passage() -> None:
                            ("@entity1", " ")):  # fmt: skip
         with pytest.raises(ValueError, match="@entity0"):
             model.answer(passage, query)
-
-
-def test_an_answer_is_that_of_evaluation_in_training_too() -> None:
+    # In training too it is that of evaluation.
     model = small(dropout=0.5).train()
     model.query_reader.eval()
     given = "@entity1 said @entity3 sings .", "@placeholder sings"
@@ -304,7 +274,10 @@ def test_an_answer_is_that_of_evaluation_in_training_too() -> None:
     assert answers == {model.eval().answer(*given)}
 
 
-def test_predictions_are_words() -> None:
+def test_default_vocabulary_and_predicted_words() -> None:
+    defaults = AttentiveReader(hidden_size=4)
+    assert defaults.hparams["vocabulary"][:2] == ["@placeholder", "@entity0"]
+    assert int(defaults.entities.sum()) == 100
     model, (inputs, answers) = small(), make_batch()
     found = model.predict_step((inputs, answers), 0)
     assert found["answer"] == list(ANSWERS)

@@ -13,7 +13,8 @@ from torch import Tensor
 from training import quiet_trainer
 
 from ln_zoo.data import SyntheticScenes
-from ln_zoo.models import OrderEmbedding
+from ln_zoo.models import OrderEmbedding, order_penalty
+from ln_zoo.models.order_penalty import order_violation
 from ln_zoo.norms import Identity, LayerNorm, Norm
 from ln_zoo.vocabulary import EOS, UNK
 
@@ -91,13 +92,9 @@ def slow_loss(
 @pytest.mark.parametrize("negatives", ["sum", "hardest"])
 @pytest.mark.parametrize("penalty", ["squared", "root"])
 @pytest.mark.parametrize("measure", ["order", "reversed", "cosine"])
-def test_the_loss_is_the_hinges_of_the_source(
-    measure: str, penalty: str, negatives: str, reduction: str
-) -> None:
-    model = small(
-        measure=measure, penalty=penalty, negatives=negatives, loss_reduction=reduction, margin=0.3
-    )
-    model = scattered(model.double())
+def test_the_loss_is_the_hinges(measure: str, penalty: str, negatives: str, reduction: str) -> None:
+    options = {"measure": measure, "penalty": penalty, "negatives": negatives, "margin": 0.3}
+    model = scattered(small(**options, loss_reduction=reduction).double())
     s = model.embed_captions(*model.encode_words(CAPTIONS))
     v = model.embed_images(images())
     expected = slow_loss(s, v, measure, penalty == "root", 0.3, negatives, reduction)
@@ -121,8 +118,12 @@ def test_the_root_has_a_gradient_where_nothing_is_violated() -> None:
     model = small(penalty="root")
     same = torch.rand(3, 5, requires_grad=True)
     model.penalties(same, same).sum().backward()
-    assert same.grad is not None
     assert same.grad.isfinite().all()
+    same = torch.rand(3, 4, requires_grad=True)
+    violation = order_violation(same, same)
+    assert torch.equal(violation.diagonal(), torch.zeros(3))
+    (gradient,) = torch.autograd.grad(violation.diagonal().sum(), same)
+    assert torch.equal(gradient, torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
@@ -137,15 +138,7 @@ def test_what_fills_a_row_is_not_read(norm: Norm) -> None:
         torch.testing.assert_close(row, alone, rtol=1e-12, atol=1e-13)
 
 
-def test_words_have_numbers_and_an_end() -> None:
-    captions, lengths = small().encode_words([["a", "unicorn"], [], ["sleeps"]])
-    assert captions.tolist() == [[2, UNK, EOS], [EOS, EOS, EOS], [6, EOS, EOS]]
-    assert lengths.tolist() == [3, 1, 2]
-    with pytest.raises(ValueError, match="captions"):
-        small().encode_words([])
-
-
-def test_words_are_dropped_in_training_alone() -> None:
+def test_words_have_numbers_and_are_dropped_in_training_alone() -> None:
     model = small(word_dropout=0.5)
     captions, lengths = model.encode_words([["dog"] * 400])
     seen = []
@@ -155,6 +148,11 @@ def test_words_are_dropped_in_training_alone() -> None:
     assert 140 < (seen[0] == UNK).sum() < 260
     assert seen[0][0, -1] == EOS
     assert torch.equal(seen[1], captions)
+    captions, lengths = small().encode_words([["a", "unicorn"], [], ["sleeps"]])
+    assert captions.tolist() == [[2, UNK, EOS], [EOS, EOS, EOS], [6, EOS, EOS]]
+    assert lengths.tolist() == [3, 1, 2]
+    with pytest.raises(ValueError, match="captions"):
+        small().encode_words([])
 
 
 def test_weights_start_as_in_the_sources_code() -> None:
@@ -174,10 +172,9 @@ def test_weights_start_as_in_the_sources_code() -> None:
     assert (gru.sites["l0"]["input"].gain == 1).all()
     square = OrderEmbedding(WORDS, embedding_features=16, hidden_size=16, prenorm_bias=True)
     for block in square.recurrent.weight_ih_l0.split(16):
-        torch.testing.assert_close(
-            block[:, :16] @ block[:, :16].T, torch.eye(16), rtol=0, atol=1e-5
-        )
-        assert not block[:, 16].any()
+        weight, bias = block.split([16, 1], 1)
+        torch.testing.assert_close(weight @ weight.T, torch.eye(16), rtol=0, atol=1e-5)
+        assert not bias.any()
 
 
 def gradients(model: OrderEmbedding, size: float) -> dict[str, Tensor]:
@@ -187,31 +184,22 @@ def gradients(model: OrderEmbedding, size: float) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3])
 def test_each_tensor_of_the_source_is_clipped_by_itself(size: float) -> None:
     """Gates and candidate have weights of their own there, which torch puts into one."""
     model = small(prenorm_bias=True)
     before = gradients(model, size)
     model.configure_gradient_clipping(model.configure_optimizers())  # type: ignore[arg-type]
     for name, p in model.named_parameters():
-        pieces = [slice(None)]
-        if name.startswith("recurrent."):
-            pieces = [slice(10), slice(10, None)]
-        for piece in pieces:
-            columns = [...]
-            if name.endswith("weight_ih_l0"):
-                columns = [(slice(None), slice(4)), (slice(None), slice(4, 5))]  # type: ignore[list-item]
-            for column in columns:
-                was, now = before[name][piece][column], p.grad[piece][column]  # type: ignore[index]
-                expected = was if was.norm() <= 2 else was * 2 / was.norm()
-                torch.testing.assert_close(now, expected, rtol=1e-6, atol=0)
+        rows = [10, 5] if name.startswith("recurrent.") else [len(p)]
+        columns = [4, 1] if name.endswith("weight_ih_l0") else [p.numel() // len(p)]
 
+        def pieces(a: Tensor, rows: list[int] = rows, columns: list[int] = columns) -> list[Tensor]:
+            return [b for row in a.view(len(a), -1).split(rows) for b in row.split(columns, 1)]
 
-def test_a_gradient_of_zeros_stays() -> None:
-    model = small()
-    gradients(model, 0.0)
-    model.configure_gradient_clipping(model.configure_optimizers())  # type: ignore[arg-type]
-    assert not any(p.grad.any() for p in model.parameters())  # type: ignore[union-attr]
+        for was, now in zip(pieces(before[name]), pieces(p.grad), strict=True):
+            expected = was if was.norm() <= 2 else was * 2 / was.norm()
+            torch.testing.assert_close(now, expected, rtol=1e-6, atol=0)
 
 
 def test_it_learns_scenes() -> None:
@@ -226,9 +214,8 @@ def test_it_learns_scenes() -> None:
     assert scores["val_caption_r10"] > 35
     assert scores["val_image_mean_rank"] < 30
     (tested,) = learner.test(model, datamodule=data, verbose=False)
-    assert tested["test_recall_sum"] == pytest.approx(
-        tested["test_image_sum"] + tested["test_caption_sum"]
-    )
+    both = tested["test_image_sum"] + tested["test_caption_sum"]
+    assert tested["test_recall_sum"] == pytest.approx(both)
     assert tested["test_image_r10"] > 30
 
 
@@ -270,11 +257,70 @@ def test_predictions_are_the_penalties_of_pairs() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_features_of_another_size_are_refused() -> None:
+def test_sizes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"6 .*\(3, 7\)"):
         small().embed_images(torch.rand(3, 7))
-
-
-def test_training_takes_one_caption_an_image() -> None:
     with pytest.raises(ValueError, match=r"10 .* 2 "):
         small().loss(torch.rand(10, 5), torch.rand(2, 5))
+    with pytest.raises(ValueError, match=r"\(M, D\) and \(N, D\), got \(2, 3\) and \(2, 4\)"):
+        order_violation(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"got \(3,\) and \(2, 3\)"):
+        order_violation(torch.zeros(3), torch.zeros(2, 3))
+
+
+def points(m: int, n: int, d: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(m + n)
+    above, below = (torch.randn(k, d, generator=generator, dtype=F64).to(dtype) for k in (m, n))
+    return above.requires_grad_(), below.requires_grad_()
+
+
+def all_at_once(above: Tensor, below: Tensor) -> Tensor:
+    return (above[:, None] - below).clamp(min=0).square().sum(-1)
+
+
+@pytest.fixture(params=[1, 60, 2**18])
+def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Differences held at a time: less than a row, some rows, all."""
+    monkeypatch.setitem(order_penalty._DIFFERENCES, "cpu", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 5, 3), (4, 9, 6), (3, 0, 4), (0, 3, 4)], ids=str)
+def test_value_and_gradients(sizes: tuple[int, int, int], held: int) -> None:
+    above, below = points(*sizes)
+    found, expected = order_violation(above, below), all_at_once(above, below)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+    weights = torch.randn(expected.shape, dtype=F64, generator=torch.Generator().manual_seed(3))
+    ours = torch.autograd.grad(found, (above, below), weights)
+    theirs = torch.autograd.grad(expected, (above, below), weights)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_gradients_of_one_side_and_single_precision() -> None:
+    above, below = points(4, 3, 5)
+    order_violation(above, below.detach()).sum().backward()
+    expected = torch.autograd.grad(all_at_once(above, below.detach()).sum(), above)
+    torch.testing.assert_close(above.grad, expected[0], rtol=1e-12, atol=0)
+    above, below = points(50, 40, 300)
+    exact = all_at_once(above, below)
+    few = [a.detach().float() for a in (above, below)]
+    plain = (all_at_once(*few) - exact).abs().max()
+    assert (order_violation(*few) - exact).abs().max() <= 2 * plain
+
+
+def test_all_differences_are_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = 0
+    monkeypatch.setitem(order_penalty._DIFFERENCES, "cpu", 1000)
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                largest = max(largest, out.numel())
+            return out
+
+    above, below = points(30, 20, 25, torch.float32)
+    with Watch():
+        order_violation(above, below).sum().backward()
+    assert 600 <= largest <= 1000 < 30 * 20 * 25

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 from training import quiet_trainer
@@ -19,16 +20,9 @@ from ln_zoo.models.base import runs_of_checkpoint
 DIGITS = {"dataset": "digits", "train_size": 100, "batch_size": 20}
 
 
-def digits(**options: Any) -> Digits:
-    return Digits(**({"batch_size": 20, "train_size": 100, "val_size": 20} | options))
-
-
-def trainer(*callbacks: Callback, **options: Any) -> Trainer:
-    return quiet_trainer(*callbacks, **{"max_epochs": 2} | options)
-
-
-def model() -> MLPClassifier:
-    return MLPClassifier(64, [8])
+digits = partial(Digits, batch_size=20, train_size=100, val_size=20)
+trainer = partial(quiet_trainer, max_epochs=2)
+model = partial(MLPClassifier, 64, [8])
 
 
 def kept(path: Path) -> tuple[Any, ...]:
@@ -59,22 +53,24 @@ def test_an_epoch_counts_once_its_last_batch_is_done(tmp_path: Path) -> None:
     for step in range(1, 11):
         (run,) = kept(tmp_path / f"step={step}.ckpt")
         assert (run["epochs"], run["steps"]) == (step // 5, step)
-
-
-def test_the_checkpoint_of_a_validation_has_its_epoch(tmp_path: Path) -> None:
+    # The checkpoint of a validation has its epoch.
     best = ModelCheckpoint(tmp_path, monitor="val_nll", mode="min")
     trainer(best, max_epochs=1).fit(model(), digits())
     assert kept(Path(best.best_model_path)) == (DIGITS | {"epochs": 1, "steps": 5},)
 
 
 @pytest.mark.parametrize(
-    ("limits", "epochs", "steps"),
-    [({"max_steps": 7, "max_epochs": -1}, 1, 7), ({"limit_train_batches": 2}, 0, 4)],
+    ("limits", "counted"),
+    [
+        ({"max_steps": 7, "max_epochs": -1}, {"epochs": 1, "steps": 7}),
+        ({"limit_train_batches": 2}, {"epochs": 0, "steps": 4}),
+        ({"accumulate_grad_batches": 5}, {"batch_size": 100, "epochs": 2, "steps": 2}),
+    ],
 )
-def test_parts_of_epochs_are_none(limits: dict[str, Any], epochs: int, steps: int) -> None:
+def test_whole_epochs_and_updates_count(limits: dict[str, Any], counted: dict[str, int]) -> None:
     mine = model()
     trainer(**limits).fit(mine, digits())
-    assert mine.training_runs == (DIGITS | {"epochs": epochs, "steps": steps},)
+    assert mine.training_runs == (DIGITS | counted,)
 
 
 def test_resuming_goes_on_with_the_run(tmp_path: Path) -> None:
@@ -106,13 +102,8 @@ def test_runs_that_cannot_be_known_are_unknown(tmp_path: Path) -> None:
     ours.fit(model(), digits())
     ours.save_checkpoint(tmp_path / "it.ckpt")
     checkpoint = torch.load(tmp_path / "it.ckpt", weights_only=True)
-    for damaged in (
-        None,
-        [],
-        {"runs": 3},
-        {"runs": [3], "before": {"batches": None}},
-        {"runs": [3], "before": {"batches": 0, "steps": 0}},
-    ):
+    before = ({"batches": None}, {"batches": 0, "steps": 0})
+    for damaged in (None, [], {"runs": 3}, *({"runs": [3], "before": each} for each in before)):
         torch.save(checkpoint | {"training_runs": damaged}, tmp_path / "odd.ckpt")
         mine = MLPClassifier.load_from_checkpoint(tmp_path / "odd.ckpt", map_location="cpu")
         assert mine.training_runs == ({},)
@@ -138,9 +129,3 @@ def test_subclasses_and_data_of_the_user() -> None:
     assert mine.training_runs == ({"dataset": "Mine", "epochs": 2, "steps": 4},)
     trainer().fit(loaders, Mine().train_dataloader())
     assert loaders.training_runs == ({"epochs": 2, "steps": 4},)
-
-
-def test_updates_of_several_batches() -> None:
-    mine = model()
-    trainer(accumulate_grad_batches=5).fit(mine, digits())
-    assert mine.training_runs == (DIGITS | {"batch_size": 100, "epochs": 2, "steps": 2},)

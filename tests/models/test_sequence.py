@@ -83,27 +83,20 @@ def test_pixels_in_order_rows_and_permuted() -> None:
 
 
 def test_permutation_is_a_true_one_and_travels_with_the_weights() -> None:
+    torch.manual_seed(0)
     model = SequenceClassifier(permuted=True, permutation_seed=1)
-    assert model.permutation is not None
     assert model.permutation.sort().values.equal(torch.arange(784))
+    torch.manual_seed(0)
     other = SequenceClassifier(permuted=True, permutation_seed=2)
-    assert other.permutation is not None
     assert not other.permutation.equal(model.permutation)
+    # Models of one seed differ in nothing but the order.
+    assert other.recurrent.weight_hh_l0.equal(model.recurrent.weight_hh_l0)
     other.load_state_dict(model.state_dict())
     assert other.permutation.equal(model.permutation)
     state = SequenceClassifier().state_dict()
     assert "permutation" not in state
     with pytest.raises(RuntimeError, match="permutation"):  # another task's weights
         model.load_state_dict(state)
-
-
-def test_drawing_the_permutation_leaves_the_weights_alone() -> None:
-    """Models of one seed differ in nothing but the order."""
-    torch.manual_seed(0)
-    a = small(permuted=True, permutation_seed=1)
-    torch.manual_seed(0)
-    b = small(permuted=True, permutation_seed=2)
-    assert a.recurrent.weight_hh_l0.equal(b.recurrent.weight_hh_l0)
 
 
 @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
@@ -124,9 +117,8 @@ def test_noise_on_the_initial_state_is_for_batch_statistics(norm: Norm, permuted
 def test_noise_has_the_deviation_asked_for() -> None:
     """With weights of zero and an open output gate, the logits show the initial state of an RNN."""
     torch.manual_seed(0)
-    model = SequenceClassifier(
-        1, 5, hidden_size=5, cell="rnn", norm=Identity(), initial_noise=0.01
-    ).double()
+    model = small(in_features=1, num_classes=5, cell="rnn", norm=Identity(), initial_noise=0.01)
+    model.double()
     with torch.no_grad():
         model.recurrent.weight_ih_l0.zero_()
         model.initial_states.zero_()
@@ -152,21 +144,17 @@ def test_blank_first_pixels_have_finite_gradients(norm: Norm, cell: Any) -> None
         assert parameter.grad.isfinite().all(), name
 
 
-def test_a_warning_where_steps_share_statistics() -> None:
+def test_where_and_when_norms_act() -> None:
     with pytest.warns(UserWarning, match="max_steps=12"):
         small(norm=BatchNorm(max_steps=5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         small(norm=BatchNorm(max_steps=12))
         small(norm=BatchNorm(max_steps=4), step_features=3)
-
-
-def test_the_norm_may_act_at_some_places() -> None:
     model = small(normalize=["recurrent"])
     assert model.hparams["normalize"] == ["recurrent"]
-    assert [name for name, _ in model.named_parameters() if "gain" in name] == [
-        "recurrent.sites.l0.recurrent.gain"
-    ]
+    gains = [name for name, _ in model.named_parameters() if "gain" in name]
+    assert gains == ["recurrent.sites.l0.recurrent.gain"]
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])
@@ -180,9 +168,8 @@ def test_it_learns(norm: Norm) -> None:
         rows[torch.arange(count), labels] += 0.7
         return rows, labels
 
-    model = SequenceClassifier(
-        24, 4, hidden_size=16, step_features=6, norm=norm, lr=3e-3, permuted=True
-    )
+    sizes = {"in_features": 24, "num_classes": 4, "hidden_size": 16, "step_features": 6}
+    model = SequenceClassifier(**sizes, norm=norm, lr=3e-3, permuted=True)
     loader = BatchLoader(Tensors(*examples(640)), 32, training=True, shuffle=True)
     trainer = quiet_trainer(max_epochs=8, gradient_clip_val=1.0)
     trainer.fit(model, loader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -13,8 +14,8 @@ import pytest
 import torch
 from accuracy import DOUBLE, assert_as_accurate, error, generic_loop, moved
 from lightning.pytorch import LightningDataModule
-from reference import read
-from torch import Tensor
+from reference import read, run
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from training import quiet_trainer
 
@@ -29,7 +30,6 @@ Batch = tuple[Sentences, Sentences, Sentences]
 
 
 def small(**arguments: Any) -> SkipThought:
-    """A model whose every parameter matters, gains and biases included."""
     torch.manual_seed(0)
     sizes = {"vocabulary": WORDS, "hidden_size": 8, "embedding_features": 5}
     model = SkipThought(**sizes | arguments)
@@ -43,7 +43,6 @@ def small(**arguments: Any) -> SkipThought:
 
 
 def sentences(lengths: tuple[int, ...], seed: int) -> Sentences:
-    """Random words that end with 0, padded with 0."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, 30, (len(lengths), max(lengths)), generator=generator)
     for row, length in zip(tokens, lengths, strict=True):
@@ -65,34 +64,27 @@ class Equations:
         self.model = copy.deepcopy(model).double().requires_grad_(False)
         self.embedding = self.model.embedding.weight
 
-    def step(self, x: Tensor, h: Tensor, layer: str, end: str = "l0") -> Tensor:
+    def run(self, x: Tensor, h: Tensor, layer: str, end: str = "l0") -> tuple[Tensor, Tensor]:
         if self.model.prenorm_bias:
-            x = torch.cat([x, x.new_ones(1)])
-        d = read("GRU", getattr(self.model, layer), end)
-        return d.step(x[None], h[None], None, 0)[0][0]
+            x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+        (states,), last, _ = run(read("GRU", getattr(self.model, layer), end), [x], h[None])
+        return states, last[0]
 
     def vector(self, words: list[int]) -> Tensor:
-        found = []
-        for end in self.model.encoder.sites:
-            h = self.embedding.new_zeros(self.model.encoder.hidden_size)
-            for word in words if end == "l0" else words[::-1]:
-                h = self.step(self.embedding[word], h, "encoder", end)
-            found.append(h)
-        return torch.cat(found)
+        x, encoder = self.embedding[words], self.model.encoder
+        start = x.new_zeros(encoder.hidden_size)
+        ends = {"l0": x, "l0_reverse": x.flip(0)}
+        return torch.cat([self.run(ends[end], start, "encoder", end)[1] for end in encoder.sites])
 
     def nats(self, words: list[int], vector: Tensor, layer: str) -> float:
-        h, total, softmax = vector, 0.0, self.model.softmax
-        x = torch.zeros_like(self.embedding[0])
-        every_step = self.model.conditioning == "every_step"
-        for word in words:
-            h = self.step(torch.cat([x, vector]) if every_step else x, h, layer)
-            logits = softmax.weight @ h + softmax.bias
-            total -= float(logits[word] - logits.exp().sum().log())
-            x = self.embedding[word]
-        return total
+        x = torch.cat([torch.zeros_like(self.embedding[:1]), self.embedding[words[:-1]]])
+        if self.model.conditioning == "every_step":
+            x = torch.cat([x, vector.expand(len(x), -1)], 1)
+        states, _ = self.run(x, vector, layer)
+        logits = states @ self.model.softmax.weight.T + self.model.softmax.bias
+        return float(nn.functional.cross_entropy(logits, torch.tensor(words), reduction="sum"))
 
     def of(self, batch: Batch) -> tuple[list[float], list[float]]:
-        """Nats of the next and of the previous sentence of each triple."""
         source, following, preceding = (
             [row[: int(n)].tolist() for row, n in zip(*part, strict=True)] for part in batch
         )
@@ -121,12 +113,12 @@ def test_loss_is_that_of_the_equations(arguments: dict[str, Any], source: tuple[
     following, preceding = Equations(model).of(batch)
     exact = {"loss": torch.tensor(sum(following) + sum(preceding), dtype=torch.float64)}
     double = copy.deepcopy(model).double()
-    assert_as_accurate({"loss": double.loss(batch)}, exact, lambda run: exact)
+    assert_as_accurate({"loss": double.loss(batch)}, exact, lambda _: exact)
 
-    def loop(run: int) -> dict[str, Tensor]:
+    def loop(k: int) -> dict[str, Tensor]:
         other = copy.deepcopy(model)
         for parameter in other.parameters():
-            parameter.data = moved(parameter, run)
+            parameter.data = moved(parameter, k)
         with generic_loop():
             return {"loss": other.loss(batch)}
 
@@ -139,6 +131,10 @@ def test_loss_is_that_of_the_equations(arguments: dict[str, Any], source: tuple[
     assert scores["token_nll"][0].sum().item() == pytest.approx(total, rel=1e-12)
     assert scores["next_nll"][1].tolist() == [3, 6, 1]
     assert scores["token_nll"][1].tolist() == [8, 8, 5]
+    found = double.predict_step(batch, 0)
+    assert found["next_nats"].equal(scores["next_nll"][0])
+    assert found["next_nats"].dtype == torch.float64
+    assert found["previous_tokens"].tolist() == [5, 2, 4]
 
     model.loss_reduction = "token_mean"
     assert model.loss(batch).item() == pytest.approx(total / 21, rel=1e-5)
@@ -158,9 +154,8 @@ def test_decoders_may_go_on_past_the_end(
     padded = model.loss(batch)
     assert len(asked) == 2
     torch.testing.assert_close(padded, loss, rtol=1e-12, atol=0.0)
-    torch.testing.assert_close(
-        torch.autograd.grad(padded, parameters), gradients, rtol=1e-11, atol=1e-12
-    )
+    found = torch.autograd.grad(padded, parameters)
+    torch.testing.assert_close(found, gradients, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer norm", "batch norm"])
@@ -178,18 +173,13 @@ def test_what_lies_behind_a_sentence_changes_nothing(norm: Norm) -> None:
     batch = make_batch((2, 5, 3))
     filled: list[Sentences] = []
     for tokens, lengths in batch:
-        longer = torch.full((len(tokens), tokens.shape[1] + 3), 17)
-        for row, old, n in zip(longer, tokens, lengths.tolist(), strict=True):
-            row[:n] = old[:n]
-        filled.append((longer, lengths))
-    loss, other = model.loss(batch), model.loss(tuple(filled))
-    assert loss.item() == pytest.approx(other.item(), rel=1e-13)
-    for a, b in zip(
-        torch.autograd.grad(loss, list(model.parameters())),
-        torch.autograd.grad(other, list(model.parameters())),
-        strict=True,
-    ):
-        assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
+        longer = nn.functional.pad(tokens, (0, 3))
+        beyond = torch.arange(longer.shape[1]) >= lengths.unsqueeze(1)
+        filled.append((longer.masked_fill(beyond, 17), lengths))
+    losses = model.loss(batch), model.loss(tuple(filled))
+    torch.testing.assert_close(*losses, rtol=1e-13, atol=0.0)
+    gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("prenorm_bias", [False, True])
@@ -229,7 +219,7 @@ def test_vectors_are_those_of_step_by_step(encoder: str, eos: bool) -> None:
     assert not np.allclose(model.encode(texts, eos=not eos), found, atol=1e-3)
 
 
-def test_encoding_leaves_the_mode_and_refuses_what_is_no_sentence() -> None:
+def test_encoding_leaves_the_mode_tells_unknown_words_once_and_refuses_others() -> None:
     model = small()
     model.encode(["w1"])
     assert model.training
@@ -238,6 +228,13 @@ def test_encoding_leaves_the_mode_and_refuses_what_is_no_sentence() -> None:
         model.encode("w1 w2")
     with pytest.raises(ValueError, match="sentence 1"):
         model.encode(["w1", " "])
+    model = small()
+    with pytest.warns(UserWarning, match="2 of 3"):
+        found = model.encode(["foreign words", "w1 foreign", "palabras ajenas"])
+    assert np.array_equal(found[0], found[2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.encode(["foreign"])
 
 
 def test_combined_vectors_are_those_of_each_model_side_by_side() -> None:
@@ -251,24 +248,6 @@ def test_combined_vectors_are_those_of_each_model_side_by_side() -> None:
         CombinedSkipThoughts(one)
 
 
-def test_unknown_words_are_told_once() -> None:
-    model = small()
-    with pytest.warns(UserWarning, match="2 of 3"):
-        found = model.encode(["foreign words", "w1 foreign", "palabras ajenas"])
-    assert np.array_equal(found[0], found[2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.encode(["foreign"])
-
-
-def test_predictions_of_triples_are_their_scores() -> None:
-    model, batch = small(), make_batch()
-    found, scores = model.predict_step(batch, 0), model.per_example(batch)
-    assert found["next_nats"].equal(scores["next_nll"][0])
-    assert found["next_nats"].dtype == torch.float64
-    assert found["previous_tokens"].tolist() == [5, 2, 4]
-
-
 def test_loss_in_blocks_is_that_of_all_tokens_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_softmax, "_BLOCK", (60, 60))  # two tokens of 30 words, and one left
     torch.manual_seed(0)
@@ -280,20 +259,16 @@ def test_loss_in_blocks_is_that_of_all_tokens_at_once(monkeypatch: pytest.Monkey
     found, exact = 2 * softmax.loss(states, targets), 2 * softmax.nll(states, targets).sum()
     assert exact > 200
     assert error(found, exact) < DOUBLE
-    gradients = (torch.autograd.grad(loss, inputs) for loss in (found, exact))
-    for one, two in zip(*gradients, strict=True):
-        assert error(one, two) < DOUBLE
+    for pair in zip(*(torch.autograd.grad(loss, inputs) for loss in (found, exact)), strict=True):
+        assert error(*pair) < DOUBLE
 
 
-def test_adaptive_softmax_is_a_distribution() -> None:
+def test_adaptive_and_sampled_softmax() -> None:
     torch.manual_seed(0)
     softmax = AdaptiveSoftmax(8, 30, [5, 15])
     states = torch.randn(1, 8).expand(30, 8)
     assert (-softmax.nll(states, torch.arange(30))).exp().sum().item() == pytest.approx(1, abs=1e-5)
     assert softmax.loss(states, torch.arange(30)) == softmax.nll(states, torch.arange(30)).sum()
-
-
-def test_sampled_softmax_approaches_the_full_one() -> None:
     torch.manual_seed(0)
     full, sampled = FullSoftmax(6, 50), SampledSoftmax(6, 50, samples=20_000)
     sampled.load_state_dict(full.state_dict())
@@ -304,18 +279,13 @@ def test_sampled_softmax_approaches_the_full_one() -> None:
         loss = softmax.loss(states, targets)
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, softmax.parameters())])
 
-    exact = gradients(full)
-    assert error(gradients(sampled), exact) < 0.05
-    rough = SampledSoftmax(6, 50, samples=5)
-    rough.load_state_dict(full.state_dict())
-    assert error(gradients(rough), exact) > 0.1
-
-
-@pytest.mark.parametrize("softmax", ["adaptive", "sampled"])
-def test_other_softmaxes_train(softmax: Any) -> None:
-    model, batch = small(softmax=softmax, softmax_samples=8), make_batch()
-    model.loss(batch).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert error(gradients(sampled), gradients(full)) < 0.05
+    sampled.samples = 5
+    assert error(gradients(sampled), gradients(full)) > 0.1
+    for softmax in ("adaptive", "sampled"):
+        model = small(softmax=softmax, softmax_samples=8)
+        model.loss(make_batch()).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 class Triples(LightningDataModule):
@@ -347,3 +317,57 @@ def test_training_lowers_what_validation_and_test_measure() -> None:
     tested = trainer.test(model, data, verbose=False)[0]
     # The ratio over the whole set, whatever the batches.
     assert score(trainer, data.test_dataloader(), "test") == pytest.approx(tested, rel=1e-6)
+
+
+OWN = [f"w{i}" for i in range(20)]
+
+
+@pytest.fixture
+def model() -> SkipThought:
+    return SkipThought(OWN, hidden_size=8, embedding_features=6)
+
+
+def write(path: Path, vectors: dict[str, np.ndarray], header: bool = False) -> Path:
+    lines = [f"{len(vectors)} {len(next(iter(vectors.values())))}"] if header else []
+    lines += [" ".join([word, *(f"{x:.9g}" for x in vector)]) for word, vector in vectors.items()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("header", [True, False], ids=["word2vec", "GloVe"])
+def test_words_of_others_are_mapped(model: SkipThought, tmp_path: Path, header: bool) -> None:
+    """Where vectors are an affine map of the model's own, least squares find the inverse."""
+    random = np.random.default_rng(0)
+    away, shift = random.normal(size=(6, 6)), random.normal(size=6)
+    own = model.embedding.weight.detach().double().numpy()
+    given = {word: own[i + 2] @ away + shift for i, word in enumerate(OWN)}
+    meant = {"neu": random.normal(size=6) / 10, "été": random.normal(size=6) / 10}
+    given |= {word: vector @ away + shift for word, vector in meant.items()}
+    given |= {"a_phrase": shift, "w3": given["w3"]}
+    path = write(tmp_path / "vectors.txt", given, header)
+    before = model.encode(["w1 neu été", "w3 w4"])
+    assert model.expand_vocabulary(path) == 2
+    found = model.expansion.vectors[[model.expansion.rows[word] for word in meant]]
+    assert np.allclose(found.numpy(), list(meant.values()), atol=1e-4)
+
+    # The encoder reads them like words of its own.
+    other = SkipThought([*OWN, *meant], hidden_size=8, embedding_features=6)
+    state = model.state_dict()
+    for name, value in other.state_dict().items():
+        value[: len(state[name])] = state[name]
+    other.state_dict()["embedding.weight"][22:] = found
+    after = model.encode(["w1 neu été", "w3 w4"])
+    assert np.allclose(after, other.encode(["w1 neu été", "w3 w4"]), atol=1e-6)
+    assert not np.allclose(after[0], before[0], atol=1e-3)
+    assert np.array_equal(after[1], before[1])
+
+
+def test_few_common_words_are_told_and_none_refused(model: SkipThought, tmp_path: Path) -> None:
+    path = write(tmp_path / "vectors.txt", {"neu": np.ones(2)})
+    with pytest.raises(ValueError, match="has no word that the model knows") as caught:
+        model.expand_vocabulary(path)
+    assert str(path) in str(caught.value)
+    assert model.expansion is None
+    vectors = {word: np.ones(4) * i for i, word in enumerate(["w1", "w2", "neu"])}
+    with pytest.warns(UserWarning, match=r"2 .* 5 "):
+        model.expand_vocabulary(write(path, vectors))

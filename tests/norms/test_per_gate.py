@@ -28,17 +28,17 @@ def test_groups_are_gates(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["channel", "unit", "position"])
-def test_it_changes_nothing_without_gates(form: str) -> None:
+def test_it_changes_nothing_without_gates_nor_the_form_without_positions(form: str) -> None:
     x = {Linear: torch.randn(4, 3), Conv2d: torch.randn(2, 3, 5, 5), RNN: torch.randn(5, 4, 3)}
-    more: dict[str, Any] = {"kernel_size": 3, "positions": (3, 3)}
     for cls, given in x.items():
+        norms = [LayerNorm(convolution=form, per_gate=per_gate) for per_gate in (False, True)]
+        options = {"kernel_size": 3, "positions": (3, 3)} if cls is Conv2d else {}
         outputs = []
-        for per_gate in (False, True):
+        for norm in norms if cls is Conv2d else (LayerNorm(), *norms):
             torch.manual_seed(1)
-            norm = LayerNorm(convolution=form, per_gate=per_gate)
-            found = cls(3, 6, norm=norm, **(more if cls is Conv2d else {}))(given)
+            found = cls(3, 6, norm=norm, **options)(given)
             outputs.append(found[0] if cls is RNN else found)
-        assert torch.equal(*outputs)
+        assert all(torch.equal(outputs[0], other) for other in outputs[1:])
     site = Site(LayerNorm(per_gate=True), "input", 9, groups=(6, 3))
     assert site.to_spec().groups == (6, 3)
 

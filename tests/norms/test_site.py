@@ -23,12 +23,6 @@ class Recorder(Norm):
         return 2 * a
 
 
-@pytest.mark.parametrize("norm", ["LayerNorm", LayerNorm, nn.LayerNorm(4), None, 3])
-def test_what_is_no_norm_is_refused(norm):
-    with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
-        Site(norm, "sum", 4)
-
-
 @pytest.mark.parametrize("groups", [(), (3,), (2, 3), (4, 4)])
 def test_groups_that_miss_features_are_refused(groups):
     with pytest.raises(ValueError, match="do not sum to the 4 features"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -50,6 +51,19 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def close(actual: Tensor, expected: np.ndarray) -> None:
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-11, atol=1e-13)
+
+
+def measure(model: nn.Module, method: str, batches: Iterable[Any]) -> None:
+    with population_statistics(model, method):
+        for batch in batches:
+            model(batch)
+
+
+def assert_statistics(site: Site, method: str, sums: list[list[np.ndarray]]) -> None:
+    """Compare a site without time steps with the statistics of these sums."""
+    mean, var = REFERENCES[method](sums, 1)
+    close(site.running_mean, mean[0])
+    close(site.running_var, var[0])
 
 
 def seen(site: Site, run) -> list[list[np.ndarray]]:
@@ -212,42 +226,29 @@ def test_linear_layers_on_batches_of_several_sizes(method: str, norm: Norm) -> N
     model = nn.Sequential(Linear(5, 4, norm=norm, dtype=F64), nn.ReLU(), Linear(4, 3, norm=norm))
     model.double().eval()
     x = 3 + torch.randn(23, 5, dtype=F64)
-    with population_statistics(model, method):
-        for batch in x.split([9, 9, 5]):
-            model(batch)
+    batches = x.split([9, 9, 5])
+    measure(model, method, batches)
     weight = model[0].weight.detach().numpy()
-    sums = [[part.numpy() @ weight.T] for part in x.split([9, 9, 5])]
-    mean, var = REFERENCES[method](sums, 1)
-    close(model[0].site.running_mean, mean[0])
-    close(model[0].site.running_var, var[0])
-    if method == "total_variance":
-        whole = x.numpy() @ weight.T
-        close(model[0].site.running_var, whole.var(0))
+    assert_statistics(model[0].site, method, [[part.numpy() @ weight.T] for part in batches])
     assert model[0].site.num_batches_tracked == 3
 
     def run() -> None:
         with batch_statistics(model):
-            for batch in x.split([9, 9, 5]):
+            for batch in batches:
                 model(batch)
 
     # The second layer sees what the first makes of each batch.
-    mean, var = REFERENCES[method](seen(model[2].site, run), 1)
-    close(model[2].site.running_mean, mean[0])
-    close(model[2].site.running_var, var[0])
+    assert_statistics(model[2].site, method, seen(model[2].site, run))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_convolutions(method: str) -> None:
     layer = Conv2d(2, 3, 3, norm=BatchNorm(), dtype=F64).eval()
     x = torch.randn(7, 2, 5, 6, dtype=F64)
-    with population_statistics(layer, method):
-        for batch in x.split([4, 3]):
-            layer(batch)
+    measure(layer, method, x.split([4, 3]))
     sums = nn.functional.conv2d(x, layer.weight).detach().movedim(1, -1)
     batches = [[part.reshape(-1, 3).numpy()] for part in sums.split([4, 3])]
-    mean, var = REFERENCES[method](batches, 1)
-    close(layer.site.running_mean, mean[0])
-    close(layer.site.running_var, var[0])
+    assert_statistics(layer.site, method, batches)
 
 
 def test_far_from_zero_nothing_cancels() -> None:
@@ -257,9 +258,7 @@ def test_far_from_zero_nothing_cancels() -> None:
     with torch.no_grad():
         layer.weight.copy_(torch.eye(2))
     for method in METHODS:
-        with population_statistics(layer, method):
-            for batch in (x + 1e9).split(400):
-                layer(batch)
+        measure(layer, method, (x + 1e9).split(400))
         # The input itself is rounded to 1e-7 there.
         variances = torch.stack([b.var(0, correction=0) for b in x.split(400)]).mean(0)
         expected = variances if method == "average" else x.var(0, correction=0)
@@ -273,9 +272,7 @@ def test_float32_buffers_hold_sums_of_float64() -> None:
         layer.weight.fill_(1.0)
     x = torch.rand(200, 300, 1)
     for method in METHODS:
-        with population_statistics(layer, method):
-            for batch in x:
-                layer(batch)
+        measure(layer, method, x)
         mean = x.double().mean()
         assert abs(layer.site.running_mean.item() - mean) < 1e-7
         assert layer.site.running_mean.dtype == torch.float32
@@ -328,9 +325,7 @@ def test_each_step_of_each_site(
         if site.normalizes
     }
     expected = {key: REFERENCES[method](seen(site, run), max_steps) for key, site in sites.items()}
-    with population_statistics(layer, method):
-        for batch in batches:
-            layer(batch)
+    measure(layer, method, batches)
     for key, site in sites.items():
         mean, var = expected[key]
         reached = len(mean)
@@ -489,13 +484,9 @@ def test_a_users_norm_that_keeps_statistics(method: str) -> None:
     layer = Linear(5, 4, norm=Centred(), dtype=F64).eval()
     assert keeps_statistics(layer)
     x = torch.randn(12, 5, dtype=F64)
-    with population_statistics(layer, method):
-        for batch in x.split([5, 7]):
-            layer(batch)
+    measure(layer, method, x.split([5, 7]))
     sums = [[part.numpy()] for part in (x @ layer.weight.T).detach().split([5, 7])]
-    mean, var = REFERENCES[method](sums, 1)
-    close(layer.site.running_mean, mean[0])
-    close(layer.site.running_var, var[0])
+    assert_statistics(layer.site, method, sums)
 
 
 def test_within_another() -> None:

@@ -6,9 +6,11 @@ import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from engines import note_kernels
 
 from ln_zoo.ops.engines.triton import graphs
 
@@ -24,6 +26,12 @@ def threads_as_before() -> Iterator[None]:
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Kernels selected so far; see `engines.note_kernels`."""
+    return note_kernels(monkeypatch)
 
 
 class PretendedCache(graphs.Cache):

@@ -126,69 +126,98 @@ def in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, rows))
 
 
-@pytest.mark.parametrize(
-    ("spec", "hidden", "sizes"),
-    [
-        *((LSTM, 5, [2] * 3), (GRU, 5, [2] * 3), (RNN, 5, [1] * 17)),
-        *((GRU, 100, [2]), (LSTM, 257, [2])),
-    ],
-)
-def test_layer_norm(spec: Spec, hidden: int, sizes: list[int]) -> None:
-    check(spec, hidden, sizes)
+def case(
+    spec: Spec,
+    hidden: int,
+    sizes: list[int],
+    noise: str | None = None,
+    slowly: bool = False,
+    **options: Any,
+) -> Any:
+    """A call of `check`; noise comes with resets."""
+
+    def run() -> None:
+        with_noise, masks = spec, NO_MASKS
+        if noise is not None:
+            reset = noise != "expected zoneout"
+            with_noise, masks = noisy(spec, noise, hidden, sizes, reset)
+        check(with_noise, hidden, sizes, masks=masks, **options)
+
+    name = f"{spec.encode()}, {hidden}, {sizes}, {noise}, {options}"
+    return pytest.param(run, marks=pytest.mark.slow if slowly else (), id=name)
 
 
 RMS = {"input": rows(4, center=False), "recurrent": rows(4, center=False)}
+#: Some places only, and RMS norm.
+OTHERS = [
+    replace(LSTM, **RMS, out=rows(1, center=False)),
+    replace(LSTM, input=NONE, recurrent=NONE),
+    replace(LSTM, input=NONE, out=NONE),
+    replace(LSTM, recurrent=NONE, out=NONE),
+    Spec("LSTM", NONE, NONE, NONE),
+    replace(GRU, input=rows(2, 1, center=False), recurrent=rows(2, 1, center=False)),
+    replace(GRU, input=NONE),
+    replace(GRU, recurrent=NONE),
+    Spec("RNN_RELU", NONE, NONE, rows(1, center=False)),
+    Spec("RNN_TANH", NONE, NONE, NONE),
+    # Other groups of gates than the paper's.
+    Spec("LSTM", EACH_GATE, rows(2, 2, center=False), rows(1)),
+    Spec("LSTM", rows(1, 3), rows(3, 1), NONE),
+    Spec("LSTM", rows(1, 2, 1), rows(2, 1, 1), NONE),
+    Spec("GRU", rows(3), rows(1, 2), NONE),
+    Spec("GRU", rows(1, 1, 1), rows(2, 1, center=False), NONE),
+    # Both terms at once, and cell states that are carried normalised.
+    *(JOINT, CARRIED, JOINT_GRU),
+    replace(BOTH, recurrent=EACH_GATE, out=rows(1, center=False)),
+    replace(CARRIED, input=NONE, recurrent=NONE),
+    replace(JOINT_GRU, recurrent=rows(2, 1, center=False)),
+    replace(JOINT, recurrent=NONE, out=NONE),
+    replace(JOINT_GRU, recurrent=NONE),
+]
+#: Unbiased and given statistics of batches, and some places only.
+OTHERS_OVER_BATCH = [
+    Spec("LSTM", UNBIASED, UNBIASED, UNBIASED),
+    Spec("GRU", UNBIASED, UNBIASED, NONE),
+    Spec("RNN_RELU", NONE, NONE, UNBIASED),
+    Spec("LSTM", BATCH, NONE, NONE),
+    Spec("LSTM", NONE, BATCH, NONE),
+    Spec("LSTM", NONE, NONE, BATCH),
+    Spec("GRU", NONE, BATCH, NONE),
+    Spec("GRU", BATCH, NONE, NONE),
+    *map(with_given, OVER_BATCH.values()),
+    Spec("LSTM", BATCH, GIVEN, replace(BATCH, eps=0.1)),
+    Spec("LSTM", GIVEN, UNBIASED, GIVEN),
+    Spec("GRU", replace(GIVEN, eps=0.1), BATCH, NONE),
+    Spec("GRU", NONE, GIVEN, NONE),
+    Spec("RNN_RELU", NONE, NONE, GIVEN),
+]
+CASES = [
+    *(case(spec, 5, [2] * 3) for spec in (LSTM, GRU)),
+    *(case(RNN, 5, [1] * 17), case(GRU, 100, [2]), case(LSTM, 257, [2])),
+    *(case(spec, 6, [1] * 2) for spec in OTHERS),
+    *(case(spec, 100, [3] * 2, products=BF16) for spec in (LSTM, BOTH)),
+    case(BATCH_LSTM, 20, [17] * 2, products=BF16),
+    *(case(spec, 4, [1] * 2, without=("bias", "bias_hn")) for spec in (LSTM, GRU, RNN)),
+    *(case(spec, 4, [3] * 2, without=("bias", "bias_hn")) for spec in OVER_BATCH.values()),
+    # A GRU may have a shift at one place and no bias at all.
+    *(case(GRU, 4, [1] * 2, without=(name,)) for name in ("bias", "bias_hn")),
+    *(case(LSTM, 5, [2] * 3, noise) for noise in ("zoneout", "expected zoneout")),
+    *(case(GRU, 5, [2] * 3, noise) for noise in ("zoneout", "all")),
+    *(case(RNN, 5, [2] * 3, noise) for noise in ("all", "")),
+    case(Spec("LSTM", NONE, NONE, NONE), 5, [2] * 3, "zoneout"),
+    case(Spec("LSTM", NONE, NONE, rows(1, center=False)), 4, [2] * 3, "all"),
+    case(Spec("GRU", NONE, NONE, NONE), 6, [2] * 3, "all"),
+    case(Spec("RNN_RELU", NONE, NONE, NONE), 5, [2] * 3, "all"),
+    *(case(BATCH_LSTM, 5, [2] * 2), case(BATCH_LSTM, 1, [17] * 2)),
+    case(BATCH_LSTM, 100, [3] * 2, slowly=True),
+    *(case(BATCH_GRU, 5, [17] * 2), case(BATCH_RNN, 1, [130] * 2), case(BATCH_RNN, 70, [2] * 2)),
+    *(case(spec, 5, [4] * 2) for spec in OTHERS_OVER_BATCH),
+]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        replace(LSTM, **RMS, out=rows(1, center=False)),
-        replace(LSTM, input=NONE, recurrent=NONE),
-        replace(LSTM, input=NONE, out=NONE),
-        replace(LSTM, recurrent=NONE, out=NONE),
-        Spec("LSTM", NONE, NONE, NONE),
-        replace(GRU, input=rows(2, 1, center=False), recurrent=rows(2, 1, center=False)),
-        replace(GRU, input=NONE),
-        replace(GRU, recurrent=NONE),
-        Spec("RNN_RELU", NONE, NONE, rows(1, center=False)),
-        Spec("RNN_TANH", NONE, NONE, NONE),
-        # Other groups of gates than the paper's.
-        Spec("LSTM", EACH_GATE, rows(2, 2, center=False), rows(1)),
-        Spec("LSTM", rows(1, 3), rows(3, 1), NONE),
-        Spec("LSTM", rows(1, 2, 1), rows(2, 1, 1), NONE),
-        Spec("GRU", rows(3), rows(1, 2), NONE),
-        Spec("GRU", rows(1, 1, 1), rows(2, 1, center=False), NONE),
-        # Both terms at once, and cell states that are carried normalised.
-        *(JOINT, CARRIED, JOINT_GRU),
-        replace(BOTH, recurrent=EACH_GATE, out=rows(1, center=False)),
-        replace(CARRIED, input=NONE, recurrent=NONE),
-        replace(JOINT_GRU, recurrent=rows(2, 1, center=False)),
-        replace(JOINT, recurrent=NONE, out=NONE),
-        replace(JOINT_GRU, recurrent=NONE),
-    ],
-    ids=Spec.encode,
-)
-def test_other_normalisations(spec: Spec) -> None:
-    check(spec, 6, [1] * 2)
-
-
-@pytest.mark.parametrize("spec", [LSTM, BOTH, BATCH_LSTM], ids=Spec.encode)
-def test_bfloat16(spec: Spec) -> None:
-    hidden, examples = (20, 17) if spec.examples else (100, 3)
-    check(spec, hidden, [examples] * 2, products=BF16)
-
-
-@pytest.mark.parametrize(
-    ("spec", "without"),
-    [
-        *((spec, ("bias", "bias_hn")) for spec in (LSTM, GRU, RNN, *OVER_BATCH.values())),
-        # A GRU may have a shift at one place and no bias at all.
-        *((GRU, ("bias",)), (GRU, ("bias_hn",))),
-    ],
-)
-def test_missing_biases(spec: Spec, without: tuple[str, ...]) -> None:
-    check(spec, 4, [3 if spec.examples else 1] * 2, without=without)
+@pytest.mark.parametrize("run", CASES)
+def test_against_the_equations(run: Callable[[], None]) -> None:
+    run()
 
 
 @pytest.mark.parametrize(
@@ -236,24 +265,6 @@ def test_programs_of_packed_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = [[(0, 16), (1, 16)], [(0, 8), (1, 8)], [(0, 8)]]
     assert launched[:3] == forward
     assert launched[3:6] == [list(reversed(piece)) for piece in reversed(forward)]
-
-
-@pytest.mark.parametrize(
-    ("spec", "noise", "hidden"),
-    [
-        *((LSTM, "zoneout", 5), (LSTM, "expected zoneout", 5), (GRU, "all", 5)),
-        *((GRU, "zoneout", 5), (RNN, "all", 5), (RNN, "", 5)),
-        (Spec("LSTM", NONE, NONE, NONE), "zoneout", 5),
-        (Spec("LSTM", NONE, NONE, rows(1, center=False)), "all", 4),
-        (Spec("GRU", NONE, NONE, NONE), "all", 6),
-        (Spec("RNN_RELU", NONE, NONE, NONE), "all", 5),
-    ],
-    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
-)
-def test_noise_and_resets(spec: Spec, noise: str, hidden: int) -> None:
-    sizes = [2] * 3
-    spec, masks = noisy(spec, noise, hidden, sizes, reset=noise != "expected zoneout")
-    check(spec, hidden, sizes, masks=masks)
 
 
 def test_late_reads_of_gates_under_zoneout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,44 +369,6 @@ def test_the_output_alone_may_have_no_gradient() -> None:
 
 # Statistics over the batch
 
-every_cell = pytest.mark.parametrize("spec", OVER_BATCH.values(), ids=OVER_BATCH)
-
-
-@pytest.mark.parametrize(
-    ("spec", "hidden", "examples"),
-    [
-        *((BATCH_LSTM, 5, 2), (BATCH_LSTM, 1, 17)),
-        pytest.param(BATCH_LSTM, 100, 3, marks=pytest.mark.slow),
-        *((BATCH_GRU, 5, 17), (BATCH_RNN, 1, 130), (BATCH_RNN, 70, 2)),
-    ],
-)
-def test_batch_statistics(spec: Spec, hidden: int, examples: int) -> None:
-    check(spec, hidden, [examples] * 2)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Spec("LSTM", UNBIASED, UNBIASED, UNBIASED),
-        Spec("GRU", UNBIASED, UNBIASED, NONE),
-        Spec("RNN_RELU", NONE, NONE, UNBIASED),
-        Spec("LSTM", BATCH, NONE, NONE),
-        Spec("LSTM", NONE, BATCH, NONE),
-        Spec("LSTM", NONE, NONE, BATCH),
-        Spec("GRU", NONE, BATCH, NONE),
-        Spec("GRU", BATCH, NONE, NONE),
-        *map(with_given, OVER_BATCH.values()),
-        Spec("LSTM", BATCH, GIVEN, replace(BATCH, eps=0.1)),
-        Spec("LSTM", GIVEN, UNBIASED, GIVEN),
-        Spec("GRU", replace(GIVEN, eps=0.1), BATCH, NONE),
-        Spec("GRU", NONE, GIVEN, NONE),
-        Spec("RNN_RELU", NONE, NONE, GIVEN),
-    ],
-    ids=Spec.encode,
-)
-def test_unbiased_and_given_statistics_and_some_places(spec: Spec) -> None:
-    check(spec, 5, [4] * 2)
-
 
 @pytest.mark.parametrize(
     ("spec", "few"), [(BATCH_LSTM, False), (BATCH_GRU, True), (BATCH_RNN, False)]
@@ -435,7 +408,7 @@ def test_more_rows_than_registers_hold(
     check(spec, 5, sizes)
 
 
-@every_cell
+@pytest.mark.parametrize("spec", OVER_BATCH.values(), ids=OVER_BATCH)
 def test_rows_shared_among_programs(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "SHARED_ROWS", 4)
     check(with_given(spec), 5, [11] * 2)

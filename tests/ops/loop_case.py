@@ -43,12 +43,14 @@ class LoopCase:
         given: names of tensors that take no gradient.
         changed: results that the backward reads, by number.
         double: the error allowed in float64.
+        contiguous: names of tensors that must be contiguous.
     """
 
     results: tuple[str, ...]
     given: tuple[str, ...]
     changed: tuple[int, ...]
     double = 1e-12
+    contiguous: tuple[str, ...] = ()
 
     def problem(self) -> Problem:
         raise NotImplementedError
@@ -57,6 +59,14 @@ class LoopCase:
         raise NotImplementedError
 
     def engine(self, under: Any) -> Function:
+        raise NotImplementedError
+
+    def none_of(self, name: str, a: Tensor) -> Tensor:
+        """Drop the examples of a tensor of the problem."""
+        raise NotImplementedError
+
+    def chosen(self, p: Problem) -> str | None:
+        """Name of the selected engine; None for the generic loop."""
         raise NotImplementedError
 
     def run(
@@ -164,9 +174,9 @@ class LoopCase:
         p = self.problem()
 
         def function(p: Problem) -> tuple[Tensor, ...]:
-            strided = {name: spread(a) for name, a in p.items()}
+            strided = {name: spread(a) for name, a in p.items() if name not in self.contiguous}
             assert not any(a.is_contiguous() for a in strided.values())
-            return self.engine(under)(strided)
+            return self.engine(under)(p | strided)
 
         found, expected = self.run(function, p, F32), self.run(self.equations, p, F64)
         assert_as_accurate(found, expected, self.in_float32(self.equations, p), self.double)
@@ -180,6 +190,25 @@ class LoopCase:
 
         found, expected = total(self.engine(under), F32), total(self.equations, F64)
         assert_as_accurate(found, expected, lambda k: total(self.equations, F32, k), self.double)
+
+    def test_no_examples(self, under: Any) -> None:
+        p = {name: self.none_of(name, a) for name, a in self.problem().items()}
+        found = self.run(self.engine(under), p, F32)
+        assert not any(a.numel() for a in list(found.values())[: len(self.results)])
+        assert not any(a.any() for name, a in found.items() if name.startswith("d"))
+
+    def test_transforms_of_functions_are_left_to_others(self) -> None:
+        p, seen = cast(self.problem(), F32), []
+
+        def asked(a: Tensor) -> Tensor:
+            seen.append(self.chosen(p | {"x": a}))
+            return a
+
+        torch.func.vmap(asked)(p["x"][None])
+        torch.func.grad(lambda a: asked(a).sum())(p["x"])
+        with torch.autograd.forward_ad.dual_level():
+            asked(p["x"])
+        assert seen == [None] * 3
 
     def test_no_memory_is_lost(self, under: Any) -> None:
         p = cast(self.problem(), F32)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, moved
 from engines import cpu_engines, poisoned
+from layer_results import flat, gradients, results_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -144,23 +145,6 @@ def pack(lengths: tuple[int, ...], seed: int = 1) -> Tensor | PackedSequence:
     return pack_sequence(sequences, enforce_sorted=False)
 
 
-def data_of(x: Any) -> Tensor:
-    return x.data if isinstance(x, PackedSequence) else x
-
-
-def call(layer: nn.Module, x: Any, *hx: Any) -> list[Tensor]:
-    output, states = layer(x, *hx)
-    return [data_of(output), *(states if isinstance(states, tuple) else (states,))]
-
-
-def gradients(results: list[Tensor], sources: list[Tensor]) -> list[Tensor]:
-    """Of a sum that weighs every element of the results differently."""
-    loss = sum(
-        (r * torch.linspace(-1, 1, r.numel(), dtype=r.dtype).view_as(r)).sum() for r in results
-    )
-    return list(torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True))
-
-
 def shifted(layer: nn.Module, dtype: torch.dtype, run: int) -> nn.Module:
     """A copy of a layer for a run of the generic loop."""
     layer = copy.deepcopy(layer)
@@ -170,22 +154,18 @@ def shifted(layer: nn.Module, dtype: torch.dtype, run: int) -> nn.Module:
     return layer.to(dtype)
 
 
-def batches(
-    layer: nn.Module, cell: str, dtype: torch.dtype, xs: list[Any], run: int = 0
-) -> list[Tensor]:
+def batches(layer: Any, dtype: torch.dtype, xs: list[Any], run: int = 0) -> list[Tensor]:
     """Everything that comes out of some batches, one after the other, and the buffers at last."""
     layer = shifted(layer, dtype, run)
     found = []
     for k, x in enumerate(xs):
         torch.manual_seed(k)
-        data = moved(data_of(x), run).to(dtype, copy=True).requires_grad_()
+        data = moved(flat(x)[0], run).to(dtype)
         examples = int(x.batch_sizes[0]) if isinstance(x, PackedSequence) else x.shape[1]
-        shape = (len(layer.sites), examples, 5)
-        states = [torch.randn(shape, dtype=F64).to(dtype).requires_grad_() for _ in range(2)]
-        hx = tuple(states) if cell == "LSTM" else states[0]
-        results = call(layer, x._replace(data=data) if isinstance(x, PackedSequence) else data, hx)
-        sources = [data, *states[: len(results) - 1], *layer.parameters()]
-        found += [*results, *gradients(results, sources)]
+        shape = (len(layer.sites), examples, layer.hidden_size)
+        states = [torch.randn(shape, dtype=F64).to(dtype) for _ in layer.cell.states]
+        given = x._replace(data=data) if isinstance(x, PackedSequence) else data
+        found += results_of(layer, given, states).values()
     return [*found, *layer.buffers()]
 
 
@@ -214,8 +194,8 @@ def assert_equals_loop(under: Under, function: Callable[[torch.dtype, int], list
     assert_same(actual, expected, lambda k: under.run("0", lambda: function(F32, k)))
 
 
-def assert_kernel_equals_loop(under: Under, layer: nn.Module, cell: str, xs: list[Any]) -> None:
-    assert_equals_loop(under, lambda dtype, run: batches(layer, cell, dtype, xs, run))
+def assert_kernel_equals_loop(under: Under, layer: nn.Module, xs: list[Any]) -> None:
+    assert_equals_loop(under, lambda dtype, run: batches(layer, dtype, xs, run))
 
 
 LENGTHS = {
@@ -238,23 +218,35 @@ def test_two_layers_both_ways_over_batches(
 ) -> None:
     layer = build(cell, BatchNorm(max_steps=4, eps=0.1), num_layers=2, bidirectional=True)
     xs = [pack(LENGTHS[lengths], seed) for seed in range(2)]
-    assert_kernel_equals_loop(under, layer, cell, xs)
+    assert_kernel_equals_loop(under, layer, xs)
+
+
+NORM = BatchNorm(eps=0.1, max_steps=3)
 
 
 @pytest.mark.parametrize(
-    ("cell", "norm"),
+    ("cell", "norm", "options"),
     [
-        ("LSTM", BatchNorm(eps=0.1, max_steps=1)),
-        ("GRU", BatchNorm(eps=0.1, max_steps=3, momentum=0.9)),
-        ("RNN_TANH", BatchNorm(eps=0.1, momentum=1.0)),
-        *((cell, BatchNorm(eps=0.1, unbiased=True)) for cell in LAYERS),
+        ("LSTM", BatchNorm(eps=0.1, max_steps=1), {}),
+        ("GRU", BatchNorm(eps=0.1, max_steps=3, momentum=0.9), {}),
+        ("RNN_TANH", BatchNorm(eps=0.1, momentum=1.0), {}),
+        *((cell, BatchNorm(eps=0.1, unbiased=True), {}) for cell in LAYERS),
+        *((cell, BatchNorm(eps=0.1), {"bias": False}) for cell in LAYERS),
+        *(
+            ("LSTM", NORM, {"normalize": places})
+            for places in (("input",), ("recurrent",), ("cell",), ("input", "cell"))
+        ),
+        *(("GRU", NORM, {"normalize": (place,)}) for place in ("input", "recurrent")),
     ],
     ids=str,
 )
-def test_options_of_the_norm(under: Under, cell: str, norm: Norm) -> None:
-    layer = build(cell, norm)
+def test_options(under: Under, cell: str, norm: Norm, options: dict[str, Any]) -> None:
+    """In training; if only some places normalise, in evaluation too."""
+    layer = build(cell, norm, **options)
     xs = [pack(lengths, k) for k, lengths in enumerate([(5, 5, 5), (2, 6, 3), (4, 4, 1, 7)])]
-    assert_kernel_equals_loop(under, layer, cell, xs)
+    assert_kernel_equals_loop(under, layer, xs)
+    if "normalize" in options:
+        assert_kernel_equals_loop(under, layer.eval(), xs)
 
 
 @pytest.mark.parametrize(
@@ -264,27 +256,9 @@ def test_options_of_the_norm(under: Under, cell: str, norm: Norm) -> None:
 def test_evaluation(under: Under, cuts: None, cell: str, lengths: tuple[int, ...]) -> None:
     layer = build(cell, BatchNorm(max_steps=5, eps=0.1), num_layers=2, bidirectional=True)
     layer(pack((3, 3, 3)))  # the last row reached is the third
-    assert_kernel_equals_loop(under, layer.eval(), cell, [pack(lengths)])
+    assert_kernel_equals_loop(under, layer.eval(), [pack(lengths)])
     layer.train()(pack((12, 12, 12)))
-    assert_kernel_equals_loop(under, layer.eval(), cell, [pack(lengths)])
-
-
-@pytest.mark.parametrize(
-    ("cell", "normalize"),
-    [
-        ("LSTM", ("input",)),
-        ("LSTM", ("recurrent",)),
-        ("LSTM", ("cell",)),
-        ("LSTM", ("input", "cell")),
-        ("GRU", ("input",)),
-        ("GRU", ("recurrent",)),
-    ],
-)
-def test_some_places_only(under: Under, cell: str, normalize: tuple[str, ...]) -> None:
-    layer = build(cell, BatchNorm(eps=0.1, max_steps=3), normalize=normalize)
-    xs = [pack((6, 6, 6, 6)), pack((3, 6, 2)), pack((3, 6, 6))]
-    assert_kernel_equals_loop(under, layer, cell, xs)
-    assert_kernel_equals_loop(under, layer.eval(), cell, xs)
+    assert_kernel_equals_loop(under, layer.eval(), [pack(lengths)])
 
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU"])
@@ -296,13 +270,7 @@ def test_one_place_may_be_in_evaluation_mode(under: Under, cell: str, role: str)
     if role not in sites:
         pytest.skip(f"no {role} place in a {cell}")
     sites[role].eval()
-    assert_kernel_equals_loop(under, layer, cell, [pack((6, 6, 6)), pack((6, 3, 4))])
-
-
-@every_cell
-def test_without_biases(under: Under, cell: str) -> None:
-    layer = build(cell, BatchNorm(eps=0.1), bias=False)
-    assert_kernel_equals_loop(under, layer, cell, [pack((5, 5, 5)), pack((5, 2, 3))])
+    assert_kernel_equals_loop(under, layer, [pack((6, 6, 6)), pack((6, 3, 4))])
 
 
 @every_cell
@@ -310,15 +278,7 @@ def test_more_units_than_fit_a_register(under: Under, cell: str) -> None:
     torch.manual_seed(0)
     norm = BatchNorm(recurrent_gain=0.3, eps=0.1)
     layer = LAYERS[cell](17, 67, norm=norm, dtype=F64)
-    x = torch.randn(9, 11, 17, dtype=F64)
-
-    def everything(dtype: torch.dtype, k: int) -> list[Tensor]:
-        twin = shifted(layer, dtype, k)
-        data = moved(x, k).to(dtype, copy=True).requires_grad_()
-        results = call(twin, data)
-        return [*results, *gradients(results, [data, *twin.parameters()]), *twin.buffers()]
-
-    assert_equals_loop(under, everything)
+    assert_kernel_equals_loop(under, layer, [torch.randn(9, 11, 17, dtype=F64)])
 
 
 def test_without_gradients(under: Under, cuts: None) -> None:
@@ -329,7 +289,7 @@ def test_without_gradients(under: Under, cuts: None) -> None:
     def results(grad: bool, k: int = 0) -> list[Tensor]:
         twin = copy.deepcopy(layer)
         with torch.set_grad_enabled(grad):
-            found = call(twin, x._replace(data=moved(x.data, k)))
+            found = flat(twin(x._replace(data=moved(x.data, k))))
         assert twin.sites["l0"]["cell"].num_batches_tracked.tolist() == [1, 1, 2]
         return [*found, *twin.buffers()]
 
@@ -346,11 +306,11 @@ def test_another_forward_before_the_backward(under: Under) -> None:
     def run() -> None:
         for mode in (True, False):
             twin = copy.deepcopy(layer).train(mode)
-            results = call(twin, first)
+            results = flat(twin(first))
             expected = gradients(results, list(twin.parameters()))
             layer.train(mode)
-            results = call(layer, first)
-            call(layer.train(), second)
+            results = flat(layer(first))
+            layer.train()(second)
             found = gradients(results, parameters)
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -365,8 +325,8 @@ def test_memory_that_was_never_written_is_never_read(under: Under, cuts: None, c
     torch.use_deterministic_algorithms(True)
     try:
         with poisoned((memory, "scratch"), (under.kernel.engine, "empty")):
-            assert_kernel_equals_loop(under, layer, cell, xs)
-            assert_kernel_equals_loop(under, layer.eval(), cell, xs)
+            assert_kernel_equals_loop(under, layer, xs)
+            assert_kernel_equals_loop(under, layer.eval(), xs)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -377,7 +337,7 @@ def test_equal_examples_have_finite_gradients(under: Under, cell: str) -> None:
     layer = LAYERS[cell](3, 5, norm=norm, dtype=under.dtype)
     for x in (torch.zeros(9, 4, 3), torch.randn(9, 1, 3).expand(9, 4, 3)):
         data = x.to(under.dtype).requires_grad_()
-        output, *_ = results = under.run(under.name, lambda d=data: call(layer, d))
+        output, *_ = results = under.run(under.name, lambda d=data: flat(layer(d)))
         assert output.isfinite().all()
         # All examples are the same: what each place gives is its shift.
         assert (output - output[:, :1]).abs().max() < 1e-3
@@ -394,7 +354,7 @@ def test_a_large_mean_costs_no_precision(under: Under) -> None:
 
     def results(kernels: str, a: Tensor, k: int = 0) -> list[Tensor]:
         narrow = shifted(layer, under.dtype, k)
-        return under.run(kernels, lambda: call(narrow, a.to(under.dtype)))
+        return under.run(kernels, lambda: flat(narrow(a.to(under.dtype))))
 
     # The offset is taken off the inputs, whose last bits are those of numbers so large.
     found, wanted = results(under.name, x + 4096), results(under.name, x)
@@ -412,10 +372,7 @@ def test_a_batch_without_examples(under: Under, cell: str) -> None:
 def test_autocast(under: Under, cell: str) -> None:
     """Products in bfloat16, statistics in float32: as far from float32 as the generic loop is."""
     if under.kernel.engine.unsupported_reason(
-        Spec("LSTM", *[Examples(True, 1e-5)] * 3),
-        torch.zeros(2, 3, 4),
-        torch.zeros(16, 4),
-        BF16,
+        Spec("LSTM", *[Examples(True, 1e-5)] * 3), torch.zeros(2, 3, 4), torch.zeros(16, 4), BF16
     ):
         pytest.skip(f"{under.name} has no products in bfloat16")
     layer = build(cell, BatchNorm(eps=0.1), bidirectional=True).float()
@@ -424,7 +381,7 @@ def test_autocast(under: Under, cell: str) -> None:
     def run(precise: bool) -> list[Tensor]:
         twin = copy.deepcopy(layer)
         with torch.autocast("cpu", BF16, enabled=not precise):
-            results = call(twin, x)
+            results = flat(twin(x))
         assert results[0].dtype == (F32 if precise else BF16)
         assert all(state.dtype == F32 for state in results[1:])
         found = gradients([r.float() for r in results], list(twin.parameters()))
@@ -455,21 +412,6 @@ NATIVE, ATEN = (
 )
 
 
-def test_gradient_penalties_through_a_layer(under: Under) -> None:
-    layer = build("LSTM", BatchNorm(eps=0.1))
-    x = pack((5, 3, 3))
-
-    def penalty(dtype: torch.dtype, k: int) -> list[Tensor]:
-        twin = shifted(layer, dtype, k)
-        data = moved(x.data, k).to(dtype, copy=True).requires_grad_()
-        results = call(twin, x._replace(data=data))
-        loss = sum(r.square().sum() for r in results)
-        (first,) = torch.autograd.grad(loss, data, create_graph=True)
-        return list(torch.autograd.grad(first.square().sum(), list(twin.parameters())))
-
-    assert_equals_loop(under, penalty)
-
-
 @pytest.mark.parametrize(
     ("cell", "training", "under"),
     [("LSTM", True, NATIVE), pytest.param("GRU", False, ATEN, marks=pytest.mark.slow)],
@@ -486,7 +428,7 @@ def test_compiles_whole(under: Under, cell: str, training: bool) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 
     def run(module: nn.Module, of: nn.Module, k: int = 0) -> list[Tensor]:
-        results = call(module, moved(x, k))
+        results = flat(module(moved(x, k)))
         return [*results, *gradients(results, list(of.parameters())), *of.buffers()]
 
     def loop(k: int, before: nn.Module) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -126,9 +126,15 @@ def case(
     **options: Any,
 ) -> Any:
     """Calls of one layout, given as the examples of each step; options are those of `check`."""
-    marks = slow if slowly else ()
+
+    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        use(shape, tiles, monkeypatch)
+        for sizes in calls:
+            masks = all_masks(spec, hidden, sizes) if masked else NO_MASKS
+            by_cluster(spec, hidden, sizes, masks=masks, **options)
+
     name = f"{spec.encode()}, {shape}, {tiles}, {options}"
-    return pytest.param(spec, shape, tiles, hidden, calls, masked, options, marks=marks, id=name)
+    return pytest.param(run, marks=slow if slowly else (), id=name)
 
 
 PACKED = [5, 5, 4, 2, 1]
@@ -180,22 +186,13 @@ CASES = [
 
 
 @emulated
-@pytest.mark.parametrize(("spec", "shape", "tiles", "hidden", "calls", "masked", "options"), CASES)
+@pytest.mark.parametrize("run", CASES)
 def test_against_the_equations(
-    spec: Spec,
-    shape: Shape,
-    tiles: int,
-    hidden: int,
-    calls: tuple[list[int], ...],
-    masked: bool,
-    options: dict[str, Any],
+    run: Callable[[pytest.MonkeyPatch], None],
     on_cpu: list[Emulated],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    use(shape, tiles, monkeypatch)
-    for sizes in calls:
-        masks = all_masks(spec, hidden, sizes) if masked else NO_MASKS
-        by_cluster(spec, hidden, sizes, masks=masks, **options)
+    run(monkeypatch)
 
 
 @emulated
@@ -279,27 +276,29 @@ def test_fragments_hold_each_weight_once(cell: str, backward: bool, hidden: int)
         assert torch.equal(there, torch.arange(problem.gates * hidden**2, dtype=torch.int32))
 
 
-def test_layouts_fit_and_fill_the_gpu() -> None:
-    for hidden, examples in ((100, 100), (256, 128), (400, 8), (512, 64)):
-        for storage, pieces in ((0, 2), (1, 1)):
-            for backward in (False, True):
-                problem = Problem(0, hidden, storage, pieces, True, True, 2)
-                layout = choice.layouts(problem, backward, examples)[0]
-                assert layout.shared_bytes <= SHARED_LIMIT
-                assert layout.blocks * layout.units >= hidden
-                waves = -(-examples // layout.rows) / choice.RESIDENT[layout.blocks]
-                assert waves <= (1 if hidden < 512 else 2)
-
-
-def test_layouts_of_a_batch_fit_one_cluster() -> None:
-    for hidden, examples in ((100, 100), (64, 32), (400, 8), (256, 64)):
-        for backward in (False, True):
-            problem = persistent.problem_of(BATCH_LSTM, hidden, F32)
-            layout = choice.layouts(problem, backward, examples)[0]
-            assert isinstance(layout, BatchLayout)
-            assert layout.shared_bytes <= SHARED_LIMIT
-            assert layout.blocks * layout.units >= hidden
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "hidden", "examples"),
+    [
+        *((LSTM, *size) for size in ((100, 100), (256, 128), (400, 8), (512, 64))),
+        *((BATCH_LSTM, *size) for size in ((100, 100), (64, 32), (400, 8), (256, 64))),
+    ],
+)
+def test_layouts_fit_and_fill_the_gpu(
+    spec: Spec, hidden: int, examples: int, backward: bool
+) -> None:
+    """With batch norm, one cluster has all examples."""
+    for dtype in (F32,) if spec.examples else (F32, BF16):
+        problem = persistent.problem_of(spec, hidden, dtype)
+        layout = choice.layouts(problem, backward, examples)[0]
+        assert layout.shared_bytes <= SHARED_LIMIT
+        assert layout.blocks * layout.units >= hidden
+        if isinstance(layout, BatchLayout):
             assert 8 * layout.eights >= examples
+        else:
+            waves = -(-examples // layout.rows) / choice.RESIDENT[layout.blocks]
+            assert waves <= (1 if hidden < 512 else 2)
+        assert isinstance(layout, BatchLayout) == bool(spec.examples)
 
 
 @needs_nvrtc

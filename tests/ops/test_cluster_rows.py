@@ -384,11 +384,3 @@ def test_weights_without_a_scale(value: float) -> None:
     assert unscale == 1.0
     wanted = torch.where(INDEX < 0, 0, w.flatten()[INDEX.clamp(min=0)]).half()
     assert torch.equal(high.nan_to_num(3), wanted.nan_to_num(3))
-
-
-def test_a_power_of_two_is_its_own_scale() -> None:
-    w = torch.full((40, 100), 0.25)
-    high, low, unscale = packed(w, INDEX, 2)
-    assert unscale == 0.25
-    assert torch.equal(high, (INDEX >= 0).half())
-    assert torch.equal(low, torch.zeros(5001).half())

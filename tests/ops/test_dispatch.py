@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import logging
 from dataclasses import dataclass
@@ -11,41 +10,29 @@ from typing import Any
 
 import pytest
 import torch
-from accuracy import assert_as_accurate, generic_loop, moved
-from engines import names_of, note_kernels
+from engines import names_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, registry
+from ln_zoo.ops import CELLS, KERNELS, RecurrentCall, RowNorm, Weights, registry
 from ln_zoo.ops.engines import torch_rnn
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.engines.triton import steps
 
+F32 = torch.float32
 H = 4
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 
 
-def directions(cell: str, **changed: RowNorm | None) -> list[Records]:
-    """One direction whose places do nothing, but for some."""
-    places = CELLS[cell].places
-    return [{p.role: RowNorm(tuple(n * H for n in p.groups)) for p in places} | changed]
-
-
-def weights(cell: str) -> list[Weights]:
-    return [Weights(torch.randn(GATES[cell] * H, 3), torch.randn(GATES[cell] * H, H))]
-
-
-def call(cell: str, **changed: RowNorm | None) -> RecurrentCall:
+def call(cell: str) -> RecurrentCall:
+    """One direction whose places do nothing."""
+    records = {p.role: RowNorm(tuple(n * H for n in p.groups)) for p in CELLS[cell].places}
+    weights = Weights(torch.randn(GATES[cell] * H, 3), torch.randn(GATES[cell] * H, H))
     x, states = torch.randn(5, 2, 3), (torch.zeros(1, 2, H),) * len(CELLS[cell].states)
-    return RecurrentCall(CELLS[cell], directions(cell, **changed), x, None, states, weights(cell))
-
-
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    return note_kernels(monkeypatch)
+    return RecurrentCall(CELLS[cell], [records], x, None, states, [weights])
 
 
 FUSED = TorchRNN.name
@@ -58,50 +45,37 @@ class Opaque(Norm):
 
 
 @pytest.mark.parametrize(
-    ("norm", "normalize", "wanted"),
+    ("options", "wanted"),
     [
-        (Identity(), None, FUSED),
-        (WeightNorm(), None, FUSED),
-        (LayerNorm(), (), FUSED),
-        (LayerNorm(), None, "aten"),
-        (RMSNorm(), None, "aten"),
-        (BatchNorm(), None, "aten"),
-        (Opaque(), None, None),
+        ({"norm": Identity()}, FUSED),
+        ({"norm": WeightNorm()}, FUSED),
+        ({"norm": LayerNorm(), "normalize": ()}, FUSED),
+        *(({"norm": norm}, "aten") for norm in (LayerNorm(), RMSNorm(), BatchNorm())),
+        ({"norm": Opaque()}, None),
     ],
 )
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
 def test_which_norms_run_where(
-    cls: type,
-    norm: Norm,
-    normalize: Any,
-    wanted: str | None,
-    chosen: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    cls: type, options: Any, wanted: str | None, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's own loop where no sums are normalised, else a kernel, or the generic loop."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
-    cls(3, 4, norm=norm, normalize=normalize)(torch.randn(5, 2, 3))
+    cls(3, 4, **options)(torch.randn(5, 2, 3))
     assert names_of(chosen) == [wanted]
 
 
+@pytest.mark.parametrize(
+    ("cls", "norm", "choices"),
+    [
+        (LSTM, Identity(), [("0", None), ("1", FUSED), ("0", None), ("", FUSED)]),
+        (GRU, LayerNorm(), [("aten", "aten"), (" torch , aten ", "aten"), ("torch", None)]),
+    ],
+)
 def test_the_switch_is_read_at_each_call(
-    chosen: list[Any], monkeypatch: pytest.MonkeyPatch
+    cls: type, norm: Norm, choices: Any, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = LSTM(3, 4, dtype=torch.float64)
-    x = torch.randn(200, 2, 3, dtype=torch.float64)
-    for value, wanted in (("0", None), ("1", FUSED), ("0", None)):
-        monkeypatch.setenv("LN_ZOO_KERNELS", value)
-        layer(x)
-        assert names_of(chosen)[-1] == wanted
-    monkeypatch.delenv("LN_ZOO_KERNELS")
-    layer(x)
-    assert names_of(chosen)[-1] == FUSED
-
-
-def test_names_choose_kernels(chosen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = GRU(3, 4, norm=LayerNorm())
-    x = torch.randn(5, 2, 3)
-    for value, wanted in (("aten", "aten"), (" torch , aten ", "aten"), ("torch", None)):
+    layer, x = cls(3, 4, norm=norm, dtype=torch.float64), torch.randn(200, 2, 3).double()
+    for value, wanted in choices:
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         layer(x)
         assert names_of(chosen)[-1] == wanted
@@ -137,15 +111,6 @@ def test_what_runs_is_logged_once_and_why_nothing_else_does(
     assert logged(caplog, LSTM(3, 4)) == ["LSTM: runs on the generic loop: LN_ZOO_KERNELS=0"]
     monkeypatch.delenv("LN_ZOO_KERNELS")
     assert logged(caplog, RNN(3, 4, norm=Opaque()))[-1] == "RNN_TANH: runs on the generic loop"
-
-
-def test_torchs_loop_refuses_what_normalises_and_what_only_the_norm_knows() -> None:
-    def reason(**changed: RowNorm | None) -> str | None:
-        return TorchRNN().unsupported_reason(call("GRU", **changed))
-
-    assert reason() is None
-    assert "recurrent site" in str(reason(recurrent=None))
-    assert "input site" in str(reason(input=RowNorm((2 * H, H), scale=True)))
 
 
 def test_half_precision_autocast_is_refused_for_the_lstm_alone(
@@ -189,40 +154,29 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
-def test_a_larger_layer_without_normalisation_is_ours_and_equals_torchs(
-    name: str, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cls", "norm", "dtype", "wanted"),
+    [
+        *((c, n, F32, "native") for c in (LSTM, GRU, RNN) for n in (Identity(), WeightNorm())),
+        *((GRU, Identity(), dtype, FUSED) for dtype in (torch.float64, torch.bfloat16)),
+    ],
+)
+def test_a_larger_layer_without_normalisation_is_ours_in_float32(
+    cls: type,
+    norm: Norm,
+    dtype: torch.dtype,
+    wanted: str,
+    chosen: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Results have the precision that torch gives them, which differs from cell to cell."""
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
-    torch.manual_seed(0)
-    theirs = getattr(nn, name)(20, 96, num_layers=2, bidirectional=True)
-    cls = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}[name]
-    x = torch.randn(40, 6, 20)
-
-    def results(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
-        layer.zero_grad()
-        output, final = layer(x)
-        states = final if isinstance(final, tuple) else (final,)
-        final = torch.cat(states)
-        (output.sin().sum() + final.square().sum()).backward()
-        gradients = {f"d {name}": p.grad.clone() for name, p in layer.named_parameters()}
-        return {"output": output.detach(), "final": final.detach(), **gradients}
-
-    ours = cls(20, 96, num_layers=2, bidirectional=True, norm=Identity())
-    ours.load_state_dict(theirs.state_dict())
-
-    def loop(run: int) -> dict[str, Tensor]:
-        with generic_loop():
-            moved_layer = copy.deepcopy(ours)
-            for p in moved_layer.parameters():
-                p.data = moved(p.data, run)
-            return results(moved_layer, moved(x, run))
-
-    found = results(ours, x)
-    assert names_of(chosen) == ["native"]
-    assert_as_accurate(found, results(theirs.double(), x.double()), loop)
-    cls(20, 96, norm=WeightNorm())(x)
-    assert names_of(chosen)[-1] == "native"
+    layer = cls(20, 96, num_layers=2, bidirectional=True, norm=norm, dtype=dtype)
+    theirs = getattr(nn, cls.__name__)(20, 96, num_layers=2, bidirectional=True, dtype=dtype)
+    theirs.load_state_dict({name: layer.get_parameter(name) for name in theirs.state_dict()})
+    x = torch.randn(40, 6, 20, dtype=dtype)
+    torch.testing.assert_close(layer(x), theirs(x))
+    assert names_of(chosen) == [wanted]
 
 
 @pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
@@ -248,16 +202,6 @@ def test_packed_sequences_are_ours_where_there_are_many_rows(
     packed = pack_padded_sequence(x, lengths, enforce_sorted=False)  # 275, 155 or 345 rows
     torch.testing.assert_close(layer(packed)[0].data, theirs(packed)[0].data)
     assert names_of(chosen) == [wanted]
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_what_stays_torchs_without_normalisation(
-    dtype: torch.dtype, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Results have the precision that torch gives them, which differs from cell to cell."""
-    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
-    GRU(3, 96, dtype=dtype)(torch.randn(40, 6, 3, dtype=dtype))
-    assert names_of(chosen) == [FUSED]
 
 
 @pytest.mark.parametrize("cell", GATES)

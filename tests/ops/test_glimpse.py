@@ -89,20 +89,6 @@ def test_a_map_of_zeros_covers_the_whole_image(
         assert all(int(row.argmax()) in near for row, near in zip(bank, nearest, strict=True))
 
 
-def test_of_one_filter_the_stride_means_nothing() -> None:
-    parameters = said(4).requires_grad_()
-    f_y, f_x = filters(parameters, (1, 6, 5))
-    other = parameters.detach().clone()
-    other[:, 3] += 2
-    for one, two in zip((f_y, f_x), filters(other, (1, 6, 5)), strict=True):
-        assert torch.equal(one, two)
-    (f_y.square().sum() + f_x.square().sum()).backward()
-    assert parameters.grad is not None
-    assert parameters.grad.isfinite().all()
-    assert parameters.grad[:, 3].eq(0).all()
-    assert parameters.grad[:, :3].ne(0).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("norm", NORMS)
 def test_windows_beyond_the_image_and_between_pixels(norm: FilterNorm, dtype: torch.dtype) -> None:
@@ -124,9 +110,7 @@ def test_windows_beyond_the_image_and_between_pixels(norm: FilterNorm, dtype: to
             assert bank.abs().max() < 1e-6
     generator = torch.Generator().manual_seed(0)
     loss = sum((a * torch.rand(a.shape, generator=generator).to(a)).sum() for a in (f_y, f_x))
-    assert isinstance(loss, Tensor)
     loss.backward()
-    assert parameters.grad is not None
     assert parameters.grad.isfinite().all()
 
 
@@ -150,7 +134,6 @@ def test_logarithms_are_clamped() -> None:
     expected = torch.tensor([[6.75 * 0.049787, 4.481689], [6.75 * 20.085537, 0.223130]], dtype=F64)
     assert torch.allclose(places[:, 2:4], expected, rtol=1e-5)
     places.sum().backward()
-    assert parameters.grad is not None
     assert parameters.grad[:, 2:4].eq(0).all()
     assert parameters.grad[:, [0, 1, 4]].ne(0).all()
 

@@ -267,16 +267,37 @@ class TestCompiled:
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    @pytest.mark.parametrize(("cell", "backward", "hidden", "kind"), STEPS)
-    def test_steps(self, cell: str, backward: bool, hidden: int, kind: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("cell", "backward", "hidden", "kind", "everything"),
+        [*((*of, False) for of in STEPS), *((*of, True) for of in NOISY_STEPS)],
+    )
+    def test_steps(
+        self,
+        cell: str,
+        backward: bool,
+        hidden: int,
+        kind: str,
+        everything: bool,
+        tmp_path: Path,
+    ) -> None:
+        """Everything: zoneout, recurrent dropout, resets, packed sequences."""
         from ln_zoo.ops.engines.triton import kernels
 
         spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
         dtype = DTYPES[kind]
         found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
         found |= {"HAS_DOUT" if backward else "SAVE": True}
+        if everything:
+            there = torch.empty(0)
+            masks = Masks(there, there, there if spec.cell == "LSTM" else None, there)
+            found |= steps.noise_constants(masks) | {"PACKED": True, "FLAG_ALIGN": 4}
+            found |= {"PASSES": True} if backward else {}
         compiled = compile_step(spec, backward, hidden, kind, found)
         check(compiled, tmp_path)
+        if everything:
+            # Four flags of a thread are read at once: none byte by byte, but those of whole rows.
+            assert accesses(compiled, "ld")["b8"] <= 1
+            return
         # A thread takes four units at a time: 16 bytes, or 8 in bfloat16. Single numbers are the
         # addresses, and the statistics of a row.
         widths = {"v4.b32"} if kind == "fp32" else {"v4.b32", "v2.b32"}
@@ -328,25 +349,6 @@ class TestCompiled:
             4,
         )
         check(compiled, tmp_path)
-
-    @pytest.mark.parametrize(("cell", "backward", "hidden", "kind"), NOISY_STEPS)
-    def test_steps_with_everything(
-        self, cell: str, backward: bool, hidden: int, kind: str, tmp_path: Path
-    ) -> None:
-        """Zoneout, recurrent dropout, resets, packed sequences."""
-        from ln_zoo.ops.engines.triton import kernels
-
-        spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
-        dtype = DTYPES[kind]
-        found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
-        there = torch.empty(0)
-        masks = Masks(there, there, there if spec.cell == "LSTM" else None, there)
-        found |= steps.noise_constants(masks) | {"PACKED": True}
-        found |= {"HAS_DOUT": True, "PASSES": True} if backward else {"SAVE": True}
-        compiled = compile_step(spec, backward, hidden, kind, found | {"FLAG_ALIGN": 4})
-        check(compiled, tmp_path)
-        # Four flags of a thread are read at once: none byte by byte, but those of whole rows.
-        assert accesses(compiled, "ld")["b8"] <= 1
 
     @pytest.mark.parametrize(("gates", "hidden"), [(3, 400), (4, 100), (4, 2400)])
     def test_input_gradients(self, gates: int, hidden: int, tmp_path: Path) -> None:

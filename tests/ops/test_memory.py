@@ -108,7 +108,6 @@ def test_what_autograd_keeps_is_in_use(blocks: memory._Blocks) -> None:
     product = (weight * pooled_empty(8).fill_(3)).sum()
     pooled_empty(8).fill_(4)
     product.backward()
-    assert weight.grad is not None
     assert weight.grad.eq(3).all()
     assert len(blocks._blocks) == 2
     pooled_empty(8), pooled_empty(8)
@@ -224,7 +223,6 @@ def test_a_layer_keeps_what_its_backward_reads(packed: bool, blocks: memory._Blo
     def gradient(x: torch.Tensor) -> torch.Tensor:
         layer.zero_grad()
         output(x).sum().backward()
-        assert layer.weight_hh_l0.grad is not None
         return layer.weight_hh_l0.grad.clone()
 
     alone = gradient(first), gradient(second)

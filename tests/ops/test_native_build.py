@@ -127,7 +127,6 @@ def test_compiled_on_first_use_and_found_again(
     after = native.status()
     assert after.available
     assert after.built
-    assert after.path is not None
     assert after.path.parent == cache
     assert after.compiler == f"{counted.script}, counted 1.0"
     assert {"-O3", "-fopenmp", "-fno-math-errno"} <= set(after.flags)
@@ -237,7 +236,6 @@ def test_unusable_cache_is_replaced_by_a_private_folder(
     native = NativeLibrary(source)
     assert native.load().ln_zoo_abi() == build.ABI
     path = native.status().path
-    assert path is not None
     assert cache not in path.parents
     assert path.exists()
     assert native.load() is not None
@@ -256,7 +254,6 @@ def test_read_only_cache_that_is_filled_is_used(
     native = NativeLibrary(source)
     native.load()
     path = native.status().path
-    assert path is not None
     assert path.parent == cache
     assert counted.times == 1
 

@@ -38,21 +38,26 @@ COMPARED = (
 LOAD = "from ln_zoo.ops.engines.native.runtime import library; library()"
 
 
-def run_with(flags: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Other tests, in a process whose kernels are compiled with such flags."""
-    own = {"LN_ZOO_CXXFLAGS": flags, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment = os.environ | own | environment
-    # Without kernels, the tests would pass on other engines.
-    subprocess.run([sys.executable, "-c", LOAD], cwd=ROOT, env=environment, check=True)
+def python(
+    *arguments: str, environment: dict[str, str], before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "--capture=sys", *arguments],
+        [*before, sys.executable, *arguments],
         cwd=ROOT,
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
         check=False,
         timeout=3600,
     )
+
+
+def run_with(flags: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Other tests, in a process whose kernels are compiled with such flags."""
+    environment = {"LN_ZOO_CXXFLAGS": flags, "PYTHONPATH": str(ROOT)} | environment
+    # Without kernels, the tests would pass on other engines.
+    python("-c", LOAD, environment=environment).check_returncode()
+    return python("-m", "pytest", "-n", "0", "--capture=sys", *arguments, environment=environment)
 
 
 def assert_passed(done: subprocess.CompletedProcess[str]) -> None:
@@ -110,15 +115,8 @@ for rows in (8, 9):
 @pytest.mark.slow
 def test_address_sanitizer_finds_a_read_beyond_the_end() -> None:
     """So that finding nothing means something."""
-    environment = os.environ | sanitizer() | {"LN_ZOO_CXXFLAGS": SANITIZED}
-    done = subprocess.run(
-        [sys.executable, "-c", BEYOND],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = sanitizer() | {"LN_ZOO_CXXFLAGS": SANITIZED}
+    done = python("-c", BEYOND, environment=environment)
     assert done.returncode != 0
     assert done.stdout == "packed 8\n"
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
@@ -167,22 +165,12 @@ def under_thread_sanitizer(program: str) -> subprocess.CompletedProcess[str]:
     if shutil.which("setarch") is None:
         pytest.skip("needs setarch: ThreadSanitizer needs addresses that are not randomised")
     threads = Path(__file__).with_name("threads_for_tsan.h")
-    return subprocess.run(
-        ["setarch", "-R", sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ
-        | sanitizer("tsan")
-        | {
-            "LN_ZOO_CXXFLAGS": f"-fsanitize=thread -O1 -g1 -include {threads}",
-            # Python and torch are not instrumented.
-            "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=3600,
-    )
+    environment = sanitizer("tsan") | {
+        "LN_ZOO_CXXFLAGS": f"-fsanitize=thread -O1 -g1 -include {threads}",
+        # Python and torch are not instrumented.
+        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
+    }
+    return python("-c", program, environment=environment, before=("setarch", "-R"))
 
 
 @pytest.mark.slow

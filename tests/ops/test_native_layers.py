@@ -5,26 +5,18 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from accuracy import RUNS, Results, assert_as_accurate, generic_loop, moved
 from engines import names_of, needs_native, note_kernels
 from equations import resets_for, resetting
+from layer_results import randomised, results_of
 from torch import Tensor, nn
 
 from ln_zoo import ops
-from ln_zoo.layers import (
-    GRU,
-    LSTM,
-    RNN,
-    GRUCell,
-    LSTMCell,
-    RecurrentCell,
-    RecurrentLayer,
-    RNNCell,
-)
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentCell, RecurrentLayer, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops import Cell, registry, resets
 from ln_zoo.ops.engines.native import layers as native_layers
@@ -47,40 +39,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter(())
 
 
-def randomised(module: nn.Module) -> Any:
+def made(module: nn.Module) -> Any:
     torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
+    return randomised(module)
 
 
-def zero_states(module: Any, examples: int) -> tuple[Tensor, ...]:
+def initial_states(module: Any, examples: int) -> tuple[Tensor, ...]:
     lead = (len(module.sites), examples) if isinstance(module, nn.RNNBase) else (examples,)
     return tuple(torch.randn(*lead, module.hidden_size) for _ in module.cell.states)
-
-
-def results(module: Any, x: Tensor, states: tuple[Tensor, ...], training: bool) -> Results:
-    """Output and states, and gradients by all that has any; noise is always the same."""
-    torch.manual_seed(4)
-    x, *states = (a.detach().requires_grad_(training) for a in (x, *states))
-    module.zero_grad()
-    with torch.set_grad_enabled(training):
-        done = module(x, tuple(states) if len(states) > 1 else states[0])
-    flat: list[Tensor] = []
-    for part in done if isinstance(done, tuple) else (done,):
-        flat += part if isinstance(part, tuple) else (part,)
-    found = {f"result {i}": a.detach() for i, a in enumerate(flat)}
-    if training:
-        generator = torch.Generator().manual_seed(2)
-        sum(
-            (a * torch.randn(a.shape, generator=generator, dtype=torch.float64).to(a.dtype)).sum()
-            for a in flat
-        ).backward()
-        given = {"x": x, **{f"state {i}": s for i, s in enumerate(states)}}
-        given |= dict(module.named_parameters())
-        found |= {f"gradient of {n}": a.grad.clone() for n, a in given.items()}
-    return found
 
 
 def assert_generic(
@@ -95,11 +61,11 @@ def assert_generic(
                 parameter.copy_(moved(parameter, k))
         given = tuple(moved(s, k).to(dtype) for s in states)
         with generic_loop():
-            return results(twin.to(dtype), moved(x, k).to(dtype), given, training)
+            return results_of(twin.to(dtype), moved(x, k).to(dtype), given, gradients_too=training)
 
     exact = generic(torch.float64)
     for _ in range(times):
-        found = results(module, x, states, training)
+        found = results_of(module, x, states, gradients_too=training)
         # Of a few numbers, whose terms may cancel, some runs are exact by chance.
         runs = RUNS if min(a.numel() for a in exact.values()) > 32 else 64
         assert_as_accurate(found, exact, lambda k: generic(torch.float32, k), runs=runs)
@@ -122,8 +88,8 @@ NORMS = [(LayerNorm(), True), (RMSNorm(gain=0.7), False), (Identity(), True), (W
 def test_steps_are_those_of_the_generic_loop(
     name: str, norm: Norm, bias: bool, hidden: int, examples: int, training: bool
 ) -> None:
-    cell = randomised(CELLS[name](7, hidden, bias=bias, norm=norm))
-    x, states = torch.randn(examples, 7), zero_states(cell, examples)
+    cell = made(CELLS[name](7, hidden, bias=bias, norm=norm))
+    x, states = torch.randn(examples, 7), initial_states(cell, examples)
     before = [s.clone() for s in states]
     assert_generic(cell, x, states, training)
     assert all(torch.equal(s, b) for s, b in zip(states, before, strict=True))  # left alone
@@ -144,8 +110,8 @@ WIDTHS = [(1, 1, Identity()), (3, 3, RMSNorm()), (17, 100, LayerNorm()), (129, 1
 def test_steps_of_many_rows_are_those_of_the_generic_loop(
     name: str, inputs: int, hidden: int, norm: Norm, examples: int
 ) -> None:
-    cell = randomised(CELLS[name](inputs, hidden, norm=norm))
-    x, states = torch.randn(examples, inputs), zero_states(cell, examples)
+    cell = made(CELLS[name](inputs, hidden, norm=norm))
+    x, states = torch.randn(examples, inputs), initial_states(cell, examples)
     # The gradient of a single unit is one number, whose terms may cancel.
     assert_generic(cell, x, states, training=hidden > 1, times=1)
 
@@ -153,45 +119,137 @@ def test_steps_of_many_rows_are_those_of_the_generic_loop(
 @pytest.mark.parametrize("threads", [2, 3])
 @every_kind
 def test_threads_share_one_step(name: str, threads: int) -> None:
-    cell = randomised(CELLS[name](70, 300, norm=LayerNorm()))
-    x, states = torch.randn(45, 70), zero_states(cell, 45)
-    alone = results(copy.deepcopy(cell), x, states, False)
+    cell = made(CELLS[name](70, 300, norm=LayerNorm()))
+    x, states = torch.randn(45, 70), initial_states(cell, 45)
+    alone = results_of(copy.deepcopy(cell), x, states, gradients_too=False)
     torch.set_num_threads(threads)
-    together = results(copy.deepcopy(cell), x, states, False)
+    together = results_of(copy.deepcopy(cell), x, states, gradients_too=False)
     assert all(torch.equal(a, together[key]) for key, a in alone.items())
     assert_generic(cell, x, states, training=True, times=1)
 
 
 def test_a_step_reads_weights_that_were_changed_through_data() -> None:
-    cell = randomised(LSTMCell(7, 20, norm=LayerNorm()))
-    x, states = torch.randn(9, 7), zero_states(cell, 9)
+    cell = made(LSTMCell(7, 20, norm=LayerNorm()))
+    x, states = torch.randn(9, 7), initial_states(cell, 9)
     cell(x, states)
     cell.weight_hh.data.add_(0.5)
     assert_generic(cell, x, states, training=False)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        ((1, 1, 3, 5), {"norm": LayerNorm()}),
-        ((1, 4, 16, 16), {"norm": RMSNorm(gain=0.7), "bias": False}),
-        ((4, 1, 7, 33), {"norm": LayerNorm(per_gate=True)}),
-        ((2, 3, 5, 20), {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
-        ((6, 5, 9, 40), {"norm": Identity()}),
-        ((6, 5, 1, 40), {"norm": LayerNorm(gain=0.5)}),
-        ((6, 5, 9, 40), {"norm": LayerNorm(gain=0.5), "batch_first": True}),
-    ],
-    ids=str,
-)
-@every_kind
+class Case(NamedTuple):
+    """A call of a layer.
+
+    Args:
+        cell: the cell.
+        sizes: T, N, inputs and units.
+        options: further arguments of the layer.
+        training: the layer's mode.
+        gradients: whether to take gradients.
+        rows: rows of a chunk; 0 for the default, as for ``shares`` of the units.
+        resets: "some" or "all" steps; none if empty.
+    """
+
+    cell: Cell
+    sizes: tuple[int, int, int, int]
+    options: dict[str, Any]
+    training: bool = True
+    gradients: bool = True
+    rows: int = 0
+    shares: int = 0
+    threads: int = 1
+    resets: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join([self.cell.name, *map(str, self[1:])])
+
+
+LAYER, RMS, NONE = LayerNorm(gain=0.5), RMSNorm(gain=0.7), Identity()
+OF_TORCH = [ops.CELLS[name] for name in ("LSTM", "GRU", "RNN_TANH")]
+#: Sizes and options.
+PLAIN: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = [
+    ((1, 1, 3, 5), {"norm": LayerNorm()}),
+    ((1, 4, 16, 16), {"norm": RMS, "bias": False}),
+    ((4, 1, 7, 33), {"norm": LayerNorm(per_gate=True)}),
+    ((2, 3, 5, 20), {"norm": LAYER, "num_layers": 2, "bidirectional": True}),
+    ((6, 5, 9, 40), {"norm": NONE}),
+    ((6, 5, 1, 40), {"norm": LAYER}),
+    ((6, 5, 9, 40), {"norm": LAYER, "batch_first": True}),
+]
+ALL_NOISE = {"zoneout": 0.25, "recurrent_dropout": 0.5}
+OF_OTHERS: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = [
+    ((1, 4, 16, 17), {"norm": RMS, "bias": False}),
+    ((4, 1, 7, 3), {"norm": LAYER, **ALL_NOISE}),
+    ((9, 5, 7, 20), {"norm": LAYER, **ALL_NOISE}),
+    ((7, 30, 17, 33), {"norm": LAYER, "num_layers": 2, "bidirectional": True}),
+]
+NOISE: list[tuple[Cell, dict[str, Any]]] = [
+    (OF_TORCH[0], {"norm": LAYER, "zoneout": (0.25, 0.5), "recurrent_dropout": 0.5}),
+    (OF_TORCH[0], {"norm": NONE, "zoneout": (0.0, 0.5)}),
+    (OF_TORCH[1], {"norm": RMSNorm(gain=0.5), **ALL_NOISE}),
+    (OF_TORCH[2], {"norm": LAYER, "zoneout": 0.25}),
+    (OF_TORCH[2], {"norm": NONE, "recurrent_dropout": 0.75}),
+]
+RESETS: list[tuple[tuple[int, int, int, int], int, dict[str, Any]]] = [
+    ((1, 3, 5, 21), 1, {"norm": LAYER}),
+    ((4, 1, 7, 33), 1, {"norm": LAYER, "num_layers": 2, "bidirectional": True}),
+    ((9, 5, 7, 20), 1, {"norm": RMSNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
+    ((9, 5, 1, 9), 1, {"norm": NONE, "bias": False}),
+    ((9, 5, 7, 37), 3, {"norm": LAYER}),
+    ((5, 40, 7, 20), 1, {"norm": LAYER}),
+    ((9, 5, 3, 21), 1, {"norm": LAYER, **ALL_NOISE}),
+    ((2, 2, 3, 5), 1, {"norm": NONE, **ALL_NOISE}),
+]
+CASES = [
+    *(Case(c, *of, gradients=g) for c in OF_TORCH for of in PLAIN for g in (False, True)),
+    # In chunks, and where threads share the units, or examples where there is noise.
+    *(
+        Case(cell, *of, *((i + j) % 3 > 0,) * 2, 12 if (i + j) % 3 else 20, shares)
+        for i, cell in enumerate(OTHERS)
+        for j, of in enumerate(OF_OTHERS)
+        for shares in [1 if "zoneout" in of[1] else (1, 3)[(i + j) % 2]]
+    ),
+    *(Case(c, (30, 29, 5, 9), {"norm": LAYER, "bias": False}, threads=3) for c in OTHERS),
+    *(
+        Case(c, (7, 4, 5, 37), {"norm": LAYER}, gradients=g, rows=12, shares=3, threads=n)
+        for c in OF_TORCH
+        for n, g in ((1, True), (2, False), (3, True))
+    ),
+    *(
+        Case(cell, (*lead, 5, 21), {"num_layers": 2, "bidirectional": True, **own}, (i + j) % 3 > 0)
+        for i, (cell, own) in enumerate(NOISE)
+        for j, lead in enumerate([(1, 3), (1, 35), (3, 1), (7, 5)])
+    ),
+    # Of the first examples one is reset at once, and one is not.
+    *(
+        Case(cell, sizes, own, *((i + j) % 3 > 0,) * 2, 12, shares, resets=where)
+        for i, cell in enumerate(OF_TORCH)
+        for j, (sizes, shares, own) in enumerate(RESETS)
+        for where in (("some",) if (i + j) % 2 else ("some", "all"))
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_layers_are_those_of_the_generic_loop(
-    name: str, sizes: tuple[int, ...], options: dict[str, Any]
+    case: Case, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    T, N, inputs, hidden = sizes
-    layer = randomised(LAYERS[name](inputs, hidden, **options))
-    x = torch.randn(*((N, T) if options.get("batch_first") else (T, N)), inputs)
-    for training in (False, True):
-        assert_generic(layer, x, zero_states(layer, N), training, times=1 + training)
+    T, N, inputs, hidden = case.sizes
+    if case.rows:
+        monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: case.rows)
+    if case.shares:
+        monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: case.shares)
+    torch.set_num_threads(case.threads)
+    layer = made(RecurrentLayer(inputs, hidden, cell=case.cell, **case.options))
+    if case.resets:
+        monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
+        some = case.resets == "some"
+        flags = resets_for(T, N).view(T, N) if some else torch.ones(T, N, dtype=torch.bool)
+        layer = resetting(layer, flags)
+    x = torch.randn(*((N, T) if case.options.get("batch_first") else (T, N)), inputs)
+    states = initial_states(layer, N)
+    assert_generic(layer.train(case.training), x, states, case.gradients)
+    # The second call follows a plan; all others are the generic loop's.
+    assert names_of(chosen).count("native") == 1
 
 
 SITES = [
@@ -225,52 +283,14 @@ def test_steps_of_other_cells(
     hidden, examples, training = size
     if "normalize" in options:
         options = options | {"normalize": cell.roles[-1:]}
-    module = randomised(RecurrentCell(7, hidden, cell=cell, **options))
+    module = made(RecurrentCell(7, hidden, cell=cell, **options))
     names = note_kernels(monkeypatch)
-    states = zero_states(module, examples)
+    states = initial_states(module, examples)
     assert_generic(module, torch.randn(examples, 7), states, training)
     # The second call has a plan, where weights are parameters.
     assert [name for name in names_of(names) if name] == ["native"] * (
         2 if WeightNorm() in options.values() else 1
     )
-
-
-LAYERS_OF_OTHERS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
-    ((1, 4, 16, 17), {"norm": RMSNorm(gain=0.7), "bias": False}),
-    ((4, 1, 7, 3), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
-    ((9, 5, 7, 20), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
-    ((7, 30, 17, 33), {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
-]
-
-
-@pytest.mark.parametrize(
-    ("cell", "sizes", "options", "training", "shares"),
-    [
-        (cell, *of, (i + j) % 3 > 0, (1, 3)[(i + j) % 2])
-        for i, cell in enumerate(OTHERS)
-        for j, of in enumerate(LAYERS_OF_OTHERS)
-    ],
-    ids=lambda a: a.name if isinstance(a, Cell) else str(a),
-)
-def test_layers_of_other_cells(
-    cell: Cell,
-    sizes: tuple[int, ...],
-    options: dict[str, Any],
-    training: bool,
-    shares: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In chunks, and where threads share the units."""
-    T, N, inputs, hidden = sizes
-    noise = "zoneout" in options
-    if shares > 1 and noise:
-        options = {"norm": options["norm"]}  # then threads share examples
-    names = note_kernels(monkeypatch)
-    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
-    monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
-    layer = randomised(RecurrentLayer(inputs, hidden, cell=cell, **options)).train(training)
-    assert_generic(layer, torch.randn(T, N, inputs), zero_states(layer, N), training)
-    assert "native" in names_of(names)
 
 
 CHUNKS = [
@@ -297,13 +317,13 @@ def test_chunks_are_those_of_the_generic_loop(
 ) -> None:
     """Of some steps, of one where a step has more rows, and with few or single columns."""
     T, N, inputs, hidden = sizes
-    layer = randomised(LAYERS[name](inputs, hidden, norm=norm, **options)).train(training)
-    x, states = torch.randn(T, N, inputs), zero_states(layer, N)
-    whole = results(copy.deepcopy(layer), x, states, training)
+    layer = made(LAYERS[name](inputs, hidden, norm=norm, **options)).train(training)
+    x, states = torch.randn(T, N, inputs), initial_states(layer, N)
+    whole = results_of(copy.deepcopy(layer), x, states, gradients_too=training)
     monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
-    cut = results(copy.deepcopy(layer), x, states, training)
-    for i in range(2):
-        assert torch.equal(whole[f"result {i}"], cut[f"result {i}"])
+    cut = results_of(copy.deepcopy(layer), x, states, gradients_too=training)
+    for name in ("output", "h"):
+        assert torch.equal(whole[name], cut[name])
     assert_generic(layer, x, states, training)
 
 
@@ -311,7 +331,7 @@ def test_chunks_are_those_of_the_generic_loop(
 @every_kind
 def test_examples_do_not_depend_on_their_number(name: str, norm: Norm) -> None:
     """Many are multiplied by the input weight step by step, few all steps at once."""
-    layer, x = randomised(LAYERS[name](7, 33, norm=norm)), torch.randn(5, 50, 7)
+    layer, x = made(LAYERS[name](7, 33, norm=norm)), torch.randn(5, 50, 7)
     many, few = layer(x)[0], layer(x[:, :5])[0]
     assert torch.equal(many[:, :5], few)
     with torch.no_grad():
@@ -323,9 +343,9 @@ def test_examples_do_not_depend_on_their_number(name: str, norm: Norm) -> None:
 @every_kind
 def test_threads_run_parts_of_many_examples(name: str, norm: Norm) -> None:
     """From end to end: gradients are the sums of those of parts, to the bit."""
-    layer = randomised(LAYERS[name](7, 20, norm=norm))
+    layer = made(LAYERS[name](7, 20, norm=norm))
     x, d = torch.randn(20, 41, 7), torch.randn(20, 41, 20)
-    states = zero_states(layer, 41)
+    states = initial_states(layer, 41)
 
     def run(first: int, end: int, threads: int) -> tuple[list[Tensor], list[Tensor]]:
         torch.set_num_threads(threads)
@@ -345,25 +365,6 @@ def test_threads_run_parts_of_many_examples(name: str, norm: Norm) -> None:
         assert torch.equal(found, first + second)
 
 
-@pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: cell.name)
-def test_threads_run_parts_of_other_cells(cell: Cell) -> None:
-    torch.set_num_threads(3)
-    layer = randomised(RecurrentLayer(5, 9, cell=cell, norm=LayerNorm(gain=0.5), bias=False))
-    assert_generic(layer, torch.randn(30, 29, 5), zero_states(layer, 29), True, times=1)
-
-
-@pytest.mark.parametrize(("threads", "training"), [(1, True), (2, False), (3, True)])
-@every_kind
-def test_threads_may_share_the_units(
-    name: str, threads: int, training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
-    monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: 3)
-    torch.set_num_threads(threads)
-    layer = randomised(LAYERS[name](5, 37, norm=LayerNorm(gain=0.5)))
-    assert_generic(layer, torch.randn(7, 4, 5), zero_states(layer, 4), training)
-
-
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @every_kind
 def test_batch_norm_does_not_depend_on_how_many_threads_there_are(
@@ -371,13 +372,15 @@ def test_batch_norm_does_not_depend_on_how_many_threads_there_are(
 ) -> None:
     """Against the generic loop: tests/ops/test_batch_recurrence.py."""
     names = note_kernels(monkeypatch)
-    layer = randomised(LAYERS[name](5, 100, norm=BatchNorm(max_steps=7))).train(training)
-    x, states = torch.randn(9, 6, 5), zero_states(layer, 6)
+    layer = made(LAYERS[name](5, 100, norm=BatchNorm(max_steps=7))).train(training)
+    x, states = torch.randn(9, 6, 5), initial_states(layer, 6)
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         twin = copy.deepcopy(layer)
-        found.append(results(twin, x, states, training) | dict(twin.named_buffers()))
+        found.append(
+            results_of(twin, x, states, gradients_too=training) | dict(twin.named_buffers())
+        )
     assert names_of(names) == ["native"] * 3
     for other in found[1:]:
         assert all(torch.equal(a, other[key]) for key, a in found[0].items())
@@ -404,8 +407,8 @@ def test_given_statistics_of_no_step_or_of_too_many_are_refused(
     ids=lambda a: a.name if isinstance(a, Cell) else str(a),
 )
 def test_gradients_of_gradients(kind: Cell, examples: int, norm: Norm) -> None:
-    layer = randomised(RecurrentLayer(3, 4, cell=kind, norm=norm))
-    cell = randomised(RecurrentCell(3, 4, cell=kind, norm=norm))
+    layer = made(RecurrentLayer(3, 4, cell=kind, norm=norm))
+    cell = made(RecurrentCell(3, 4, cell=kind, norm=norm))
 
     def twice(module: Any, x: Tensor) -> list[Tensor]:
         x = x.clone().requires_grad_()
@@ -426,7 +429,7 @@ def test_gradients_of_gradients(kind: Cell, examples: int, norm: Norm) -> None:
 
 def test_some_gradients_alone() -> None:
     """Of what needs one, from some of the outputs."""
-    layer = randomised(LSTM(3, 4, norm=LayerNorm()))
+    layer = made(LSTM(3, 4, norm=LayerNorm()))
     twin = copy.deepcopy(layer)
     for module in (layer, twin):
         module.weight_hh_l0.requires_grad_(False)
@@ -467,10 +470,10 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
         return names_of(names) == ["native"]
 
     cell = GRUCell(7, 20, norm=LayerNorm())
-    x, states = torch.randn(1, 7), zero_states(cell, 1)
+    x, states = torch.randn(1, 7), initial_states(cell, 1)
     assert runs(cell, x, states)
-    assert runs(cell, torch.randn(300, 7), zero_states(cell, 300))
-    assert not runs(GRUCell(7, 20, norm=BatchNorm()), x.repeat(2, 1), zero_states(cell, 2))
+    assert runs(cell, torch.randn(300, 7), initial_states(cell, 300))
+    assert not runs(GRUCell(7, 20, norm=BatchNorm()), x.repeat(2, 1), initial_states(cell, 2))
     assert not runs(copy.deepcopy(cell).double(), x.double(), tuple(s.double() for s in states))
     with torch.autocast("cpu", torch.bfloat16):
         assert not runs(cell, x, states)
@@ -489,7 +492,7 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_views_with_strides_are_taken_as_they_are() -> None:
-    cell = randomised(GRUCell(7, 20, norm=LayerNorm()))
+    cell = made(GRUCell(7, 20, norm=LayerNorm()))
     x, h = torch.randn(7, 2).t(), torch.randn(20, 2).t()
     with torch.no_grad():
         for a, b in itertools.product((x, x.contiguous()), (h, h.contiguous())):
@@ -511,85 +514,9 @@ def test_nan_and_infinity_pass() -> None:
     torch.testing.assert_close(c, wanted[1], equal_nan=True)
 
 
-NOISE = [
-    ("LSTM", LayerNorm(gain=0.5), {"zoneout": (0.25, 0.5), "recurrent_dropout": 0.5}),
-    ("LSTM", Identity(), {"zoneout": (0.0, 0.5)}),
-    ("GRU", RMSNorm(gain=0.5), {"zoneout": 0.25, "recurrent_dropout": 0.5}),
-    ("RNN", LayerNorm(gain=0.5), {"zoneout": 0.25}),
-    ("RNN", Identity(), {"recurrent_dropout": 0.75}),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "norm", "noise", "lead", "training"),
-    [
-        (*of, lead, (i + j) % 3 > 0)
-        for i, of in enumerate(NOISE)
-        for j, lead in enumerate([(1, 3), (1, 35), (3, 1), (7, 5)])
-    ],
-    ids=str,
-)
-def test_noise_is_that_of_the_generic_loop(
-    name: str,
-    norm: Norm,
-    noise: dict[str, Any],
-    lead: tuple[int, int],
-    training: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layer = randomised(LAYERS[name](5, 21, 2, bidirectional=True, norm=norm, **noise))
-    picked = note_kernels(monkeypatch)
-    assert_generic(layer.train(training), torch.randn(*lead, 5), zero_states(layer, lead[1]), True)
-    assert "native" in names_of(picked)
-
-
-RESETS = [
-    ((1, 3, 5, 21), 1, {"norm": LayerNorm(gain=0.5)}),
-    ((4, 1, 7, 33), 1, {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
-    ((9, 5, 7, 20), 1, {"norm": RMSNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
-    ((9, 5, 1, 9), 1, {"norm": Identity(), "bias": False}),
-    ((9, 5, 7, 37), 3, {"norm": LayerNorm(gain=0.5)}),
-    ((5, 40, 7, 20), 1, {"norm": LayerNorm(gain=0.5)}),
-    ((9, 5, 3, 21), 1, {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
-    ((2, 2, 3, 5), 1, {"norm": Identity(), "zoneout": 0.25, "recurrent_dropout": 0.5}),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes", "shares", "options", "training", "where"),
-    [
-        (name, *of, (i + j) % 3 > 0, where)
-        for i, name in enumerate(CELLS)
-        for j, of in enumerate(RESETS)
-        for where in (("some",) if (i + j) % 2 else ("some", "all"))
-    ],
-    ids=str,
-)
-def test_resets_are_those_of_the_generic_loop(
-    name: str,
-    sizes: tuple[int, ...],
-    shares: int,
-    options: dict[str, Any],
-    training: bool,
-    where: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In chunks of few steps; of the first examples one is reset at once, and one is not."""
-    T, N, inputs, hidden = sizes
-    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
-    monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
-    monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
-    reset = torch.ones(T, N).bool() if where == "all" else resets_for(T, N).view(T, N)
-    layer = resetting(randomised(LAYERS[name](inputs, hidden, **options)), reset).train(training)
-    names = note_kernels(monkeypatch)
-    assert_generic(layer, torch.randn(T, N, inputs), zero_states(layer, N), training)
-    # The second call follows a plan; all others are the generic loop's.
-    assert names_of(names).count("native") == 1
-
-
 def test_a_plan_takes_the_resets_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """And calls with and without resets have plans of their own."""
-    layer, x = randomised(GRU(3, 5, norm=LayerNorm())), torch.randn(6, 4, 3)
+    layer, x = made(GRU(3, 5, norm=LayerNorm())), torch.randn(6, 4, 3)
     flags = [None, *(resets_for(6, 4).view(6, 4) ^ (torch.arange(4) < n) for n in range(3))]
     with generic_loop():
         wanted = [layer(x, reset=reset)[0] for reset in flags]
@@ -605,7 +532,7 @@ def test_a_plan_takes_the_resets_of_its_call(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_plan_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call that follows it has masks of its own, those that it would have without."""
-    layer = randomised(LSTM(3, 5, 2, norm=LayerNorm(), zoneout=0.3, recurrent_dropout=0.4))
+    layer = made(LSTM(3, 5, 2, norm=LayerNorm(), zoneout=0.3, recurrent_dropout=0.4))
     x = torch.randn(4, 3, 3)
 
     def called(seed: int) -> Tensor:
@@ -627,7 +554,7 @@ def test_a_plan_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_of_evaluation_knows_its_zoneout() -> None:
-    layer = randomised(LSTM(3, 5, norm=LayerNorm(), zoneout=0.1)).eval()
+    layer = made(LSTM(3, 5, norm=LayerNorm(), zoneout=0.1)).eval()
     x = torch.randn(2, 3, 3)
     found = []
     for shares in ((0.1, 0.1), (0.5, 0.1), (0.0, 0.0), (0.1, 0.1)):
@@ -656,7 +583,7 @@ def test_products_of_first_states_that_are_zero_are_left_out(
         monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
     monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
     layer, x = randomised(LAYERS[name](7, 20, norm=LayerNorm(), **options)), torch.randn(9, 5, 7)
-    zeros = tuple(torch.zeros_like(s) for s in zero_states(layer, 5))
+    zeros = tuple(torch.zeros_like(s) for s in initial_states(layer, 5))
     assert_generic(layer, x, zeros, training=True)
     gradients = []
     for states in (zeros, [s.clone().requires_grad_() for s in zeros]):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from accuracy import generic_loop
-from engines import names_of, note_kernels
+from engines import names_of, needs_native
+from layer_results import flat
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
@@ -22,7 +23,6 @@ from torch.nn.utils import parametrize
 from ln_zoo.layers import GRU, LSTM, LSTMCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site
 from ln_zoo.ops import Record, RowNorm, registry
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 
 MODULES: dict[str, Callable[..., Any]] = {
@@ -32,12 +32,6 @@ MODULES: dict[str, Callable[..., Any]] = {
 }
 INPUTS = {"layer": (2, 3, 7), "layers": (2, 3, 7), "cell": (3, 7)}
 every_module = pytest.mark.parametrize("kind", MODULES)
-
-
-def flat(done: Any) -> list[Tensor]:
-    if isinstance(done, Tensor):
-        return [done]
-    return [a for part in done for a in flat(part)]
 
 
 def assert_right(module: Any, x: Tensor) -> None:
@@ -52,33 +46,31 @@ def assert_right(module: Any, x: Tensor) -> None:
             assert [a.requires_grad for a in found] == [a.requires_grad for a in wanted]
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    return note_kernels(monkeypatch)
-
-
 @pytest.mark.parametrize("norm", [LayerNorm(), Identity()])
 @every_module
 def test_the_second_call_asks_nothing(
-    kind: str, norm: Norm, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, norm: Norm, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, x = MODULES[kind](norm=norm), torch.randn(INPUTS[kind])
     module(x)
-    assert len(asked) == 1
-    if asked[0] is None:
+    assert len(chosen) == 1
+    if chosen[0] is None:
         pytest.skip("a step in functions of torch has no plan")
     module(x)
     with torch.no_grad():
         module(torch.randn(INPUTS[kind]))
-    assert len(asked) == 1
+    assert len(chosen) == 1
     module(torch.cat([x, x]))
-    assert len(asked) == 2
+    assert len(chosen) == 2
     module(torch.cat([x, x]))
     module(x)
-    assert len(asked) == 2
+    assert len(chosen) == 2
+    torch.set_num_threads(1 + torch.get_num_threads() % 2)
+    module(x)
+    assert len(chosen) == 3
     monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
     module(x)
-    assert len(asked) == 3
+    assert len(chosen) == 4
 
 
 def site(module: Any) -> Any:
@@ -179,25 +171,24 @@ def test_what_is_wrong_is_said_as_at_the_first_call(kind: str) -> None:
 
 
 @every_module
-def test_other_modes_find_no_plan(kind: str, asked: list[Any]) -> None:
+def test_other_modes_find_no_plan(kind: str, chosen: list[Any]) -> None:
     module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
     module(x)
-    asked.clear()
+    chosen.clear()
     with torch.autograd.forward_ad.dual_level():
         module(torch.autograd.forward_ad.make_dual(x, x))
     torch.vmap(lambda a: flat(module(a))[0])(x.unsqueeze(0))
-    assert len(asked) == 2
+    assert len(chosen) == 2
 
 
+@needs_native
 @pytest.mark.parametrize(
     ("kind", "half", "norm"),
     [("layer", False, LayerNorm()), ("layers", True, Identity()), ("cell", True, LayerNorm())],
 )
 def test_plans_under_autocast_are_of_their_own(
-    kind: str, half: bool, norm: Norm, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, half: bool, norm: Norm, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (reason := unavailable_reason()) is not None:
-        pytest.skip(f"no native kernels: {reason}")
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
     module = MODULES[kind](norm=norm)
     inputs = torch.randn(INPUTS[kind])
@@ -209,30 +200,28 @@ def test_plans_under_autocast_are_of_their_own(
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             found = flat(module(x))
         sum(a.float().square().sum() for a in found).backward()
-        assert x.grad is not None
         return [*found, x.grad, *(a.grad for a in module.parameters())]
 
     kinds = [None, torch.bfloat16, torch.float16]
     first = [results(dtype) for dtype in kinds]
-    assert names_of(asked) == ["native"] * 3
+    assert names_of(chosen) == ["native"] * 3
     again = [results(dtype) for dtype in kinds]
-    assert len(asked) == 3
+    assert len(chosen) == 3
     for found, wanted, dtype in zip(again, first, kinds, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.0)
         if kind != "cell":
             assert found[0].dtype == (dtype or torch.float32)
 
 
+@needs_native
 def test_float32_plans_under_autocast_need_weights_in_float32(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (reason := unavailable_reason()) is not None:
-        pytest.skip(f"no native kernels: {reason}")
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
     module, x = LSTM(7, 20, norm=LayerNorm()).bfloat16(), torch.randn(2, 3, 7)
     with torch.autocast("cpu", torch.bfloat16):
         first, second = flat(module(x)), flat(module(x))
-    assert names_of(asked) == ["native"] * 2
+    assert names_of(chosen) == ["native"] * 2
     torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
 
 
@@ -342,20 +331,20 @@ def test_norms_that_are_asked_at_each_call(kind: str, norm: Norm) -> None:
     assert_right(module, x)
 
 
-def test_a_plan_needs_plain_tensors(asked: list[Any]) -> None:
+def test_a_plan_needs_plain_tensors(chosen: list[Any]) -> None:
     class Own(Tensor):
         pass
 
     layer, x = LSTM(7, 20, norm=LayerNorm()), torch.randn(2, 3, 7)
     layer(x)
     wanted = flat(layer(x))
-    asked.clear()
+    chosen.clear()
     torch.testing.assert_close([a.as_subclass(Tensor) for a in flat(layer(x.as_subclass(Own)))],
                                wanted)  # fmt: skip
     negative = torch.randn(2, 3, 7, dtype=torch.complex64).conj().imag
     assert negative.is_neg()
     assert_right(layer, negative)
-    assert len(asked) > 1
+    assert len(chosen) > 1
 
 
 @every_module

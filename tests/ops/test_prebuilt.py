@@ -86,6 +86,19 @@ def assert_layers_run() -> None:
     assert output.isfinite().all()
 
 
+def assert_refused(kernels: NativeLibrary, caplog: pytest.LogCaptureFixture, *named: str) -> None:
+    """Check for a one-line reason and a warning with it; layers run without kernels."""
+    with pytest.raises(Unavailable) as caught:
+        kernels.load()
+    reason = caught.value.reason
+    (line,) = warnings_of(caplog)
+    assert reason in line
+    assert "\n" not in line
+    assert all(text in reason for text in named)
+    assert kernels.status().reason == reason
+    assert_layers_run()
+
+
 @pytest.mark.parametrize("level", ALL, ids=lambda level: level.name)
 def test_the_fastest_level_that_the_processor_runs(
     folder: Path, level: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -137,14 +150,7 @@ def test_a_level_that_cannot_run_is_a_reason(
 ) -> None:
     processor(monkeypatch)
     monkeypatch.setenv("LN_ZOO_CPU_LEVEL", level)
-    with pytest.raises(Unavailable) as caught:
-        kernels.load()
-    assert f"LN_ZOO_CPU_LEVEL={level}" in caught.value.reason
-    assert "\n" not in caught.value.reason
-    (line,) = warnings_of(caplog)
-    assert caught.value.reason in line
-    assert kernels.status().reason == caught.value.reason
-    assert_layers_run()
+    assert_refused(kernels, caplog, f"LN_ZOO_CPU_LEVEL={level}")
 
 
 def damage(file: Path, how: str) -> None:
@@ -181,18 +187,14 @@ def test_all_libraries_damaged_and_no_compiler(
     processor(monkeypatch, *ALL[-1].features)
     for file in folder.glob(f"*{SUFFIX}"):
         damage(file, "truncated")
-    with pytest.raises(Unavailable) as caught:
-        kernels.load()
-    assert ALL[-1].name in caught.value.reason
-    assert "CXX=no-compiler" in caught.value.reason
-    (line,) = warnings_of(caplog)
-    assert caught.value.reason in line
-    assert "\n" not in line
-    assert_layers_run()
+    assert_refused(kernels, caplog, ALL[-1].name, "CXX=no-compiler")
 
 
 def test_a_whole_file_that_is_no_library(
-    folder: Path, kernels: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    kernels: NativeLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     processor(monkeypatch, *ALL[-1].features)
     file = folder / f"kernels-{ALL[-1].name}{SUFFIX}"
@@ -201,23 +203,18 @@ def test_a_whole_file_that_is_no_library(
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["libraries"][ALL[-1].name]["sha256"] = prebuilt.checksum(file)
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(Unavailable) as caught:
-        kernels.load()
-    assert str(file) in caught.value.reason
-    assert_layers_run()
+    assert_refused(kernels, caplog, str(file))
 
 
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "{}", '{"system": ["plan9", "x86_64"], "libraries": {"a": {"file": "b"}}}'],
 )
-def test_a_damaged_manifest(folder: Path, kernels: NativeLibrary, content: str) -> None:
+def test_a_damaged_manifest(
+    folder: Path, kernels: NativeLibrary, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / MANIFEST).write_text(content)
-    with pytest.raises(Unavailable) as caught:
-        kernels.load()
-    assert str(folder / MANIFEST) in caught.value.reason
-    assert "\n" not in caught.value.reason
-    assert_layers_run()
+    assert_refused(kernels, caplog, str(folder / MANIFEST))
 
 
 @pytest.mark.parametrize("system", [["plan9", ARCHITECTURE], [sys.platform, "vax"]])
@@ -226,14 +223,7 @@ def test_a_wheel_for_another_system(
 ) -> None:
     manifest = json.loads((folder / MANIFEST).read_text()) | {"system": system}
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(Unavailable) as caught:
-        kernels.load()
-    (line,) = warnings_of(caplog)
-    for text in (line, caught.value.reason):
-        assert " ".join(system) in text
-        assert f"{sys.platform} {ARCHITECTURE}" in text
-        assert "\n" not in text
-    assert_layers_run()
+    assert_refused(kernels, caplog, " ".join(system), f"{sys.platform} {ARCHITECTURE}")
 
 
 def test_a_read_only_cache_does_not_matter(

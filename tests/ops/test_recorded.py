@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import results_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -43,33 +44,9 @@ def cache(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return recorded
 
 
-def results(
-    layer: nn.Module,
-    x: Tensor,
-    states: States | None = None,
-    after: Callable[[Any], None] = lambda found: None,
-) -> dict[str, Tensor]:
-    """Output, final states and all gradients, by name."""
-    layer.zero_grad()
-    x = x.clone().requires_grad_()
-    hx: Any = None
-    starts: list[Tensor] = []
-    if states is not None:
-        starts = [s.clone().requires_grad_() for s in states]
-        hx = tuple(starts) if len(starts) > 1 else starts[0]
-    output, final = layer(x, hx)
-    finals = final if isinstance(final, tuple) else (final,)
-    after(output)
-    generator = torch.Generator().manual_seed(3)
-    loss = sum(
-        (a * torch.randn(a.shape, generator=generator).to(a)).sum() for a in (output, *finals)
-    )
-    loss.backward()
-    found = {"output": output, "dx": x.grad}
-    found |= {f"state {i}": a for i, a in enumerate(finals)}
-    found |= {f"d start {i}": a.grad for i, a in enumerate(starts)}
-    found |= {f"d {name}": p.grad for name, p in layer.named_parameters()}
-    return {name: a.detach().clone() for name, a in found.items()}
+def twice(run: Callable[[], Any]) -> Any:
+    run()
+    return run()
 
 
 def by_plain_loop(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> Any:
@@ -82,6 +59,21 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert found.keys() == wanted.keys()
     for name, a in wanted.items():
         assert torch.equal(found[name], a), (name, (found[name] - a).abs().max())
+
+
+@pytest.fixture
+def assert_repeated(cache: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Check that a second call is a replay with the numbers of the plain loop."""
+
+    def check(
+        run: Callable[[], dict[str, Tensor]],
+        compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = assert_equal,
+    ) -> None:
+        wanted, replays = by_plain_loop(monkeypatch, run), cache.replays
+        compare(twice(run), wanted)
+        assert cache.replays > replays
+
+    return check
 
 
 def starts(layer: RecurrentLayer, N: int) -> States:
@@ -158,22 +150,19 @@ def test_numbers_are_those_of_the_plain_loop_bit_for_bit(
     calls = [(torch.randn(T, 4, 3), starts(layer, 4)) for T in (13, 13, 9, 13)]
     for k, (x, states) in enumerate(calls):
         given = states if with_states else None
-        wanted = by_plain_loop(monkeypatch, lambda: results(layer, x, given))  # noqa: B023
+        wanted = by_plain_loop(monkeypatch, lambda: results_of(layer, x, given))  # noqa: B023
 
-        def other_call(output: Tensor, x: Tensor = x) -> None:
-            layer(x.flip(0) + 1)
+        def called(x: Tensor, hx: Any, again: bool = k == 3) -> Any:
+            found = layer(x, hx)
+            _ = layer(x.flip(0) + 1) if again else None
+            return found
 
         replays = cache.replays
-        assert_equal(results(layer, x, given, other_call if k == 3 else lambda a: None), wanted)
+        assert_equal(results_of(layer, x, given, call=called), wanted)
         assert (cache.replays > replays) == (k > 0)  # recorded when it comes again
         with torch.no_grad():  # weights change in place, as an optimizer changes them
             for p in layer.parameters():
                 p.add_(0.01 * torch.randn_like(p))
-
-
-def twice(run: Callable[[], Any]) -> Any:
-    run()
-    return run()
 
 
 NOISE = {
@@ -186,34 +175,17 @@ NOISE = {
 @pytest.mark.parametrize("options", NOISE.values(), ids=NOISE)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_noise_is_drawn_before_the_loop(
-    options: dict[str, Any], training: bool, cache: Any, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], training: bool, assert_repeated: Callable[..., None]
 ) -> None:
     layer = LSTM(3, 6, norm=LayerNorm(), **options).train(training)
     x = torch.randn(9, 4, 3)
-
-    def run() -> dict[str, Tensor]:
-        torch.manual_seed(5)
-        return results(layer, x)
-
-    wanted = by_plain_loop(monkeypatch, run)
-    assert_equal(twice(run), wanted)
-    assert cache.replays
+    assert_repeated(lambda: results_of(layer, x))
 
 
-def test_resets(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resets(assert_repeated: Callable[..., None]) -> None:
     layer = LSTM(3, 6, norm=LayerNorm(), bidirectional=True)
     x, reset = torch.randn(9, 4, 3), torch.rand(9, 4) < 0.3
-
-    def run() -> dict[str, Tensor]:
-        layer.zero_grad()
-        output, (h, c) = layer(x, None, reset)
-        (output.sum() + h.square().sum() + c.sum()).backward()
-        return {"output": output, **{n: p.grad.clone() for n, p in layer.named_parameters()}}
-
-    wanted = by_plain_loop(monkeypatch, run)
-    twice(run)
-    assert_equal(run(), wanted)
-    assert cache.replays
+    assert_repeated(lambda: results_of(layer, x, call=lambda x, hx: layer(x, hx, reset)))
 
 
 def test_autocast(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,15 +195,15 @@ def test_autocast(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run() -> dict[str, Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
-            return results(layer, x)
+            return results_of(layer, x)
 
     wanted = by_plain_loop(monkeypatch, run)
     found = twice(run)
     assert cache.replays
     assert found["output"].dtype == torch.bfloat16
-    for name in ("output", "state 0", "state 1"):
+    for name in ("output", "h", "c"):
         assert torch.equal(found[name], wanted[name])
-    exact = by_plain_loop(monkeypatch, lambda: results(layer, x))
+    exact = by_plain_loop(monkeypatch, lambda: results_of(layer, x))
     for name, a in exact.items():
         scale = a.abs().max()
         error, of_plain = ((b[name] - a).abs().max() / scale for b in (found, wanted))
@@ -252,49 +224,42 @@ def test_without_gradients(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # What was recorded in inference mode serves others.
     with torch.no_grad():
         assert torch.equal(layer(x)[0], wanted)
-    results(layer, x)
+    results_of(layer, x)
 
 
-def test_some_gradients_alone(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_gradients_alone(assert_repeated: Callable[..., None]) -> None:
     layer = LSTM(3, 6, norm=LayerNorm())
-    x = torch.randn(9, 4, 3)
+    x, wanted = torch.randn(9, 4, 3), ("weight_hh_l0", "sites.l0.cell.gain")
     for name, p in layer.named_parameters():
-        p.requires_grad_(name in ("weight_hh_l0", "sites.l0.cell.gain"))
+        p.requires_grad_(name in wanted)
 
-    def run() -> list[Tensor]:
+    def run() -> dict[str, Tensor]:
         _, (h, _) = layer(x)
-        return list(
-            torch.autograd.grad(h.sum(), [p for p in layer.parameters() if p.requires_grad])
-        )
+        sources = [layer.get_parameter(name) for name in wanted]
+        return dict(zip(wanted, torch.autograd.grad(h.sum(), sources), strict=True))
 
-    wanted = by_plain_loop(monkeypatch, run)
-    assert all(torch.equal(a, b) for a, b in zip(twice(run), wanted, strict=True))
-    assert cache.replays
+    assert_repeated(run)
 
 
 def test_gradients_of_gradients_and_batches_of_gradients(
-    cache: Any, monkeypatch: pytest.MonkeyPatch
+    assert_repeated: Callable[..., None],
 ) -> None:
     layer = GRU(3, 6, norm=LayerNorm()).double()
     x = torch.randn(9, 2, 3, dtype=torch.float64, requires_grad=True)
 
-    def second() -> list[Tensor]:
+    def second() -> tuple[Tensor, ...]:
         output, h = layer(x)
         leaves = [x, *layer.parameters()]
         first = torch.autograd.grad(output.square().sum() + h.sum(), leaves, create_graph=True)
-        return list(torch.autograd.grad(sum(a.square().sum() for a in first), leaves))
+        return torch.autograd.grad(sum(a.square().sum() for a in first), leaves)
 
-    def batch() -> list[Tensor]:
+    def batch() -> tuple[Tensor, ...]:
         output, _ = layer(x)
         rows = torch.stack([torch.ones_like(output), 2 * torch.ones_like(output)])
-        return list(torch.autograd.grad(output, [x], rows, is_grads_batched=True))
+        return torch.autograd.grad(output, [x], rows, is_grads_batched=True)
 
     for run in (second, batch):
-        wanted = by_plain_loop(monkeypatch, run)
-        replays = cache.replays
-        for a, b in zip(twice(run), wanted, strict=True):
-            torch.testing.assert_close(a, b)
-        assert cache.replays > replays
+        assert_repeated(run, torch.testing.assert_close)
 
 
 def test_backward_twice(cache: Any) -> None:
@@ -313,19 +278,19 @@ def test_a_layer_that_changes_is_recorded_anew(cache: Any, monkeypatch: pytest.M
     """New parameters, another precision, plain attributes that a norm reads."""
     layer = LSTM(3, 6, norm=Halved())
     x = torch.randn(9, 2, 3)
-    results(layer, x)
-    results(layer, x)
+    results_of(layer, x)
+    results_of(layer, x)
     layer.load_state_dict({n: a + 1 for n, a in layer.state_dict().items()}, assign=True)
-    assert_equal(results(layer, x), by_plain_loop(monkeypatch, lambda: results(layer, x)))
+    assert_equal(results_of(layer, x), by_plain_loop(monkeypatch, lambda: results_of(layer, x)))
     for site in layer.sites["l0"].children():
         site.norm = Halved(3.0)
     for _ in range(3):
-        assert_equal(results(layer, x), by_plain_loop(monkeypatch, lambda: results(layer, x)))
+        assert_equal(results_of(layer, x), by_plain_loop(monkeypatch, lambda: results_of(layer, x)))
     layer, x = layer.double(), x.double()
     for _ in range(3):
-        assert_equal(results(layer, x), by_plain_loop(monkeypatch, lambda: results(layer, x)))
+        assert_equal(results_of(layer, x), by_plain_loop(monkeypatch, lambda: results_of(layer, x)))
     twin = copy.deepcopy(layer)
-    assert_equal(results(twin, x), results(layer, x))
+    assert_equal(results_of(twin, x), results_of(layer, x))
 
 
 def test_threads(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,11 +298,11 @@ def test_threads(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [LSTM(3, 6, norm=LayerNorm()) for _ in range(3)]
     inputs = [torch.randn(9, 2, 3) for _ in layers]
     pairs = list(zip(layers, inputs, strict=True))
-    wanted = by_plain_loop(monkeypatch, lambda: [results(a, x) for a, x in pairs])
+    wanted = by_plain_loop(monkeypatch, lambda: [results_of(a, x) for a, x in pairs])
     found: dict[int, list[dict[str, Tensor]]] = {}
 
     def work(k: int) -> None:
-        found[k] = [results(*pairs[k]) for _ in range(4)]
+        found[k] = [results_of(*pairs[k]) for _ in range(4)]
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
     for thread in threads:
@@ -358,7 +323,7 @@ def test_layers_that_are_gone_leave_their_recordings_to_others(cache: Any) -> No
 
     def come_and_go() -> None:
         layer = LSTM(3, 6, norm=LayerNorm())
-        twice(lambda: results(layer, x))
+        twice(lambda: results_of(layer, x))
         gone.extend([weakref.ref(a) for a in (layer, *layer.sites.modules(), *layer.parameters())])
 
     for _ in range(cache.size + 4):
@@ -376,20 +341,7 @@ def reading_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | 
     return (wx.tanh() if float(states[0].sum()) < 1e9 else wx,)
 
 
-def counting_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    return (wx.tanh() if t is not None and t % 2 else states[0] + wx,)
-
-
 COUNTER = torch.zeros(())
-
-
-def writing_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    COUNTER.add_(1)
-    return (wx.tanh(),)
-
-
-def foreign_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    return (wx.tanh() + COUNTER,)
 
 
 def failing_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
@@ -401,9 +353,11 @@ def failing_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | 
 STEPS = {
     "random numbers are drawn": drawing_step,
     "numbers are read back": reading_step,
-    "the number of the time step is used": counting_step,
-    "changed in place": writing_step,
-    "neither weight nor state": foreign_step,
+    "the number of the time step is used": lambda wx, states, w, sites, t: (
+        wx.tanh() if t is not None and t % 2 else states[0] + wx,
+    ),
+    "changed in place": lambda wx, *_: (COUNTER.add_(1), wx.tanh())[1:],
+    "neither weight nor state": lambda wx, *_: (wx.tanh() + COUNTER,),
     "not while it is recorded": failing_step,
 }
 
@@ -506,19 +460,19 @@ def test_large_steps_are_recorded_in_short_chunks_or_not_at_all(
 ) -> None:
     layer = LSTM(3, 6, norm=LayerNorm())
     x = torch.randn(10, 2, 3)
-    twice(lambda: results(layer, x))
+    twice(lambda: results_of(layer, x))
     (entry,) = cache._entries.values()
     assert entry.tensors.lengths == [5, 2, 1]
     size = len(entry.tensors.chunks[5].saved)
     monkeypatch.setattr(loop, "CHUNK_BYTES", size // 2)
     layer = copy.deepcopy(layer)
-    twice(lambda: results(layer, x))
+    twice(lambda: results_of(layer, x))
     assert entry is not (other := list(cache._entries.values())[-1])
     assert other.tensors.lengths == [2, 1]
     monkeypatch.setattr(loop, "CHUNK_BYTES", size // 20)
     layer = copy.deepcopy(layer)
     replays = cache.replays
-    twice(lambda: results(layer, x))
+    twice(lambda: results_of(layer, x))
     assert cache.replays == replays
 
 
@@ -534,10 +488,10 @@ def test_a_recording_that_fails_is_not_tried_again(
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(cache, "record", fail)
-    wanted = by_plain_loop(monkeypatch, lambda: results(layer, x))
+    wanted = by_plain_loop(monkeypatch, lambda: results_of(layer, x))
     with caplog.at_level(logging.INFO, logger="ln_zoo"):
         for _ in range(4):
-            assert_equal(results(layer, x), wanted)
+            assert_equal(results_of(layer, x), wanted)
     assert len(tried) == 1
     (message,) = said(caplog)
     assert "out of memory" in message

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import subprocess
+from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 
@@ -30,12 +32,12 @@ extern "C" void multiply(int64_t M, int64_t N, int64_t K, const bfloat* a, const
 EMULATED = ("-O1", "-DLN_ZOO_LANES=16", "-DLN_ZOO_EMULATED_TILES", "-Wno-psabi")
 
 
-def sources(folder: Path) -> Path:
-    """The headers, and a file that includes them, in a folder of their own."""
-    for file in build.parts(FOLDER / "amx_products.h"):
+def sources(folder: Path, header: str = "amx_products.h", program: str = SOURCE) -> Path:
+    """The headers, and a program that includes them, in a folder of their own."""
+    for file in build.parts(FOLDER / header):
         shutil.copy(file, folder)
     path = folder / "product.cpp"
-    path.write_text(SOURCE)
+    path.write_text(program)
     return path
 
 
@@ -57,10 +59,15 @@ def compiled(source: Path, *flags: str) -> Path:
     return out
 
 
-def library(source: Path) -> ctypes.CDLL:
+def library(source: Path, *arguments: type) -> ctypes.CDLL:
+    """Its `multiply` takes three sizes and these arguments."""
     found = ctypes.CDLL(str(compiled(source, "-fPIC", "-shared", *EMULATED)))
-    found.multiply.argtypes = (c_int64, c_int64, c_int64, *[c_void_p] * 4, c_int64)
+    found.multiply.argtypes = (*[c_int64] * 3, *arguments, c_int64)
     return found
+
+
+def tiles(source: Path) -> ctypes.CDLL:
+    return library(source, *[c_void_p] * 4)
 
 
 def multiply(
@@ -76,25 +83,32 @@ def multiply(
     return c
 
 
-def assert_right(found: ctypes.CDLL, m: int, k: int, n: int) -> None:
-    a, b, start = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16(), torch.randn(m, n)
-    # What float32 rounds in a sum of k products at most.
-    allowed = (a.double().abs() @ b.double().abs() + start.abs()) * (k + 1) * 2**-24
+def assert_right(
+    multiply: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, roundings: int
+) -> None:
+    """Errors are at most those of so many roundings in float32."""
+    start = torch.randn(len(a), b.shape[1])
+    allowed = (a.double().abs() @ b.double().abs() + start.abs()) * roundings * 2**-24
     for add in (False, True):
         exact = a.double() @ b.double() + (start if add else 0)
-        error = (multiply(found, a, b, start, add) - exact).abs()
-        assert (error <= allowed).all(), (m, k, n, add, error.max())
+        error = (multiply(a, b, start, add) - exact).abs()
+        assert (error <= allowed).all(), (a.shape, b.shape, add, error.max())
+
+
+def assert_tiles_right(found: ctypes.CDLL, m: int, k: int, n: int) -> None:
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
+    assert_right(functools.partial(multiply, found), a, b, k + 1)
 
 
 def test_products_on_emulated_tiles(tmp_path: Path) -> None:
-    found = library(sources(tmp_path))
+    found = tiles(sources(tmp_path))
     assert found.ln_zoo_tiles() == 0  # it compared tiles with vectors, and uses them
     torch.manual_seed(0)
     # Any two of rows, depth and columns meet, but for some of the last two.
     columns = (1, 16, 17, 32, 100)
     for i, m in enumerate((1, 5, 16, 17, 32, 50)):
         for j, k in enumerate((1, 2, 31, 32, 78, 601)):
-            assert_right(found, m, k, columns[(i + j) % 5])
+            assert_tiles_right(found, m, k, columns[(i + j) % 5])
 
 
 def test_tiles_that_multiply_wrongly_are_not_used(tmp_path: Path) -> None:
@@ -103,10 +117,10 @@ def test_tiles_that_multiply_wrongly_are_not_used(tmp_path: Path) -> None:
     right = header.read_text()
     header.write_text(right.replace("flushed(even + odd)", "flushed(even)"))
     assert header.read_text() != right
-    found = library(source)
+    found = tiles(source)
     level, text = runtime._TILES[found.ln_zoo_tiles()]
     assert (level, text) == runtime._TILES[-1]
-    assert_right(found, 33, 78, 40)
+    assert_tiles_right(found, 33, 78, 40)
 
 
 def test_the_inner_loop_loads_four_tiles_for_four_products(tmp_path: Path) -> None:
@@ -137,15 +151,10 @@ extern "C" void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_
 
 @pytest.fixture(scope="module")
 def by_parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("parts")
-    for file in build.parts(FOLDER / "float32_on_tiles.h"):
-        shutil.copy(file, folder)
-    source = folder / "parts.cpp"
-    source.write_text(PARTS)
-    found = ctypes.CDLL(str(compiled(source, "-fPIC", "-shared", *EMULATED)))
-    found.size.restype, found.size.argtypes = c_int64, (c_int64, c_int64)
+    source = sources(tmp_path_factory.mktemp("parts"), "float32_on_tiles.h", PARTS)
     strided = (c_void_p, c_int64, c_int64)
-    found.multiply.argtypes = (*[c_int64] * 3, *strided, *strided, *[c_void_p] * 3, c_int64)
+    found = library(source, *strided, *strided, *[c_void_p] * 3)
+    found.size.restype, found.size.argtypes = c_int64, (c_int64, c_int64)
     return found
 
 
@@ -165,19 +174,13 @@ def multiply_by_parts(
     "size", [(1, 1, 1), (17, 33, 40), (32, 64, 32), (140, 30, 70), (33, 530, 5), (82, 40, 33)]
 )
 def test_float32_by_parts(by_parts: ctypes.CDLL, size: tuple[int, ...], transposed: bool) -> None:
-    """Its errors are those of sums in float32, for numbers of any size but the smallest."""
+    """For numbers of any size but the smallest."""
     torch.manual_seed(0)
     m, k, n = size
     a, b = torch.randn(m, k) * 10 ** torch.randn(m, 1), torch.randn(k, n)
     if transposed:
         a, b = a.t().contiguous().t(), b.t().contiguous().t()
-    start = torch.randn(m, n)
-    for add in (False, True):
-        exact = a.double() @ b.double() + (start if add else 0)
-        error = (multiply_by_parts(by_parts, a, b, start, add) - exact).abs()
-        # What float32 rounds in a sum of k products at most, and one rounding more.
-        allowed = (a.double().abs() @ b.double().abs() + start.abs()) * (k + 2) * 2**-24
-        assert (error <= allowed).all(), (add, (error / allowed).max())
+    assert_right(functools.partial(multiply_by_parts, by_parts), a, b, k + 2)
 
 
 def test_parts_of_numbers_that_bfloat16_has_not(by_parts: ctypes.CDLL) -> None:

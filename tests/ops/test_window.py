@@ -181,7 +181,6 @@ def called(kernel: Any, rule: Rule | None, p: Problem, H: int | None = None) -> 
 def layer(under: Under, rule: Rule | None, p: Problem) -> window.Windowed:
     """The layer on the engine, after it was chosen as users have it chosen."""
     kernel = select_window_kernel(records(rule, p), p.x, *weights_of(p))
-    assert kernel is not None
     assert kernel.engine is under.engine
     return called(kernel, rule, p)
 
@@ -204,13 +203,20 @@ class TestLoop(LoopCase):
     results, given, changed = RESULTS, ("text",), (0, 1)
 
     def problem(self) -> dict[str, Tensor]:
-        return named(problem(18, 3, 12, 5, 2, Rule()))
+        return named(problem(*SMALL, Rule()))
 
     def equations(self, p: dict[str, Tensor]) -> tuple[Tensor, ...]:
         return equations(Rule(), filled(p))
 
     def engine(self, under: Under) -> Callable[..., tuple[Tensor, ...]]:
         return lambda p: by(under, Rule())(filled(p))
+
+    def none_of(self, name: str, a: Tensor) -> Tensor:
+        of_examples = ("h", "c", "text", "window", "kappa")
+        return a[:, :0] if name == "x" else a[:0] if name in of_examples else a
+
+    def chosen(self, p: dict[str, Tensor]) -> str | None:
+        return chosen(filled(p), Rule())
 
 
 CASE = TestLoop()
@@ -275,32 +281,31 @@ def test_float32_against_the_equations(
     assert_as_accurate(found, expected, lambda k: by_equations(rule, size, F32, k))
 
 
-@pytest.mark.parametrize("rule", [None, Rule(("input",))], ids=["none", "input"])
-def test_one_of_everything(rule: Rule | None, under: Under) -> None:
-    compare(under, rule, problem(16, 1, 1, 1, 1, rule))
-
-
 SUBSETS = [places for n in range(4) for places in itertools.combinations(PLACES, n)]
+#: T, N, H, U, K.
+SMALL = (18, 3, 12, 5, 2)
 
 
 @pytest.mark.parametrize(
-    ("places", "center"), [*zip(SUBSETS, itertools.cycle([True, False]), strict=False)], ids=str
+    ("rule", "size"),
+    [
+        *((rule, (16, 1, 1, 1, 1)) for rule in (None, Rule(("input",)))),
+        *((Rule(places, center=i % 2 == 0), SMALL) for i, places in enumerate(SUBSETS)),
+        (Rule(groups=(1, 1, 1, 1), eps=0.1), SMALL),
+        (Rule(center=False, groups=(3, 1), eps=0.1), SMALL),
+        (Rule(groups=(1, 2, 1), eps=0.1), SMALL),
+    ],
+    ids=str,
 )
-def test_any_places(places: tuple[str, ...], center: bool, under: Under) -> None:
-    rule = Rule(places, center)
-    compare(under, rule, problem(18, 3, 12, 5, 2, rule))
-
-
-@pytest.mark.parametrize("groups", [(1, 1, 1, 1), (3, 1), (1, 2, 1)], ids=str)
-def test_any_groups_of_gates(groups: tuple[int, ...], under: Under) -> None:
-    rule = Rule(center=groups != (3, 1), groups=groups, eps=0.1)
-    compare(under, rule, problem(18, 3, 12, 5, 2, rule))
+def test_any_places_and_groups_of_gates(
+    rule: Rule | None, size: tuple[int, ...], under: Under
+) -> None:
+    compare(under, rule, problem(*size, rule))
 
 
 def test_no_biases(under: Under) -> None:
-    rule = Rule()
-    compare(under, rule, problem(18, 3, 12, 5, 2, rule)._replace(b_ih=None, b_hh=None))
-    compare(under, None, problem(18, 3, 12, 5, 2)._replace(b_ih=None))
+    compare(under, Rule(), problem(*SMALL, Rule())._replace(b_ih=None, b_hh=None))
+    compare(under, None, problem(*SMALL)._replace(b_ih=None))
 
 
 @pytest.mark.parametrize("rows", [1, 4, 12, 10**6])
@@ -332,24 +337,10 @@ def test_terms_are_what_makes_the_windows(under: Under) -> None:
 
 
 def test_a_text_of_no_characters_shows_nothing(under: Under) -> None:
-    p = problem(18, 3, 12, 5, 2)
+    p = problem(*SMALL)
     p = p._replace(text=p.text[:, :0])
     compare(under, None, p)
     assert not layer(under, None, cast(p, F32)).windows.any()
-
-
-def test_no_examples(under: Under) -> None:
-    rule = Rule()
-    p = cast(problem(20, 2, 12, 5, 2, rule), F32)
-    p = p._replace(
-        x=p.x[:, :0],
-        **{name: getattr(p, name)[:0] for name in ("h", "c", "text", "window", "kappa")},
-    )
-    found = run(by(under, rule), p, F32)
-    assert found["output"].shape == (20, 0, 12)
-    assert found["windows"].shape == (20, 0, 6)
-    assert not found["dw_ih"].any()
-    assert not found["dweight"].any()
 
 
 def test_sums_of_any_size(under: Under) -> None:
@@ -374,20 +365,6 @@ def test_nan_is_not_hidden_and_stays_in_its_example(source: str, under: Under) -
     for a in (done.output, done.windows):
         assert a[-1, 1].isnan().all()
         assert a[:, [0, 2]].isfinite().all()
-
-
-def test_states_may_be_one_for_all_examples(under: Under) -> None:
-    """Expanded start states: their gradients are the sum over examples."""
-    p = problem(18, 3, 12, 5, 2)
-    shared = {name: getattr(p, name)[:1] for name in ("h", "c", "window", "kappa")}
-
-    def function(of: Function) -> Function:
-        return lambda o: of(o._replace(**{name: getattr(o, name).expand(3, -1) for name in shared}))
-
-    p = p._replace(**shared)
-    expected = run(function(plain(None)), p, F64)
-    actual = run(function(by(under, None)), p, F32)
-    assert_as_accurate(actual, expected, in_float32(function(plain(None)), p))
 
 
 @every_rule
@@ -482,9 +459,3 @@ def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPa
     assert chosen(half, Rule()) is None
     opaque = records(Rule(), p) | {"recurrent": None}
     assert select_window_kernel(opaque, p.x, *weights_of(p)) is None
-    seen = []
-    torch.func.vmap(lambda x: seen.append(chosen(p._replace(x=x))) or x)(p.x[None])
-    torch.func.grad(lambda x: seen.append(chosen(p._replace(x=x))) or x.sum())(p.x)
-    with torch.autograd.forward_ad.dual_level():
-        seen.append(chosen(p))
-    assert seen == [None] * 3

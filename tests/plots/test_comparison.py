@@ -11,22 +11,25 @@ from sweep_runs import METRICS, write_run, write_steps
 
 from ln_zoo.cli import main
 from ln_zoo.plots import comparison as compare
-from ln_zoo.plots.comparison import draw, groups, median_and_range, read_run
+from ln_zoo.plots.comparison import Run, draw, groups, median_and_range, read_run
+from ln_zoo.plots.figures import set_log_scale
 from ln_zoo.sweeps.speed import steps_to
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What would be saved as files."""
     figures: list[Figure] = []
     monkeypatch.setattr(compare, "save_figure", lambda figure, *_, **__: figures.append(figure))
     return figures
 
 
+def run_of(folder: Path, values: list[float], label: str = "A") -> Run:
+    return read_run(f"{label}={write_run(folder / 'version_0', values)}", METRICS)
+
+
 def test_spread_over_runs_of_a_label(tmp_path: Path) -> None:
     seeds = [[0.1, 0.04], [0.2, 0.01], [0.6, 0.02, 0.001]]
-    folders = [write_run(tmp_path / f"a/version_{i}", v) for i, v in enumerate(seeds)]
-    runs = [read_run(f"LN={folder}", METRICS) for folder in folders]
+    runs = [run_of(tmp_path / str(i), values, "LN") for i, values in enumerate(seeds)]
     assert list(groups(runs)) == ["LN"]
     # Epochs count from 1, and end where the shortest run does.
     assert median_and_range(runs, "epoch_train_nll") == [(1, 0.2, 0.1, 0.6), (2, 0.02, 0.01, 0.04)]
@@ -60,87 +63,63 @@ def test_against_seconds(tmp_path: Path, seen: list[Figure]) -> None:
     assert main([*command, "--out", str(tmp_path / "b.png")]) != 0
 
 
-def test_more_panels_than_a_row_holds(tmp_path: Path, seen: list[Figure]) -> None:
-    run = read_run(str(write_run(tmp_path / "a/version_0", [0.3, 0.1])), METRICS)
-    draw([run], METRICS * 3, tmp_path / "a.png")
-    assert len(seen[0].axes) == 6
-    assert [axis.get_subplotspec().rowspan.start for axis in seen[0].axes] == [0] * 3 + [1] * 3
-
-
 def test_axes(tmp_path: Path, seen: list[Figure]) -> None:
     """Logarithms of updates where asked for, of likelihoods where they are positive."""
     for number, values in enumerate(([0.3, 0.1], [0.3, -0.1])):
-        run = read_run(str(write_run(tmp_path / f"{number}/version_0", values)), METRICS)
+        run = run_of(tmp_path / str(number), values)
         for log_x in (False, True):
             draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
     scales = [(figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) for figure in seen]
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
 
 
-def test_a_narrow_range_needs_no_logarithms_and_epochs_are_whole_numbers(
-    tmp_path: Path, seen: list[Figure]
-) -> None:
-    run = read_run(str(write_run(tmp_path / "a/version_0", [1.42, 1.35, 1.3])), METRICS)
+def test_narrow_ranges_are_linear_and_epochs_whole(tmp_path: Path, seen: list[Figure]) -> None:
+    run = run_of(tmp_path, [1.42, 1.35, 1.3])
     draw([run], METRICS, tmp_path / "a.png")
     for axis in seen[0].axes:
         assert axis.get_yscale() == "linear"
         assert all(float(tick).is_integer() for tick in axis.get_xticks())
 
 
-def test_a_line_on_another_one_is_dashed(tmp_path: Path, seen: list[Figure]) -> None:
+def test_dashes_of_lines_on_others_and_rows_of_panels(tmp_path: Path, seen: list[Figure]) -> None:
     values = {"A": [0.5, 0.3, 0.1], "B": [0.5, 0.4, 0.1], "C": [0.5, 0.3003, 0.1]}
-    runs = [
-        read_run(f"{label}={write_run(tmp_path / label / 'version_0', found)}", METRICS)
-        for label, found in values.items()
-    ]
+    runs = [run_of(tmp_path / label, found, label) for label, found in values.items()]
     draw(runs, METRICS, tmp_path / "a.png")
     assert [line.is_dashed() for line in seen[0].axes[0].get_lines()] == [False, False, True]
+    draw(runs, METRICS * 3, tmp_path / "a.png")
+    rows = [axis.get_subplotspec().rowspan.start for axis in seen[1].axes]
+    assert rows == [0] * 3 + [1] * 3
 
 
 @pytest.mark.parametrize(("labels", "legends"), [(4, (1, 0)), (5, (0, 1))])
 def test_many_labels_do_not_hide_the_curves(
     tmp_path: Path, seen: list[Figure], labels: int, legends: tuple[int, int]
 ) -> None:
-    folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
-    runs = [read_run(f"{label}={folder}", METRICS) for label in range(labels)]
+    runs = [run_of(tmp_path / str(i), [0.3, 0.1], str(i)) for i in range(labels)]
     draw(runs, METRICS, tmp_path / "a.png")
     inside = sum(axis.get_legend() is not None for axis in seen[0].axes)
     assert (inside, len(seen[0].legends)) == legends
 
 
 def test_long_labels_stay_in_the_picture(tmp_path: Path, seen: list[Figure]) -> None:
-    folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
-    runs = [read_run(f"layer norm, no input site, 1e-{n}={folder}", METRICS) for n in range(9)]
+    label = "layer norm, no input site, 1e-{}"
+    runs = [run_of(tmp_path / str(n), [0.3, 0.1], label.format(n)) for n in range(9)]
     draw(runs, METRICS, tmp_path / "a.png")
     (legend,) = seen[0].legends
     assert legend.get_window_extent().width <= seen[0].bbox.width
     assert len(legend.get_texts()) == 9
 
 
-def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
-    tmp_path: Path, seen: list[Figure]
-) -> None:
-    runs = []
-    for number in range(2):
-        folder = write_run(tmp_path / f"{number}/version_0", [0.3, -0.1])
-        runs.append(read_run(f"A={folder}", METRICS))
+def test_what_a_log_axis_leaves_out_stretches_no_other(tmp_path: Path, seen: list[Figure]) -> None:
+    runs = [run_of(tmp_path / str(i), [0.3, -0.1]) for i in range(2)]
+    for run in runs:
         for metric in METRICS:
-            runs[-1].curves[metric][0] = 1e6
+            run.curves[metric][0] = 1e6
     for log_x in (False, True):
         draw(runs, METRICS, tmp_path / "a.png", log_x=log_x)
     highest = [figure.axes[0].get_ylim()[1] for figure in seen]
     assert highest[0] > 1e6
     assert highest[1] < 1
-
-
-def test_another_metric_where_one_was_not_logged(tmp_path: Path) -> None:
-    one, two = (write_run(tmp_path / f"{i}/version_0", [0.1, 0.05]) for i in range(2))
-    file = one / "metrics.csv"
-    head, *rows = file.read_text().splitlines()
-    file.write_text("\n".join([f"{head},other", *(f"{row},0.7" for row in rows)]))
-    metric = "other|epoch_train_nll"
-    assert read_run(str(one), [metric]).curves[metric] == {1: 0.7, 2: 0.7}
-    assert read_run(str(two), [metric]).curves[metric] == {1: 0.1, 2: 0.05}
 
 
 def test_updates_are_counted_as_they_were_done(tmp_path: Path) -> None:
@@ -151,6 +130,14 @@ def test_updates_are_counted_as_they_were_done(tmp_path: Path) -> None:
     of_epochs = write_run(tmp_path / "n/version_0", [0.1, 0.05])
     run = read_run(str(of_epochs), ["epoch_train_nll"], "step")
     assert run.curves == {"epoch_train_nll": {11: 0.1, 21: 0.05}}
+    # Another metric stands in where one was not logged.
+    one, two = (write_run(tmp_path / f"{i}/version_0", [0.1, 0.05]) for i in range(2))
+    file = one / "metrics.csv"
+    head, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([f"{head},other", *(f"{row},0.7" for row in rows)]))
+    metric = "other|epoch_train_nll"
+    assert read_run(str(one), [metric]).curves[metric] == {1: 0.7, 2: 0.7}
+    assert read_run(str(two), [metric]).curves[metric] == {1: 0.1, 2: 0.05}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +149,20 @@ def test_updates_are_counted_as_they_were_done(tmp_path: Path) -> None:
         ("my_own_loss", {5: 3.0, 10: 2.0}, 1.0, float("inf")),
     ],
 )
-def test_first_at_or_beyond(
-    metric: str, scores: dict[int, float], value: float, expected: float
-) -> None:
+def test_first_beyond(metric: str, scores: dict[int, float], value: float, expected: float) -> None:
     assert steps_to(scores, metric, value) == expected
+
+
+def labels(values: list[float]) -> list[str]:
+    figure = Figure()
+    axis = figure.subplots()
+    axis.plot(values)
+    set_log_scale(axis)
+    figure.draw_without_rendering()
+    return [t.get_text() for t in axis.get_yticklabels(which="both") if t.get_text()]
+
+
+def test_less_than_a_power_of_ten_is_labelled_with_plain_numbers() -> None:
+    for values in ([3.9, 9.1], [0.021, 0.18]):
+        assert len([float(each) for each in labels(values)]) >= 5
+    assert all("10" in each for each in labels([1e-8, 1.0]))

@@ -37,7 +37,6 @@ def images(number: int, seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Te
 
 
 def black(glimpses: int, number: int, size: tuple[int, int] = (28, 28)) -> torch.Tensor:
-    """Canvases on which windows are seen."""
     return torch.full((glimpses + 1, number, *size), -1e4)
 
 
@@ -56,14 +55,9 @@ def pixels(figure, folder: Path) -> np.ndarray:
 def tiles(picture: np.ndarray, sheet: _Sheet) -> np.ndarray:
     """The parts of a picture where images belong, (R, C, Y, X, 3)."""
     scale, (height, width) = sheet.scale, sheet.tiles.shape[2:]
-    rows = [
-        [
-            picture[scale * top : scale * (top + height), scale * left : scale * (left + width)]
-            for left in sheet.lefts
-        ]
-        for top in sheet.tops
-    ]
-    return np.array(rows)
+    rows = (picture[scale * y :][: scale * height] for y in sheet.tops)
+    cut = ([row[:, scale * x :][:, : scale * width] for x in sheet.lefts] for row in rows)
+    return np.array(list(cut))
 
 
 def enlarged(image: np.ndarray | torch.Tensor, scale: int) -> np.ndarray:
@@ -74,9 +68,6 @@ def enlarged(image: np.ndarray | torch.Tensor, scale: int) -> np.ndarray:
 
 def red(picture: np.ndarray) -> np.ndarray:
     return picture[..., 0] - picture[..., 1] > 127
-
-
-# Images
 
 
 def test_pixels_are_as_they_are(tmp_path: Path) -> None:
@@ -106,14 +97,7 @@ def test_images_of_any_size(tmp_path: Path, size: tuple[int, int]) -> None:
     assert 50 < max(found.shape[2:4]) < 210
 
 
-def test_a_grid_is_about_square(tmp_path: Path) -> None:
-    for number, rows, columns in ((1, 1, 1), (4, 2, 2), (5, 2, 3), (10, 3, 4), (100, 10, 10)):
-        picture = pixels(plot_grid(torch.zeros(number, *SIZE)), tmp_path)
-        sheet = _Sheet(np.full((rows, columns, *SIZE), 0.0))
-        assert picture.shape[:2] == tuple(sheet.scale * n for n in reversed(sheet.size))
-
-
-def test_a_title_has_room(tmp_path: Path) -> None:
+def test_a_title_has_room_and_a_grid_is_about_square(tmp_path: Path) -> None:
     title = "as long as titles are, update 12,345, $1 and 2$"
     picture = pixels(plot_grid(torch.zeros(1, 28, 28), title=title), tmp_path)
     beside = pixels(plot_grid(torch.zeros(1, 28, 28), title=title + " or more"), tmp_path)
@@ -121,6 +105,10 @@ def test_a_title_has_room(tmp_path: Path) -> None:
     assert printed.min() > 0
     assert 0.75 * picture.shape[1] < printed.max() < picture.shape[1] - 5
     assert beside.shape[1] > picture.shape[1]
+    for number, rows, columns in ((1, 1, 1), (4, 2, 2), (5, 2, 3), (10, 3, 4), (100, 10, 10)):
+        picture = pixels(plot_grid(torch.zeros(number, *SIZE)), tmp_path)
+        sheet = _Sheet(np.full((rows, columns, *SIZE), 0.0))
+        assert picture.shape[:2] == tuple(sheet.scale * n for n in reversed(sheet.size))
 
 
 def test_drawn_pixels_have_their_probability() -> None:
@@ -147,21 +135,17 @@ def test_the_same_numbers_make_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "one.gif").read_bytes() == (tmp_path / "two.gif").read_bytes()
 
 
-# Windows
-
-
-def box(picture: np.ndarray) -> tuple[list[float], list[float], np.ndarray]:
-    """Centre and sides of a window's middle line, x first, and where it is, of the picture."""
+def box(picture: np.ndarray) -> tuple[list[float], list[float]]:
+    """Centre and sides of a window's middle line, x first."""
     mask = red(picture)
     y, x = np.nonzero(mask)
     # From the middle of the left line to that of the right one, across the centre.
-    middle = mask[(y.min() + y.max()) // 2].nonzero()[0], mask[:, (x.min() + x.max()) // 2]
     ends = []
-    for line in (middle[0], middle[1].nonzero()[0]):
+    for across in (mask[(y.min() + y.max()) // 2], mask[:, (x.min() + x.max()) // 2]):
+        line = across.nonzero()[0]
         first, last = np.split(line, [int(np.argmax(np.diff(line))) + 1])
         ends.append((first.mean(), last.mean()))
-    centre = [(first + last) / 2 for first, last in ends]
-    return centre, [last - first for first, last in ends], mask
+    return [(first + last) / 2 for first, last in ends], [last - first for first, last in ends]
 
 
 @pytest.mark.parametrize(
@@ -170,65 +154,54 @@ def box(picture: np.ndarray) -> tuple[list[float], list[float], np.ndarray]:
 )
 def test_windows_lie_where_filters_were(tmp_path: Path, place, size: int) -> None:
     """Sides go through the outermost filters; pixel 0 has its centre half a pixel from the edge."""
-    figure = plot_filmstrip(black(1, 1), Windows(places(place), size))
-    sheet = _Sheet(np.zeros((1, 1, 28, 28)), headings=["t = 1"])
-    (((tile,),)) = tiles(pixels(figure, tmp_path), sheet)
-    centre, sides, _ = box(tile)
+    _, (tile,), scale = shown(Windows(places(place), size), tmp_path)
+    centre, sides = box(tile)
     x, y, stride, _ = place
     # A pixel of the picture lies at its middle, too; lines are drawn to the nearest one.
-    expected = [sheet.scale * (c + 0.5) - 0.5 for c in (x, y)]
-    assert centre == pytest.approx(expected, abs=0.75)
-    assert sides == pytest.approx([sheet.scale * (size - 1) * stride] * 2, abs=1)
+    assert centre == pytest.approx([scale * (c + 0.5) - 0.5 for c in (x, y)], abs=0.75)
+    assert sides == pytest.approx([scale * (size - 1) * stride] * 2, abs=1)
+
+
+def shown(windows: Windows, folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """A picture of one glimpse, the tile of each image, and the scale."""
+    number = windows.places.shape[1]
+    sheet = _Sheet(np.zeros((number, 1, 28, 28)), headings=["t = 1"])
+    picture = pixels(plot_filmstrip(black(1, number), windows), folder)
+    return picture, tiles(picture, sheet)[:, 0], sheet.scale
 
 
 def test_lines_are_thicker_for_larger_sigma(tmp_path: Path) -> None:
     sigmas = [0.02, 0.2, 0.6, 1.0, 2.0, 8.0, 1e6]
-    figure = plot_filmstrip(black(1, 7), Windows(places(*((13.5, 13.5, 3, s) for s in sigmas)), 5))
-    sheet = _Sheet(np.zeros((7, 1, 28, 28)), headings=["t = 1"])
-    picture = tiles(pixels(figure, tmp_path), sheet)[:, 0]
-    shares = (picture[..., 0] - picture[..., 1]).sum((1, 2)).tolist()
-    assert shares == sorted(shares)
-    assert len(set(shares)) == len(shares)
+    _, found, _ = shown(Windows(places(*((13.5, 13.5, 3, s) for s in sigmas)), 5), tmp_path)
+    shares = (found[..., 0] - found[..., 1]).sum((1, 2)).tolist()
+    assert shares == sorted(set(shares))
     assert shares[-1] / shares[3] == pytest.approx(2, rel=0.2)
     assert line_width(0.02) < line_width(0.2) < line_width(1.0) == 1.0 < line_width(1e6) < 2.0001
+    # A window of one filter is seen, whatever its stride.
+    _, (tile,), scale = shown(Windows(places((10, 20, 999, 0.5)), 1), tmp_path)
+    y, x = np.nonzero(red(tile))
+    assert [x.mean(), y.mean()] == pytest.approx([10.5 * scale, 20.5 * scale], abs=1)
+    assert np.ptp(x) < 3 * scale
 
 
 def test_windows_do_not_leave_their_image(tmp_path: Path) -> None:
-    outside = places(
-        (0, 0, 3, 2), (27, 27, 3, 2), (13, 13, 6.9, 3), (500, 13, 3, 1), (13, 13, 1e30, 1)
-    )
-    figure = plot_filmstrip(black(1, 5), Windows(outside, 5))
-    sheet = _Sheet(np.zeros((5, 1, 28, 28)), headings=["t = 1"])
-    picture = pixels(figure, tmp_path)
-    inside = red(tiles(picture, sheet)[:, 0])
+    inner = (0, 0, 3, 2), (27, 27, 3, 2), (13, 13, 6.9, 3)
+    outside = places(*inner, (500, 13, 3, 1), (13, 13, 1e30, 1))
+    picture, found, _ = shown(Windows(outside, 5), tmp_path)
+    inside = red(found)
     assert inside.any((1, 2)).tolist() == [True, True, True, False, False]
     assert red(picture).sum() == inside.sum()
-
-
-def test_a_window_of_one_filter_is_seen(tmp_path: Path) -> None:
-    """Its stride means nothing."""
-    figure = plot_filmstrip(black(1, 1), Windows(places((10, 20, 999, 0.5)), 1))
-    sheet = _Sheet(np.zeros((1, 1, 28, 28)), headings=["t = 1"])
-    (((tile,),)) = tiles(pixels(figure, tmp_path), sheet)
-    y, x = np.nonzero(red(tile))
-    assert [x.mean(), y.mean()] == pytest.approx([10.5 * sheet.scale, 20.5 * sheet.scale], abs=1)
-    assert np.ptp(x) < 3 * sheet.scale
-
-
-# Canvases by glimpse
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 8, 9, 10, 16, 63, 64, 65, 200])
 def test_glimpses_are_chosen_evenly(total: int) -> None:
     chosen = chosen_glimpses(total)
-    assert chosen[0] == 1
-    assert chosen[-1] == total
-    assert len(chosen) == min(total, len(chosen)) <= 9
-    gaps = np.diff([0, *chosen]) if total > 8 else np.diff(chosen)
-    assert total <= 8 or gaps.max() <= total / 8 + 1
-    assert all(gaps > 0)
     if total <= 8:
         assert chosen == list(range(1, total + 1))
+        return
+    assert (chosen[0], chosen[-1]) == (1, total)
+    assert len(chosen) <= 9
+    assert set(np.diff([0, *chosen])) <= set(range(1, total // 8 + 2))
 
 
 def test_a_filmstrip_has_a_row_for_each_image(tmp_path: Path) -> None:
@@ -247,13 +220,10 @@ def test_a_filmstrip_has_a_row_for_each_image(tmp_path: Path) -> None:
 
 
 def test_each_canvas_has_the_window_of_the_glimpse_that_left_it(tmp_path: Path) -> None:
-    """The empty one and the image have none."""
     centres = torch.tensor([4.0, 9.0, 14.0, 19.0])
     boxes = torch.stack([centres, 27 - centres, *torch.tensor([[2.0], [0.5], [1.0]]).expand(3, 4)])
     windows = Windows(boxes.T[:, None], 2)
-    figure = plot_filmstrip(
-        black(4, 1), windows, images=torch.zeros(1, 28, 28), glimpses=[0, 2, 4, 1]
-    )
+    figure = plot_filmstrip(black(4, 1), windows, images=ONE, glimpses=[0, 2, 4, 1])
     sheet = _Sheet(np.zeros((1, 5, 28, 28)), headings=["t"] * 5)
     found = red(tiles(pixels(figure, tmp_path), sheet)[0])
     assert found.any((1, 2)).tolist() == [False, False, True, True, True]
@@ -271,8 +241,7 @@ def test_an_animation_shows_every_canvas(tmp_path: Path) -> None:
     windows = Windows(boxes.T[:, None].expand(-1, number, -1), 2)
     save_animation(canvases, tmp_path / "new/drawing.gif", windows, columns=2, title="a title")
     film = Image.open(tmp_path / "new/drawing.gif")
-    assert film.n_frames == glimpses + 1
-    assert film.info["loop"] == 0
+    assert (film.n_frames, film.info["loop"]) == (glimpses + 1, 0)
     sheet = _Sheet(np.zeros((2, 2, 28, 28)), title=" " * len("a title, t = 11 of 11"))
     durations = []
     for t in range(film.n_frames):
@@ -290,11 +259,7 @@ def test_an_animation_shows_every_canvas(tmp_path: Path) -> None:
             if t:
                 at = [axis.mean() / sheet.scale - 0.5 for axis in np.nonzero(mask)]
                 assert at == pytest.approx([float(x[t - 1])] * 2, abs=0.4)
-    assert set(durations[:-1]) == {100}
-    assert durations[-1] == 1500
-
-
-# Pairs
+    assert durations == [100] * glimpses + [1500]
 
 
 def test_reconstructions_are_beneath_their_images(tmp_path: Path) -> None:
@@ -317,12 +282,8 @@ def test_nearest_images_are_beside_their_samples(tmp_path: Path, columns: int) -
     found = Nearest(right.numpy(), np.array([0.5, 12.3456, 0.0]))
     figure = plot_nearest(left, found, columns)
     in_row = min(columns, 3)
-    sheet = _Sheet(
-        np.zeros((-(-3 // in_row), 2 * in_row, *SIZE)),
-        groups=(1, 2),
-        headings=["sample"],
-        captions=["L2"],
-    )
+    beside = {"groups": (1, 2), "headings": ["sample"], "captions": ["L2"]}
+    sheet = _Sheet(np.zeros((-(-3 // in_row), 2 * in_row, *SIZE)), **beside)
     shown = tiles(pixels(figure, tmp_path), sheet)
     for number in range(3):
         row, column = number // in_row, 2 * (number % in_row)
@@ -330,9 +291,6 @@ def test_nearest_images_are_beside_their_samples(tmp_path: Path, columns: int) -
             np.testing.assert_array_equal(tile, enlarged(image[number], sheet.scale))
     printed = [text.get_text() for text in figure.axes[0].texts]
     assert printed == [*["sample", "nearest"] * in_row, "L2 0.50", "L2 12.35", "L2 0.00"]
-
-
-# The nearest images
 
 
 @pytest.mark.parametrize(
@@ -356,29 +314,14 @@ def test_nearest_images(
     distances, numbers = differences.square().sum((2, 3)).sqrt().min(1)
     np.testing.assert_allclose(found.distances, distances, rtol=1e-12)
     np.testing.assert_array_equal(found.images, levels[numbers].double().numpy())
-
-
-def test_the_first_of_equal_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where another part of the set has the other."""
+    # The first of equal images, also where another part of the set has the other.
     monkeypatch.setattr(draw_pictures, "_CHUNK", 2)
     others = torch.tensor([[1.0, 1.0], [1, 0], [0, 1], [1, 0]]).reshape(4, 1, 2)
     found = nearest_images(torch.tensor([[[0.5, 0.5]], [[0.9, 0.0]]]), others)
     assert found.images.tolist() == [[[1, 1]], [[1, 0]]]
 
 
-# The divergence
-
-
-def test_divergence_of_one_epoch() -> None:
-    nats = [3.0, 0.5, 0.0, 1.25]
-    figure = plot_divergence(nats, title="a title")
-    (bars,) = figure.axes
-    assert [bar.get_height() for bar in bars.patches] == nats
-    assert [bar.get_x() + bar.get_width() / 2 for bar in bars.patches] == [1, 2, 3, 4]
-    assert bars.get_title() == "4.75 nats in total"
-
-
-def test_divergence_of_several_epochs(tmp_path: Path) -> None:
+def test_divergence(tmp_path: Path) -> None:
     nats = images(1, size=(5, 3))[0]
     epochs = [2, 4, 6.5, 8, 10]
     figure = plot_divergence(nats, epochs)
@@ -393,9 +336,20 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
     assert found == {row: f"{epochs[int(row)]:g}" for row in found} != {}
     low, high = heat.get_ylim()
     assert low < high
+    # Of one epoch.
+    nats = [3.0, 0.5, 0.0, 1.25]
+    figure = plot_divergence(nats, title="a title")
+    (bars,) = figure.axes
+    assert [bar.get_height() for bar in bars.patches] == nats
+    assert [bar.get_x() + bar.get_width() / 2 for bar in bars.patches] == [1, 2, 3, 4]
+    assert bars.get_title() == "4.75 nats in total"
 
 
-# Errors
+ONE, NEAREST = torch.zeros(1, 28, 28), Nearest(images(2).numpy(), np.zeros(1))
+
+
+def framed(windows: torch.Tensor, size: int) -> None:
+    plot_filmstrip(black(2, 2), Windows(windows, size))
 
 
 @pytest.mark.parametrize(
@@ -403,43 +357,22 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
     [
         (lambda: plot_grid(torch.zeros(2, 1, 4, 4)), r"images must be \(N, B, A\).*\(2, 1, 4, 4\)"),
         (lambda: plot_grid(torch.zeros(0, 4, 4)), "at least one pixel"),
-        (
-            lambda: plot_grid(torch.tensor([[[0.0, 1.5]]])),
-            "from 0 to 1, got 0 to 1.5: give the sig",
-        ),
+        (lambda: plot_grid(torch.tensor([[[0.0, 1.5]]])), "from 0 to 1, got 0 to 1.5: give the"),
         (lambda: plot_grid(torch.tensor([[[-2.0, 0.5]]])), "from 0 to 1, got -2 to 0.5"),
         (lambda: plot_grid(torch.zeros(2, 4, 4), 0), "columns must be at least 1, got 0"),
-        (
-            lambda: plot_filmstrip(torch.zeros(1, 2, 4, 4)),
-            "canvases must be .* at least one glimpse",
-        ),
+        (lambda: plot_filmstrip(torch.zeros(1, 2, 4, 4)), "canvases must .* least one glimpse"),
         (lambda: plot_filmstrip(torch.zeros(3, 4, 4)), r"canvases must be .*\(3, 4, 4\)"),
-        (
-            lambda: plot_filmstrip(black(2, 2), Windows(torch.zeros(3, 2, 5), 2)),
-            r"windows must be \(2, 2, 5\) .*got \(3, 2, 5\) of 2",
-        ),
-        (lambda: plot_filmstrip(black(2, 2), Windows(torch.zeros(2, 2, 5), 0)), "one filter"),
-        (
-            lambda: plot_filmstrip(black(1, 1), Windows(places((1, 2, math.inf, 1)), 2)),
-            "windows must be finite",
-        ),
+        (lambda: framed(torch.zeros(3, 2, 5), 2), r"windows .*\(2, 2, 5\) .*got \(3, 2, 5\) of 2"),
+        (lambda: framed(torch.zeros(2, 2, 5), 0), "one filter"),
+        (lambda: framed(torch.full((2, 2, 5), math.inf), 2), "windows must be finite"),
         (lambda: plot_filmstrip(black(2, 2), glimpses=[1, 3]), r"from 0 to 2, got \[1, 3\]"),
         (lambda: plot_filmstrip(black(2, 2), glimpses=[]), r"from 0 to 2, got \[\]"),
-        (
-            lambda: plot_filmstrip(black(2, 2), images=torch.zeros(1, 28, 28)),
-            r"images .*\(2, 28, 28\).*\(1, 28, 28\)",
-        ),
+        (lambda: plot_filmstrip(black(2, 2), images=ONE), r"images .*\(2, 28, 28\).*\(1, 28, 28\)"),
         (lambda: plot_pairs(images(2), images(3)), r"one shape, got \(2, 7, 9\) and \(3, 7, 9\)"),
-        (
-            lambda: plot_nearest(images(2), Nearest(images(2).numpy(), np.zeros(1))),
-            r"nearest images .* 1 distances",
-        ),
+        (lambda: plot_nearest(images(2), NEAREST), r"nearest images .* 1 distances"),
         (lambda: nearest_images(images(2), []), "images is empty"),
         (lambda: nearest_images(images(2), torch.zeros(0, *SIZE)), "images is empty"),
-        (
-            lambda: nearest_images(images(2), torch.zeros(4, 7, 8)),
-            r"images must be \(M, 7, 9\), got \(4, 7, 8\)",
-        ),
+        (lambda: nearest_images(images(2), torch.zeros(4, 7, 8)), r"\(M, 7, 9\), got \(4, 7, 8\)"),
         (lambda: plot_divergence(torch.zeros(2, 2, 2)), r"\(T,\) or \(E, T\), got .*\(2, 2, 2\)"),
         (lambda: plot_divergence([]), r"\(T,\) or \(E, T\), got"),
         (lambda: plot_divergence([1.0, math.nan]), "divergence must be finite"),
@@ -468,11 +401,8 @@ def test_numbers_that_are_not_finite(value: float) -> None:
         with pytest.raises(ValueError, match=message):
             make()
 
-
-def test_canvases_that_are_not_finite() -> None:
-    """Infinite logits are black or white."""
     canvases = black(3, 2)
-    canvases[1] = math.inf
+    canvases[1] = math.inf  # black or white
     plot_filmstrip(canvases)
     canvases[2, 1, 0, 0] = math.nan
     with pytest.raises(ValueError, match="canvases at t = 2: 1 of 2"):

@@ -75,8 +75,7 @@ def test_the_density_picture() -> None:
     found, offsets = mixture(steps), line(steps)
     figure = plot_density(found, offsets, MEAN, STD, title="expected")
     density, weights = figure.axes[:2]
-    assert density.get_title() == "expected"
-    assert density.get_aspect() == 1
+    assert (density.get_title(), density.get_aspect()) == ("expected", 1)
     (image,) = density.images
     left, right, bottom, top = image.get_extent()
     points = np.concatenate(strokes(offsets))
@@ -94,14 +93,11 @@ def test_the_density_picture() -> None:
     np.testing.assert_allclose(shares.get_array(), found.log_weights.exp().T)
     # Points and components are numbered from 1.
     assert shares.get_extent() == [0.5, steps + 0.5, 3.5, 0.5]
-
-
-def test_a_line_that_stands_still_has_a_density_picture() -> None:
+    # A line that stands still.
     (image,) = plot_density(mixture(2), torch.zeros(2, 3)).axes[0].images
     assert np.isfinite(image.get_array()).all()
     left, right, bottom, top = image.get_extent()
-    assert left < 0 < right
-    assert bottom < 0 < top
+    assert max(left, bottom) < 0 < min(right, top)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +115,8 @@ def test_densities_of_wrong_input(change: dict, message: str) -> None:
         position_density(**arguments, x=grid(5), y=grid(5))
     with pytest.raises(ValueError, match=message):
         plot_density(**arguments)
-
-
-def test_no_density_of_no_offsets() -> None:
     with pytest.raises(ValueError, match="offsets"):
         plot_density(mixture(0), torch.zeros(0, 3))
-
-
-# The window
 
 
 def test_the_window_picture() -> None:
@@ -145,19 +135,13 @@ def test_the_window_picture() -> None:
     np.testing.assert_array_equal(segment, strokes(offsets)[0])
     below, above = (axis.get_position() for axis in (writing, window))
     assert below.y1 <= above.y0
-
-
-def test_the_window_behind_given_strokes() -> None:
-    """The writing begins where they end; they are not drawn."""
+    nothing = plot_window(torch.zeros(0, 3), torch.zeros(0, 2), "ab")
+    assert nothing.axes[0].images[0].get_array().shape == (2, 1)
+    # The writing begins where given strokes end; they are not drawn.
     given = torch.tensor([[3.0, 4.0, 0.0], [1.0, 1.0, 1.0]])
     figure = plot_window(line(9), torch.rand(9, 1), "a", given=given)
     (segment,) = figure.axes[1].collections[0].get_segments()
     np.testing.assert_allclose(segment, strokes(line(9))[0][1:] + np.array([4, 5]))
-
-
-def test_a_window_on_nothing_written() -> None:
-    figure = plot_window(torch.zeros(0, 3), torch.zeros(0, 2), "ab")
-    assert figure.axes[0].images[0].get_array().shape == (2, 1)
 
 
 @pytest.mark.parametrize(("shape", "text"), [((9, 3), "ab"), ((8, 2), "ab"), ((9, 0), "")])

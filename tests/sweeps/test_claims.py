@@ -1,10 +1,13 @@
-"""The claims of the paper: their file, the rule of a verdict, the page that is made of them."""
+"""The claims of the paper: file, rules and page, with which README, pages and tables agree."""
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import re
 import shlex
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +22,8 @@ KINDS = ("faster", "own_best", "lower", "higher", "comparable", "grows", "measur
 
 def test_the_pages_are_up_to_date() -> None:
     """`ln-zoo reproduce --write docs/results/claims.md` makes them anew."""
-    assert (ROOT / "docs/results/claims.md").read_text(encoding="utf-8") == claims.page(
-        "docs/results"
-    )
+    page = (ROOT / "docs/results/claims.md").read_text(encoding="utf-8")
+    assert page == claims.page("docs/results")
     assert f"\n{claims.readme_table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -47,31 +49,25 @@ def test_what_the_claims_name_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "below", "above"),
+    ("low", "high", "matters", "verdict"),
     [
-        (-2, -1, claims.HOLDS, claims.DOES_NOT_HOLD),
-        (1, 2, claims.DOES_NOT_HOLD, claims.HOLDS),
-        (-1, 2, claims.UNDECIDED, claims.UNDECIDED),
-        (-1, 0, claims.UNDECIDED, claims.UNDECIDED),
-        (0, 1, claims.UNDECIDED, claims.UNDECIDED),
-        (math.nan, math.nan, claims.UNDECIDED, claims.UNDECIDED),
+        (1, 2, 0, claims.HOLDS),
+        (-2, -1, 0, claims.DOES_NOT_HOLD),
+        (-1, 2, 0, claims.UNDECIDED),
+        (-1, 0, 0, claims.UNDECIDED),
+        (0, 1, 0, claims.UNDECIDED),
+        (math.nan, math.nan, 0, claims.UNDECIDED),
+        # An interval that excludes what matters.
+        (-1, 2, 3, claims.DOES_NOT_HOLD),
+        (-1, 4, 3, claims.UNDECIDED),
+        (1, 2, 3, claims.HOLDS),
+        (-math.inf, math.inf, 3, claims.UNDECIDED),
+        (math.nan, math.nan, 3, claims.UNDECIDED),
     ],
 )
-def test_the_rule(low: float, high: float, below: str, above: str) -> None:
-    assert claims.decide(low, high, "below") == below
-    assert claims.decide(low, high, "above") == above
-
-
-def test_an_interval_that_excludes_what_matters() -> None:
-    for low, high, verdict in [
-        (-1, 2, claims.DOES_NOT_HOLD),
-        (-1, 4, claims.UNDECIDED),
-        (1, 2, claims.HOLDS),
-        (-math.inf, math.inf, claims.UNDECIDED),
-        (math.nan, math.nan, claims.UNDECIDED),
-    ]:
-        assert claims.decide(low, high, "above", matters=3) == verdict
-        assert claims.decide(-high, -low, "below", matters=3) == verdict
+def test_the_rule(low: float, high: float, matters: float, verdict: str) -> None:
+    assert claims.decide(low, high, "above", matters) == verdict
+    assert claims.decide(-high, -low, "below", matters) == verdict
 
 
 @pytest.mark.parametrize(
@@ -91,7 +87,6 @@ def test_the_rule_of_a_margin(low: float, high: float, verdict: str) -> None:
 
 
 def problems(each: Claim) -> list[str]:
-    """What is wrong with an entry of ``claims.yaml``."""
     rule, found = each.rule, []
 
     def wants(fits: object, text: str) -> None:
@@ -133,9 +128,8 @@ def test_verdicts_of_both_sizes() -> None:
     reduced = replace(paper, size="reduced", verdict="undecided", missing="a seed")
     each = replace(claims.claims()[0], outcomes=(paper,))
     assert each.verdict == "holds"
-    assert replace(each, outcomes=(paper, reduced)).verdict == (
-        "holds (paper), undecided (reduced)"
-    )
+    both = replace(each, outcomes=(paper, reduced))
+    assert both.verdict == "holds (paper), undecided (reduced)"
     assert replace(each, outcomes=()).verdict == claims.NOT_TESTED
 
 
@@ -145,3 +139,89 @@ def test_a_rule_is_a_sentence(kind: str) -> None:
     assert re.fullmatch(r".+\. An effect of 2( times the speed)? matters\.", rule.words)
     assert "{" not in rule.words
     assert kind == "measured" or "`layer`" in rule.words
+
+
+# README, claims, pages, cards and tables say the same
+
+RESULTS = ROOT / "docs/results"
+PAGES = sorted(path for path in RESULTS.glob("*.md") if path.name != "claims.md")
+#: Bold words that tell a verdict.
+VERDICT = re.compile(rf"\*\*({'|'.join(claims.VERDICTS)})\*\*")
+
+
+def paragraphs(page: Path) -> list[str]:
+    return page.read_text(encoding="utf-8").split("\n\n")
+
+
+def named(paragraph: str) -> list[str]:
+    """Claims that a paragraph links to, or names as such."""
+    links = re.findall(r"claims\.md#([a-z0-9-]+)", paragraph)
+    return links + re.findall(r"claims? `([a-z0-9-]+)`", paragraph)
+
+
+def row(model: str) -> list[str]:
+    """Cells of the README's table of models, without links."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| [`{model}`]")]
+    return [cell.strip() for cell in line.strip("| ").split("|")]
+
+
+def measured(name: str) -> dict[str, float]:
+    results = json.loads((ROOT / f"model_cards/{name}/results.json").read_text(encoding="utf-8"))
+    return {each["name"]: each["value"] for each in results["metrics"]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_tell_the_verdicts_of_the_claims(page: Path) -> None:
+    known = {each.name: each for each in claims.claims()}
+    for paragraph in paragraphs(page):
+        names = named(paragraph)
+        assert set(names) <= set(known), f"{page.name}: {paragraph}"
+        told = set(VERDICT.findall(paragraph)) if names else set()
+        given = {o.verdict for name in names for o in known[name].outcomes}
+        assert told <= given, f"{page.name}: {paragraph}"
+
+
+def test_a_wrong_verdict_would_be_found() -> None:
+    text = "By [its rule](claims.md#invariance) it **does not hold**, so the claim `draw-bound`"
+    assert named(text) == ["invariance", "draw-bound"]
+    assert VERDICT.findall(text) == ["does not hold"]
+
+
+def test_each_page_of_a_claim_links_to_it() -> None:
+    for each in claims.claims():
+        page = ROOT / each.page
+        assert f"(claims.md#{each.name})" in page.read_text(encoding="utf-8"), each.name
+
+
+@pytest.mark.parametrize(
+    ("model", "table", "chosen"),
+    [
+        ("MLPClassifier", "mnist_protocol", {"layer": "3e-4", "batch": "1e-3", "none": "1e-3"}),
+        ("ConvClassifier", "convnets_protocol", {"layer": "1e-3", "batch": "1e-3", "none": "3e-3"}),
+        ("AttentiveReader", "attentive_reader_fresh_seeds", {"layer": "", "batch": "", "none": ""}),
+    ],
+)
+def test_the_readme_has_the_means_of_the_tables(
+    model: str, table: str, chosen: dict[str, str]
+) -> None:
+    with (ROOT / f"docs/figures/{table}.csv").open(newline="") as file:
+        runs = [run for run in csv.DictReader(file) if run["error"]]
+    digits = 1 if model == "AttentiveReader" else 2
+    cells = dict(zip(("layer", "batch", "none", "seeds"), row(model)[4:], strict=True))
+    for norm, rate in chosen.items():
+        errors = [
+            float(run["error"])
+            for run in runs
+            if run["norm"] == norm and run.get("model.lr", "") == rate
+        ]
+        spread = statistics.fmean(errors), statistics.stdev(errors)
+        assert cells[norm] == " ± ".join(f"{value:.{digits}f}" for value in spread)
+        assert str(len(errors)) in cells["seeds"]
+
+
+@pytest.mark.parametrize(("norm", "column"), [("layernorm", 4), ("none", 6)])
+def test_readme_and_page_have_the_scores_of_the_cards(norm: str, column: int) -> None:
+    assert row("DRAW")[column] == f"{measured(f'draw.{norm}')['bound']:.1f}"
+    text = (RESULTS / "handwriting.md").read_text(encoding="utf-8")
+    assert f"{measured(f'handwriting.{norm}')['sequence_nll']:.1f}" in text

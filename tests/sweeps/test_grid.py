@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sweep_runs import refuses
 
 from ln_zoo.sweeps.grid import (
     Grid,
-    SweepError,
     check_extends,
     digests,
     folder_name,
@@ -56,16 +56,12 @@ def test_folders_differ_where_labels_do() -> None:
     values = ["[8, 8]", "[8,8]", "[8_8]", "a/b", "a_b", "x" * 300, "x" * 301, "..", "é"]
     names = {folder_name("layer", {"a": value}) for value in values}
     assert len(names) == len(values)
-    for name in names:
-        assert "/" not in name
-        assert "=" not in name
-        assert len(name) <= 120
+    assert all(not {"/", "="} & set(name) and len(name) <= 120 for name in names)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "a", "1,-2", "1,1", "", ",", "1.5"])
 def test_wrong_seeds(text: str) -> None:
-    with pytest.raises(SweepError, match="--seeds"):
-        parse_seeds(text)
+    refuses("--seeds", parse_seeds, text)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +79,10 @@ def test_wrong_seeds(text: str) -> None:
     ],
 )
 def test_wrong_settings(given: list[str], message: str) -> None:
-    with pytest.raises(SweepError, match=message):
-        parse_settings(given)
+    refuses(message, parse_settings, given)
 
 
-def test_norms_are_found_beside_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_norms_are_found_beside_the_configuration(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "configs/norms").mkdir(parents=True)
     (tmp_path / "configs/mlp").mkdir()
     (tmp_path / "configs/norms/layer.yaml").write_text("model: {}\n")
@@ -107,8 +100,7 @@ def test_norms_are_found_beside_the_configuration(
         ("no.yaml", "there is no file no.yaml"),
         (f"layer,{file}", "has layer twice"),
     ):
-        with pytest.raises(SweepError, match=message):
-            parse_norms(text, [])
+        refuses(message, parse_norms, text, [])
 
 
 def test_a_folder_keeps_its_grid(tmp_path: Path) -> None:
@@ -118,20 +110,17 @@ def test_a_folder_keeps_its_grid(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["sweep.json"]
     for content in ("", "[]", "{}", '{"format_version": 1, "configs": []}'):
         (tmp_path / "sweep.json").write_text(content)
-        with pytest.raises(SweepError, match="choose another --out"):
-            read_grid(tmp_path)
+        refuses("choose another --out", read_grid, tmp_path)
     (tmp_path / "sweep.json").write_text('{"format_version": 2}')
-    with pytest.raises(SweepError, match="newer version"):
-        read_grid(tmp_path)
+    refuses("newer version", read_grid, tmp_path)
 
 
 def test_only_a_larger_grid_goes_on_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("a: 1\n")
     old = replace(GRID, digests=digests([str(tmp_path / "base.yaml")]))
     more = {"model.lr": ["1e-3", "5e-4", "2e-4"]}
-    check_extends(
-        replace(old, norms=[*old.norms, "RMSNorm"], seeds=[1, 0, 2], settings=more), old, tmp_path
-    )
+    larger = replace(old, norms=[*old.norms, "RMSNorm"], seeds=[1, 0, 2], settings=more)
+    check_extends(larger, old, tmp_path)
     (tmp_path / "base.yaml").write_text("a: 2\n")
     changed = digests([str(tmp_path / "base.yaml")])
     for new, message in (
@@ -144,5 +133,4 @@ def test_only_a_larger_grid_goes_on_in_a_folder(tmp_path: Path) -> None:
         (replace(old, test="best"), "test last there, best here"),
         (replace(old, digests=changed), "base.yaml has changed since"),
     ):
-        with pytest.raises(SweepError, match=message):
-            check_extends(new, old, tmp_path)
+        refuses(message, check_extends, new, old, tmp_path)

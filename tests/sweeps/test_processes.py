@@ -12,15 +12,18 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
+from sweep_runs import refuses
 
 from ln_zoo.cli import main
 from ln_zoo.cli.sweep import worker
 from ln_zoo.sweeps import processes
-from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
+from ln_zoo.sweeps.grid import Grid, write_grid
 from ln_zoo.sweeps.processes import Processes, Progress, Watcher
 from ln_zoo.sweeps.state import FAILED, FINISHED, TEST_FOLDER, Length, progress_of, state_of
 
@@ -59,19 +62,14 @@ def end_as(out: Path, name: str, how: str) -> None:
 
 def test_no_more_runs_at_a_time_than_jobs(tmp_path: Path) -> None:
     assert sweep(tmp_path, jobs=2).run() == 0
-    running, most = 0, 0
     lines = (tmp_path / "events").read_text().splitlines()
-    for line in lines:
-        running += 1 if line.startswith("begin") else -1
-        most = max(most, running)
+    running = list(accumulate(1 if line.startswith("begin") else -1 for line in lines))
     assert len(lines) == 8
-    assert 1 <= most <= 2
+    assert 1 <= max(running) <= 2
     assert all(state_of(tmp_path / run.name).kind == FINISHED for run in GRID.runs())
 
 
-def test_failures_are_noted_and_stop_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_are_noted_and_stop_nothing(tmp_path: Path, capsys) -> None:
     end_as(tmp_path, "a/seed_0", "kill")
     end_as(tmp_path, "b/seed_0", "words")
     assert sweep(tmp_path).run() == 0
@@ -110,21 +108,19 @@ def test_stopped_by_a_signal(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert state_of(tmp_path / run.name).kind == "waiting"
 
 
-def test_a_resumed_run_is_shown_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_is_shown_as_it_is(tmp_path: Path, monkeypatch, capsys) -> None:
     """At once, though the run has not yet written its table anew; without a terminal too."""
     monkeypatch.setattr(processes, "_LINE_EVERY", 0.0)
-    folder = tmp_path / "a/seed_0"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "checkpoints/last.ckpt").touch()
-    (folder / "metrics.csv").write_text("epoch,step\n0,40\n")
-    (tmp_path / "b/seed_0").mkdir(parents=True)
-    (tmp_path / "b/seed_0/metrics.csv").write_text("epoch,step\n0,40\n")
-    lengths = {"a": Length(None, 100), "b": Length(None, 100)}
+    tables = [tmp_path / run / "seed_0/metrics.csv" for run in "ab"]
+    for table in tables:
+        table.parent.mkdir(parents=True)
+        table.write_text("epoch,step\n0,40\n")
+    (tmp_path / "a/seed_0/checkpoints").mkdir()
+    (tmp_path / "a/seed_0/checkpoints/last.ckpt").touch()
+    lengths = dict.fromkeys("ab", Length(None, 100))
     running = Processes(GRID.runs(), tmp_path, lengths, 1, Watcher())
-    (folder / "metrics.csv").unlink()
-    (tmp_path / "b/seed_0/metrics.csv").unlink()
+    for table in tables:
+        table.unlink()
     assert running.run() == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "[0/4 finished] a/seed_0: resumed at 40%"
@@ -236,17 +232,13 @@ def test_a_test_of_the_user_is_none_of_the_sweep(tmp_path: Path) -> None:
 
 
 def test_runs_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(SweepError, match="there is no sweep in"):
-        worker.work(tmp_path, "a/seed_0")
+    refuses("there is no sweep in", worker.work, tmp_path, "a/seed_0")
     write_grid(GRID, tmp_path)
-    with pytest.raises(SweepError, match="has no run 'a/seed_7'; did you mean 'a/seed_"):
-        worker.work(tmp_path, "a/seed_7")
+    message = "has no run 'a/seed_7'; did you mean 'a/seed_"
+    refuses(message, worker.work, tmp_path, "a/seed_7")
     (tmp_path / "a/seed_0").mkdir(parents=True)
-    with (
-        FileLock(tmp_path / "a/seed_0/.lock"),
-        pytest.raises(SweepError, match="another process is running"),
-    ):
-        worker.work(tmp_path, "a/seed_0")
+    with FileLock(tmp_path / "a/seed_0/.lock"):
+        refuses("another process is running", worker.work, tmp_path, "a/seed_0")
 
 
 def test_a_run_ends_with_the_sweep(tmp_path: Path) -> None:
@@ -255,11 +247,8 @@ def test_a_run_ends_with_the_sweep(tmp_path: Path) -> None:
         "from ln_zoo.cli.sweep.worker import _ParentWatcher\nimport time\n"
         "_ParentWatcher().start()\nprint('ready', flush=True)\ntime.sleep(60)"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
     timer = threading.Timer(50, process.kill)
     timer.start()
     assert process.stdout.readline() == b"ready\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import sweep_runs
 from PIL import Image
+from sweep_runs import refuses, write_tested
 
 from ln_zoo.cli import main
 from ln_zoo.sweeps.grid import Grid, SweepError, read_grid, write_grid
@@ -29,9 +29,8 @@ RUNS = {
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    grid = Grid(
-        ["c.yaml"], ["n/layer.yaml", "n/none.yaml"], [0, 1, 2], {"model.lr": ["1e-3", "1e-2"]}
-    )
+    norms, settings = ["n/layer.yaml", "n/none.yaml"], {"model.lr": ["1e-3", "1e-2"]}
+    grid = Grid(["c.yaml"], norms, [0, 1, 2], settings)
     (tmp_path / "mlp").mkdir()
     write_grid(grid, tmp_path / "mlp")
     for run in grid.runs():
@@ -40,14 +39,11 @@ def out(tmp_path: Path) -> Path:
         if run.seed >= len(numbers):
             write_failure(folder, "the training loss is not finite at step 3")
             continue
-        folder.mkdir(parents=True)
         error, curve = numbers[run.seed]
-        results = {"metrics": {"nll": 2 * error, "error": error}, "steps": 30}
-        (folder / "test_results.json").write_text(json.dumps(results))
-        lines = ["epoch,epoch_seconds,epoch_test_error,epoch_train_nll,step,val_nll"]
-        for epoch, value in enumerate(curve):
-            lines.append(f"{epoch},5.0,{value},{value},{10 * epoch + 9},{value}")
-        (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+        columns = "epoch,epoch_seconds,epoch_test_error,epoch_train_nll,step,val_nll"
+        lines = [f"{n},5.0,{value},{value},{10 * n + 9},{value}" for n, value in enumerate(curve)]
+        metrics = {"nll": 2 * error, "error": error}
+        write_tested(folder, columns, lines, metrics=metrics, steps=30)
     return tmp_path / "mlp"
 
 
@@ -85,27 +81,29 @@ def test_paired_differences(out: Path) -> None:
     assert paired({0: 1.0}, {1: 1.0}) is None
 
 
-def test_settings_of_equal_scores_are_all_named(out: Path, tmp_path: Path) -> None:
-    """By seeds 0.02, 0.03 and 0.01 at 1e-3; thrice 0.02 at 1e-2."""
+def with_scores_at_1e2(out: Path, score: str) -> Report:
+    """The report, had layer norm at 1e-2 this score of validation in place of 0.3."""
     for run in report(out).runs:
         if run.label == "layer, model.lr=1e-2":
             table = out / run.name / "metrics.csv"
-            table.write_text(table.read_text().replace("0.3", "0.02"))
-    layer, none = report(out).chosen()
+            table.write_text(table.read_text().replace("0.3", score))
+    return report(out)
+
+
+def test_settings_of_equal_scores_are_all_named(out: Path, tmp_path: Path) -> None:
+    """By seeds 0.02, 0.03 and 0.01 at 1e-3; thrice 0.02 at 1e-2."""
+    found = with_scores_at_1e2(out, "0.02")
+    layer, none = found.chosen()
     assert (layer.label, layer.tied) == ("layer, model.lr=1e-3", ["layer, model.lr=1e-2"])
     assert none.tied == []
-    written = report(out).write(tmp_path / "report")
+    written = found.write(tmp_path / "report")
     assert "| layer | model.lr=1e-3 or model.lr=1e-2 | 0.02 |" in written
 
 
 def test_settings_are_compared_over_the_seeds_that_all_of_them_have(out: Path) -> None:
     """By seeds 0.02, 0.03 and 0.01 at 1e-3; 0.022 at 1e-2, which lacks the last seed."""
-    for run in report(out).runs:
-        if run.label == "layer, model.lr=1e-2":
-            table = out / run.name / "metrics.csv"
-            table.write_text(table.read_text().replace("0.3", "0.022"))
-            if run.seed == 2:
-                shutil.rmtree(out / run.name)
+    with_scores_at_1e2(out, "0.022")
+    shutil.rmtree(out / "layer-model.lr-1e-2/seed_2")
     layer = report(out).chosen()[0]
     assert (layer.label, layer.score) == ("layer, model.lr=1e-2", pytest.approx(0.022))
 
@@ -165,11 +163,9 @@ def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "norm": "layer", "model.lr": "1e-3", "seed": "0", "state": "finished", "nll": "0.04",
         "error": "2", "updates": "30", "failure": "",
     }  # fmt: skip
-    assert rows["spread"][1]["deviation"] == "1"
-    assert rows["differences"][0]["pairs"] == "3"
+    assert (rows["spread"][1]["deviation"], rows["differences"][0]["pairs"]) == ("1", "3")
     assert len(rows["curves"]) == 33
-    assert rows["reached"][0]["steps"] == "20"
-    assert rows["reached"][0]["own_steps"] == "30"
+    assert (rows["reached"][0]["steps"], rows["reached"][0]["own_steps"]) == ("20", "30")
 
 
 @pytest.mark.parametrize(
@@ -184,11 +180,9 @@ def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_which_curves_are_drawn(tmp_path: Path, columns: str, shown: str) -> None:
     grid = Grid(["c.yaml"], ["layer.yaml"], [0])
     write_grid(grid, tmp_path)
-    folder = tmp_path / "layer/seed_0"
-    folder.mkdir(parents=True)
-    (folder / "test_results.json").write_text(json.dumps({"metrics": {"nll": 1.0}, "steps": 3}))
     row = ",".join("0.5" for _ in columns.split(","))
-    (folder / "metrics.csv").write_text(f"step,{columns}\n2999,{row}\n3999,{row}\n")
+    rows = [f"{step},{row}" for step in (2999, 3999)]
+    write_tested(tmp_path / "layer/seed_0", f"step,{columns}", rows, metrics={"nll": 1.0}, steps=3)
     found = report(tmp_path)
     assert (found.metrics, found.x) == (shown.split(","), "step")
     picture = tmp_path / "report/curves.png"
@@ -204,12 +198,9 @@ def test_seconds_of_training_tell_when_the_best_is_met(tmp_path: Path) -> None:
     grid = Grid(["c.yaml"], ["layer.yaml", "none.yaml"], [0])
     write_grid(grid, tmp_path)
     for run, pace in zip(grid.runs(), (0.5, 0.25), strict=True):
-        folder = tmp_path / run.name
-        folder.mkdir(parents=True)
-        (folder / "test_results.json").write_text('{"metrics": {"nll": 1.0}, "steps": 20}')
         rows = [f"{step},{step * pace},{1 / (1 + step)},0.5" for step in (0, 10, 20)]
         names = "step,step_seconds,step_train_nll,step_train_error"
-        (folder / "metrics.csv").write_text("\n".join([names, *rows]) + "\n")
+        write_tested(tmp_path / run.name, names, rows, metrics={"nll": 1.0}, steps=20)
     first = report(tmp_path).reached()[0]
     assert (first.run.label, first.steps, first.baseline_steps) == ("layer", 20, 20)
     assert (first.seconds, first.baseline_seconds) == (10, 5)
@@ -220,8 +211,7 @@ def test_reports_that_cannot_be(out: Path, tmp_path: Path) -> None:
         report(out, baseline="batch")
     with pytest.raises(SweepError, match=r"--metric: not all runs in .* logged 'loss'"):
         report(out, metrics=["loss"])
-    with pytest.raises(SweepError, match="--select: not all runs logged 'loss'"):
-        report(out, select="loss")
+    refuses("--select: not all runs logged 'loss'", report, out, select="loss")
     write_grid(Grid(["c.yaml"], ["a.yaml"], [0]), tmp_path)
     write_failure(tmp_path / "a/seed_0", "no data")
     with pytest.raises(SweepError, match="no run has finished yet; 1 failed, such as: no data"):

@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
+from refusals import refused
 
 from ln_zoo.sweeps import claims
 from ln_zoo.sweeps.statistics import seeds_to_decide, signed_rank
@@ -19,18 +20,16 @@ Curve = dict[int, float]
 def exponential(time: float, noise: float = 0.0, seed: int = 0, end: int = 400) -> Curve:
     """A loss that falls to 1/e in ``time`` updates."""
     draw = random.Random(seed)
-    return {
-        step: math.exp(-step / time) * (1 + noise * draw.gauss(0, 1)) for step in range(0, end, 2)
-    }
+    steps = range(0, end, 2)
+    return {step: math.exp(-step / time) * (1 + noise * draw.gauss(0, 1)) for step in steps}
 
 
 def test_targets_are_shares_of_the_median_fall_of_the_baseline() -> None:
     theirs = {0: {0: 10.0, 1: 2.0}, 1: {0: 12.0, 1: 0.0}, 2: {0: 11.0, 1: 1.0}}
     found = speeds(theirs, theirs, "nll")
     assert [each.target for each in found] == pytest.approx([2.0, 1.5, 1.1])
-    assert [each.target for each in speeds(theirs, theirs, "nll", start=21.0)] == pytest.approx(
-        [3.0, 2.0, 1.2]
-    )
+    found = speeds(theirs, theirs, "nll", start=21.0)
+    assert [each.target for each in found] == pytest.approx([3.0, 2.0, 1.2])
     # Where higher is better the curves rise.
     up = {0: {0: 0.0, 1: 50.0, 2: 100.0}}
     (first, *_) = speeds(up, up, "accuracy")
@@ -78,9 +77,8 @@ def test_a_miss_takes_longest_and_decides_from_six_seeds_on() -> None:
 
 def test_an_interval_is_not_narrower_than_rounding() -> None:
     """Equal counts of updates come from rare scores, not from certainty."""
-    often, rarely = (
-        {seed: {0: 1.0, 500 - gap: 0.95, 500: 0.0} for seed in (0, 1)} for gap in (1, 500)
-    )
+    curves = ({0: 1.0, 500 - gap: 0.95, 500: 0.0} for gap in (1, 500))
+    often, rarely = (dict.fromkeys((0, 1), curve) for curve in curves)
     slow = {seed: {0: 1.0, 1499: 0.95, 1500: 0.0} for seed in (0, 1)}
     assert speeds(often, slow, "nll")[0].verdict() == claims.HOLDS
     wide = speeds(rarely, slow, "nll")[0]
@@ -93,11 +91,9 @@ def test_errors_are_as_rare_as_the_rule_says() -> None:
     counts: Counter[str] = Counter()
     number = 400
     for trial in range(number):
+        chance = {(s, k): random.Random(f"{trial} {s} {k}") for s in range(4) for k in (0, 1)}
         mine, theirs = (
-            {
-                seed: exponential(random.Random(f"{trial} {seed} {k}").uniform(20, 40))
-                for seed in range(4)
-            }
+            {seed: exponential(chance[seed, k].uniform(20, 40)) for seed in range(4)}
             for k in (0, 1)
         )
         counts[judge_speed(mine, theirs, "nll").verdict] += 1
@@ -107,8 +103,7 @@ def test_errors_are_as_rare_as_the_rule_says() -> None:
 
 
 def test_no_seed_in_common() -> None:
-    with pytest.raises(ValueError, match="no seed has runs of both"):
-        speeds({0: exponential(3)}, {1: exponential(3)}, "nll")
+    refused("no seed has runs of both", speeds, {0: exponential(3)}, {1: exponential(3)}, "nll")
 
 
 def test_growth_on_both_scales() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +12,27 @@ import huggingface_hub
 import pytest
 import torch
 from training import quiet_trainer
-from zoo_support import PREPROCESSING, RESULTS, StubHub, tiny
+from zoo_support import PREPROCESSING, RESULTS, MakeCard, StubHub, Tested, tiny
 
+from ln_zoo.data import BatchLoader, Tensors
 from ln_zoo.norms import BatchNorm, Identity, Norm
 from ln_zoo.zoo import catalog
 from ln_zoo.zoo.cards import write_card
 
 
 @pytest.fixture
-def make_card(tmp_path: Path) -> Callable[..., Path]:
+def make_card(tmp_path: Path) -> MakeCard:
     """Writes a card of a tiny model below tmp_path/cards."""
 
     def make(name: str = "mlp.layernorm", norm: Norm | None = None, **changes: Any) -> Path:
-        return write_card(
-            tmp_path / "cards" / name,
-            tiny(norm),
-            {**RESULTS, **changes},
-            preprocessing=PREPROCESSING,
-        )
+        folder = tmp_path / "cards" / name
+        return write_card(folder, tiny(norm), RESULTS | changes, preprocessing=PREPROCESSING)
 
     return make
 
 
 @pytest.fixture
-def models_folder(
-    tmp_path: Path, make_card: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def models_folder(tmp_path: Path, make_card: MakeCard, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Cards of LayerNorm, BatchNorm and Identity in the folder that LN_ZOO_MODELS names, only."""
     monkeypatch.setattr(catalog, "SHIPPED", ())
     make_card("mlp.layernorm")
@@ -49,42 +44,27 @@ def models_folder(
 
 
 @pytest.fixture
-def tested_checkpoint(tmp_path: Path) -> tuple[Path, Path]:
+def tested_checkpoint(tmp_path: Path) -> Tested:
     """A Lightning checkpoint, and the file that a test run of it leaves."""
     model = tiny()
     inputs = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(inputs, torch.arange(8)), batch_size=4
-    )
+    loader = BatchLoader(Tensors(inputs, torch.arange(8)), 4)
     trainer = quiet_trainer(max_epochs=1)
     trainer.fit(model, loader)
     checkpoint = tmp_path / "best.ckpt"
     trainer.save_checkpoint(checkpoint)
     (measured,) = trainer.test(model, loader, verbose=False)
+    done = {"dataset": "digits", "epochs": 1, "steps": 2}
+    stated = {
+        "model": "MLPClassifier", "norm": "LayerNorm", "metrics": measured, "seed": 0,
+        "data": {"dataset": "digits", "batch_size": 4}, "preprocessing": PREPROCESSING,
+        "precision": "32-true", "processes": 1, "hardware": "2 CPU cores", "date": "2025-01-31",
+        "command": "ln-zoo test --ckpt_path best.ckpt", "versions": {"torch": torch.__version__},
+        "epochs": 1, "steps": 2, "training_runs": [done], "checkpoint": "best.ckpt",
+        "checkpoint_sha256": hashlib.sha256(checkpoint.read_bytes()).hexdigest(),
+    }  # fmt: skip
     results = tmp_path / "test_results.json"
-    results.write_text(
-        json.dumps(
-            {
-                "model": "MLPClassifier",
-                "norm": "LayerNorm",
-                "metrics": measured,
-                "data": {"dataset": "digits", "batch_size": 4},
-                "preprocessing": PREPROCESSING,
-                "precision": "32-true",
-                "processes": 1,
-                "command": "ln-zoo test --ckpt_path best.ckpt",
-                "seed": 0,
-                "date": "2025-01-31",
-                "hardware": "2 CPU cores",
-                "epochs": 1,
-                "steps": 2,
-                "training_runs": [{"dataset": "digits", "epochs": 1, "steps": 2}],
-                "versions": {"torch": torch.__version__},
-                "checkpoint": "best.ckpt",
-                "checkpoint_sha256": hashlib.sha256(checkpoint.read_bytes()).hexdigest(),
-            }
-        )
-    )
+    results.write_text(json.dumps(stated))
     return checkpoint, results
 
 

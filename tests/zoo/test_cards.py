@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +18,43 @@ import safetensors.torch
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from zoo_support import PREPROCESSING, RESULTS, tiny
+from zoo_support import PREPROCESSING, RESULTS, MakeCard, Tested, edit, read, refuses, save, tiny
 
 from ln_zoo.models import MLPClassifier, SkipThought
 from ln_zoo.norms import Norm
-from ln_zoo.zoo import CardError, card_from_checkpoint, catalog, load, render_card, write_card
+from ln_zoo.zoo import CardError, card_from_checkpoint, catalog, load, render_card
 from ln_zoo.zoo.cards import refresh
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
-
 
 # The four files
 
 
-def test_config(make_card: Callable[..., Path]) -> None:
+def front_of(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_config(make_card: MakeCard) -> None:
     folder = make_card()
     assert sorted(p.name for p in folder.iterdir()) == sorted(catalog.CARD_FILES)
     config = read(folder / "config.json")
     weights = (folder / "model.safetensors").read_bytes()
-    assert config["model"] == "MLPClassifier"
-    assert config["name"] == "mlp.layernorm"
-    assert config["init_args"]["norm"] == {
-        "class": "LayerNorm",
-        "init_args": {"gain": 1.0, "eps": 1e-05, "convolution": "channel", "per_gate": False},
-    }
+    assert (config["model"], config["name"]) == ("MLPClassifier", "mlp.layernorm")
+    options = {"gain": 1.0, "eps": 1e-05, "convolution": "channel", "per_gate": False}
+    assert config["init_args"]["norm"] == {"class": "LayerNorm", "init_args": options}
     assert config["init_args"]["hidden_sizes"] == [16]
     assert config["preprocessing"] == PREPROCESSING
     assert config["parameters"] == 64 * 16 + 16 + 16 + 16 * 10 + 10
-    assert config["files"] == {
-        "model.safetensors": {
-            "sha256": hashlib.sha256(weights).hexdigest(),
-            "size": len(weights),
-        }
-    }
+    stated = {"sha256": hashlib.sha256(weights).hexdigest(), "size": len(weights)}
+    assert config["files"] == {"model.safetensors": stated}
     assert "class_path" not in (folder / "config.json").read_text()
 
 
 def test_weights_are_stored_in_the_smallest_exact_format(tmp_path: Path) -> None:
     def stored(model: MLPClassifier, name: str) -> dict[str, torch.Tensor]:
-        folder = write_card(tmp_path / name, model, RESULTS, preprocessing={})
+        folder = save(tmp_path / name, model)
         loaded = load(folder).state_dict()
         assert all(torch.equal(loaded[k], v.float()) for k, v in model.state_dict().items())
         return safetensors.torch.load_file(folder / "model.safetensors")
@@ -73,47 +69,34 @@ def test_weights_are_stored_in_the_smallest_exact_format(tmp_path: Path) -> None
     assert {value.dtype for value in stored(model, "exact").values()} == {torch.float32}
 
 
-def test_results_take_sizes_from_the_model(make_card: Callable[..., Path]) -> None:
+def test_results_take_sizes_from_the_model(make_card: MakeCard) -> None:
     results = read(make_card() / "results.json")
     assert results["metrics"] == RESULTS["metrics"]
     assert results["size"]["hidden_sizes"] == [16]
     assert "norm" not in results["size"]
-    assert results["training"] == {
-        "batch_size": 32,
-        "lr": 1e-3,
-        "epochs": 2,
-        "steps": 20,
-        "commands": ["ln-zoo fit --config mine.yaml"],
-    }
+    assert results["training"] == {"batch_size": 32, "lr": 1e-3} | RESULTS["training"]
 
 
-def test_front_matter_equals_results(make_card: Callable[..., Path]) -> None:
+def test_front_matter_equals_results(make_card: MakeCard) -> None:
     folder = make_card(card={"license": "mit", "datasets": ["someone/digits"], "tags": ["small"]})
-    front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    front = front_of(folder)
     own = ["layer-normalization", "pytorch-lightning", "MLPClassifier", "LayerNorm"]
-    expected = {
-        "library_name": "ln-zoo",
-        "pipeline_tag": "image-classification",
-        "license": "mit",
-        "datasets": ["someone/digits"],
-        "tags": [*own, "small"],
-    }
+    expected = {"library_name": "ln-zoo", "pipeline_tag": "image-classification", "license": "mit"}
+    expected |= {"datasets": ["someone/digits"], "tags": [*own, "small"]}
     assert {key: front[key] for key in expected} == expected
     (index,) = front["model-index"]
     assert index["name"] == "mlp.layernorm"
     (result,) = index["results"]
     assert result["task"]["type"] == "image-classification"
     assert result["dataset"] == {"type": "someone/digits", "name": "digits", "split": "test"}
-    assert [(m["type"], m["value"]) for m in result["metrics"]] == [
-        (metric["name"], metric["value"]) for metric in RESULTS["metrics"]
-    ]
+    metrics = [("error", 0.0525), ("nll", 0.1875)]
+    assert [(m["type"], m["value"]) for m in result["metrics"]] == metrics
     # The hub's own reader finds the same.
     found = ModelCard.load(folder / "README.md").data.eval_results
-    assert found is not None
-    assert [(r.metric_type, r.metric_value) for r in found] == [("error", 0.0525), ("nll", 0.1875)]
+    assert [(r.metric_type, r.metric_value) for r in found] == metrics
 
 
-def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None:
+def test_readme_says_what_a_reader_needs(make_card: MakeCard) -> None:
     text = (make_card() / "README.md").read_text()
     for line in (
         'model = ln_zoo.load("mlp.layernorm")',
@@ -140,33 +123,30 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
     assert "@misc{ba2016," in text
 
 
-def test_render_is_a_function_of_the_two_data_files(make_card: Callable[..., Path]) -> None:
+def test_render_is_a_function_of_the_two_data_files(make_card: MakeCard) -> None:
     folder = make_card()
     text = (folder / "README.md").read_text()
-    assert render_card(folder) == text
-    (folder / "README.md").unlink()
     (folder / "model.safetensors").unlink()
+    (folder / "README.md").unlink()
     assert render_card(folder) == text
     results = read(folder / "results.json")
-    results["metrics"][0]["value"] = 0.04
-    (folder / "results.json").write_text(json.dumps(results))
-    assert "| 4 % ± 1 |" in render_card(folder)
+
+    def rendered(**metric: Any) -> str:
+        results["metrics"][0] |= metric
+        (folder / "results.json").write_text(json.dumps(results))
+        return render_card(folder)
+
+    assert "| 4 % ± 1 |" in rendered(value=0.04)
     # Of the sentences of the task, whatever the test set.
-    results["metrics"][0] |= {"name": "mr_fast", "value": 75.0, "unit": "%", "dataset": "MR"}
-    (folder / "results.json").write_text(json.dumps(results))
-    assert "| mr_fast | MR, test | 75 % ± 0.42 |" in render_card(folder)
-    assert "trained on digits by ln_zoo" in render_card(folder)
-    results["metrics"][0] |= {"name": "error", "value": 0.04, "unit": "fraction"}
-    (folder / "results.json").write_text(json.dumps(results))
+    text = rendered(name="mr_fast", value=75.0, unit="%", dataset="MR")
+    assert "| mr_fast | MR, test | 75 % ± 0.42 |" in text
+    assert "trained on digits by ln_zoo" in text
+    text = rendered(name="error", value=0.04, unit="fraction")
     refresh(folder)
-    assert (folder / "README.md").read_text() == render_card(folder)
+    assert (folder / "README.md").read_text() == text
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_what_the_author_says(make_card: Callable[..., Path]) -> None:
+def test_what_the_author_says(make_card: MakeCard) -> None:
     facts = {
         "license": "other",
         "license_name": "for-research",
@@ -182,8 +162,7 @@ def test_what_the_author_says(make_card: Callable[..., Path]) -> None:
     before = files_of(folder)
     refresh(folder, facts)
     text = (folder / "README.md").read_text()
-    front = yaml.safe_load(text.split("---\n")[1])
-    keys = ("license", "license_name", "license_link", "language")
+    front, keys = front_of(folder), ("license", "license_name", "license_link", "language")
     assert [front[key] for key in keys] == [facts[key] for key in keys]
     for line in (
         "## Intended use\n\nTests.\n",
@@ -196,68 +175,57 @@ def test_what_the_author_says(make_card: Callable[..., Path]) -> None:
     after = files_of(folder)
     assert {name for name in after if after[name] != before[name]} == {"README.md", "results.json"}
     assert read(folder / "results.json")["metrics"] == RESULTS["metrics"]
-    with pytest.raises(CardError, match="license_name and license_link"):
-        refresh(folder, {"license": "other"})
+    refuses("license_name and license_link", refresh, folder, {"license": "other"})
     assert files_of(folder) == after
 
 
+@pytest.mark.parametrize("runs", [[], [{}], [{"dataset": "digits", "epochs": -1}]], ids=str)
 def test_optimizer_and_unknown_training_are_told(
-    tested_checkpoint: tuple[Path, Path], tmp_path: Path
+    tested_checkpoint: Tested, tmp_path: Path, runs: list[dict[str, Any]]
 ) -> None:
-    checkpoint, results = tested_checkpoint
-    tested = read(results)
     told = {
         "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.25}},
         "lr_scheduler": {"class_path": "CosineAnnealingLR", "init_args": {"T_max": 9}},
         "lr_scheduler_config": {"interval": "step", "frequency": 1},
     }
-    for number, runs in enumerate(([], [{}], [{"dataset": "digits", "epochs": -1}])):
-        results.write_text(json.dumps(tested | {"training_runs": runs, "optimization": told}))
-        folder = card_from_checkpoint(checkpoint, results, tmp_path / str(number))
-        training = read(folder / "results.json")["training"]
-        assert training["optimizer"] == told["optimizer"]
-        assert training["lr"] == 0.25
-        assert training["lr_scheduler"]["interval"] == "step"
-        assert not {"epochs", "steps", "earlier"} & training.keys()
+    edit(tested_checkpoint[1], training_runs=runs, optimization=told)
+    folder = card_from_checkpoint(*tested_checkpoint, tmp_path / "card")
+    training = read(folder / "results.json")["training"]
+    assert (training["optimizer"], training["lr"]) == (told["optimizer"], 0.25)
+    assert training["lr_scheduler"]["interval"] == "step"
+    assert not {"epochs", "steps", "earlier"} & training.keys()
 
 
 # What must not happen
 
 
-def test_a_card_is_replaced_only_when_asked(make_card: Callable[..., Path]) -> None:
+def test_a_card_is_replaced_only_when_asked(make_card: MakeCard) -> None:
     folder = make_card()
     before = files_of(folder)
-    with pytest.raises(CardError, match="--overwrite"):
-        make_card()
+    refuses("--overwrite", make_card)
     assert files_of(folder) == before
 
-    write_card(folder, tiny(seed=1), RESULTS, preprocessing={}, overwrite=True)
+    save(folder, tiny(seed=1), overwrite=True)
     assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
-def test_other_files_and_folders_are_never_lost(
-    make_card: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_other_files_and_folders_are_never_lost(make_card: MakeCard, tmp_path: Path) -> None:
     folder = make_card()
     (folder / "curves.png").write_bytes(b"precious")
-    with pytest.raises(CardError, match=r"curves\.png"):
-        write_card(folder, tiny(), RESULTS, preprocessing={}, overwrite=True)
+    refuses(r"curves\.png", save, folder, tiny(), overwrite=True)
     assert (folder / "curves.png").read_bytes() == b"precious"
 
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("precious")
-    with pytest.raises(CardError, match=f"{home}"):
-        write_card(home, tiny(), RESULTS, preprocessing={}, overwrite=True)
+    refuses(f"{home}", save, home, tiny(), overwrite=True)
     assert (home / "thesis.tex").read_text() == "precious"
     with pytest.raises(CardError, match=r"thesis\.tex"):
-        write_card(home / "thesis.tex", tiny(), RESULTS, preprocessing={}, overwrite=True)
+        save(home / "thesis.tex", tiny(), overwrite=True)
 
 
-def test_a_failed_write_leaves_nothing_behind(
-    make_card: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_nothing_behind(make_card: MakeCard, monkeypatch) -> None:
     folder = make_card()
     before = files_of(folder)
     write_text = Path.write_text
@@ -269,9 +237,8 @@ def test_a_failed_write_leaves_nothing_behind(
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(CardError, match="No space left"):
-        write_card(folder, tiny(seed=1), RESULTS, preprocessing={}, overwrite=True)
-    with pytest.raises(CardError, match="new"):
-        write_card(folder.parent / "new", tiny(), RESULTS, preprocessing={})
+        save(folder, tiny(seed=1), overwrite=True)
+    refuses("new", save, folder.parent / "new", tiny())
     assert files_of(folder) == before
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
@@ -283,7 +250,7 @@ def test_a_killed_write_leaves_no_half_card(tmp_path: Path) -> None:
     if (child := os.fork()) == 0:
         with contextlib.suppress(BaseException):
             for seed in itertools.count():
-                write_card(folder, tiny(seed=seed), RESULTS, preprocessing={}, overwrite=True)
+                save(folder, tiny(seed=seed), overwrite=True)
         os._exit(1)
     while not folder.exists():
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
@@ -297,37 +264,36 @@ def test_a_killed_write_leaves_no_half_card(tmp_path: Path) -> None:
     load(candidates[0])
 
 
-def test_values_that_cannot_be_stored(tmp_path: Path) -> None:
-    infinite = [{**RESULTS["metrics"][0], "value": float("nan")}]
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"results": {**RESULTS, "metrics": infinite}}, "finite"),
+class Forgetful(MLPClassifier):
+    """A model whose argument is not in its hyperparameters."""
+
+    def __init__(self, width: int, norm: Norm | None = None) -> None:
+        super().__init__(64, [width], 10, norm)
+        del self.hparams["width"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"results": RESULTS | {"metrics": [RESULTS["metrics"][0] | {"value": nan}]}}, "finite"),
         ({"preprocessing": {"mean": torch.zeros(2)}}, "finite"),
         ({"name": "-x y"}, "'-x y'"),
         ({"files": {"../b": Path(__file__)}}, r"'\.\./b'"),
-    ]
-    for change, message in cases:
-        with pytest.raises(CardError, match=message):
-            write_card(tmp_path / "a", tiny(), **{"results": RESULTS, "preprocessing": {}} | change)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_models_that_nobody_could_make_again(tmp_path: Path) -> None:
-    class Forgetful(MLPClassifier):
-        def __init__(self, width: int, norm: Norm | None = None) -> None:
-            super().__init__(64, [width], 10, norm)
-            del self.hparams["width"]
-
-    with pytest.raises(CardError, match=r"Forgetful.*'width'.*save_hyperparameters"):
-        write_card(tmp_path / "mine", Forgetful(8), RESULTS, preprocessing={})
-    with pytest.raises(CardError, match=r"Linear.*ZooModule"):
-        write_card(tmp_path / "mine", torch.nn.Linear(2, 2), RESULTS, preprocessing={})
+        ({"model": Forgetful(8)}, r"Forgetful.*'width'.*save_hyperparameters"),
+        ({"model": torch.nn.Linear(2, 2)}, r"Linear.*ZooModule"),
+    ],
+)
+def test_what_cannot_be_stored_or_made_again(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    refuses(message, save, tmp_path / "a", **{"model": tiny()} | change)
     assert list(tmp_path.iterdir()) == []
 
 
 # From a checkpoint
 
 
-def test_card_from_checkpoint(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+def test_card_from_checkpoint(tested_checkpoint: Tested, tmp_path: Path) -> None:
     checkpoint, results = tested_checkpoint
     facts = tmp_path / "facts.yaml"
     facts.write_text(
@@ -340,28 +306,21 @@ def test_card_from_checkpoint(tested_checkpoint: tuple[Path, Path], tmp_path: Pa
     model = load(folder)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
     stored, tested = read(folder / "results.json"), read(results)
-    assert {m["name"]: m["value"] for m in stored["metrics"]} == {
-        name.removeprefix("test_"): value for name, value in tested["metrics"].items()
-    }
+    assert {f"test_{m['name']}": m["value"] for m in stored["metrics"]} == tested["metrics"]
     assert [m["name"] for m in stored["metrics"]] == ["error", "nll"]
     assert {(m["dataset"], m["split"]) for m in stored["metrics"]} == {("digits", "test")}
-    assert [m["unit"] for m in stored["metrics"] if m["name"] == "error"] == ["fraction"]
-    assert stored["training"]["commands"] == ["ln-zoo fit"]
-    assert stored["training"]["steps"] == 2
+    assert stored["metrics"][0]["unit"] == "fraction"
+    training = stored["training"]
+    assert (training["commands"], training["steps"]) == (["ln-zoo fit"], 2)
     assert stored["evaluation"]["command"] == "ln-zoo test --ckpt_path best.ckpt"
     assert stored["size"]["training_data"] == "eight rows"
-    assert stored["card"] == {
-        "license": "cc-by-4.0",
-        "notes": ["trained in a test"],
-        "differences": ["smaller"],
-    }
-    assert read(folder / "config.json")["preprocessing"] == PREPROCESSING
-    assert read(folder / "config.json")["name"] == "mlp.tiny"
+    words = {"notes": ["trained in a test"], "differences": ["smaller"]}
+    assert stored["card"] == {"license": "cc-by-4.0"} | words
+    config = read(folder / "config.json")
+    assert (config["preprocessing"], config["name"]) == (PREPROCESSING, "mlp.tiny")
 
 
-def test_pictures_travel_with_the_card(
-    tested_checkpoint: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_pictures_travel_with_the_card(tested_checkpoint: Tested, tmp_path: Path) -> None:
     (tmp_path / "drawn").mkdir()
     picture = tmp_path / "drawn" / "samples.png"
     picture.write_bytes(b"a picture")
@@ -374,31 +333,27 @@ def test_pictures_travel_with_the_card(
     load(folder)
     # As any file of the card it is checked.
     (folder / "samples.png").write_bytes(b"another one")
-    with pytest.raises(CardError, match=r"samples\.png"):
-        load(folder)
-    with pytest.raises(CardError, match=r"no such"):
-        card_from_checkpoint(
-            *tested_checkpoint, tmp_path / "b", facts={"pictures": {"no such.png": "a"}}
-        )
+    refuses(r"samples\.png", load, folder)
+    facts = {"pictures": {"no such.png": "a"}}
+    refuses("no such", card_from_checkpoint, *tested_checkpoint, tmp_path / "b", facts=facts)
 
 
+@pytest.mark.parametrize(
+    "stated", [None, {"method": "average", "batch_size": 1000, "examples": 50000}]
+)
 def test_statistics_of_the_population_are_told(
-    tested_checkpoint: tuple[Path, Path], tmp_path: Path
+    tested_checkpoint: Tested, tmp_path: Path, stated: dict[str, Any] | None
 ) -> None:
-    checkpoint, results = tested_checkpoint
-    told = {"method": "average", "batch_size": 1000, "examples": 50_000}
-    text = '{"method": "average", "batch_size": 1000, "examples": 50000}'
-    for name, value in (("none", None), ("told", told)):
-        results.write_text(json.dumps(read(results) | {"population_statistics": value}))
-        folder = card_from_checkpoint(checkpoint, results, tmp_path / name)
-        evaluation = read(folder / "results.json")["evaluation"]
-        assert evaluation.get("population_statistics") == value
-        lines = (folder / "README.md").read_text().splitlines()
-        assert (f"- population_statistics: `{text}`" in lines) == bool(value)
-        load(folder)
+    edit(tested_checkpoint[1], population_statistics=stated)
+    folder = card_from_checkpoint(*tested_checkpoint, tmp_path / "card")
+    evaluation = read(folder / "results.json")["evaluation"]
+    assert evaluation.get("population_statistics") == stated
+    lines = (folder / "README.md").read_text().splitlines()
+    assert (f"- population_statistics: `{json.dumps(stated)}`" in lines) == bool(stated)
+    load(folder)
 
 
-def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+def test_facts_may_be_json_or_nothing(tested_checkpoint: Tested, tmp_path: Path) -> None:
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps({"notes": ["from JSON"]}))
     folder = card_from_checkpoint(*tested_checkpoint, tmp_path / "a", facts=facts, name="b")
@@ -413,53 +368,42 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
     [
         ({"checkpoint": "last.ckpt"}, r"'last\.ckpt'.*'best\.ckpt'"),
         ({"checkpoint_sha256": "0" * 64}, r"sha256.*best\.ckpt"),
-        (
-            {"norm": "BatchNorm"},
-            r"BatchNorm.*LayerNorm",
-        ),
+        ({"norm": "BatchNorm"}, r"BatchNorm.*LayerNorm"),
         ({"metrics": {}}, "metrics"),
         ({"metrics": None}, r"metrics.*None"),
         ({"checkpoint": None}, r"checkpoint None"),
         ({"training_runs": 3}, r"training_runs.* 3"),
         ({"data": {"batch_size": 4}}, r"data.*'dataset'"),
         ({"population_statistics": "average"}, r"population_statistics.*'average'"),
-        (
-            {"part": {"batches": 1, "of_batches": 2, "examples": 4}},
-            "limit_test_batches",
-        ),
+        ({"part": {"batches": 1, "of_batches": 2, "examples": 4}}, "limit_test_batches"),
     ],
 )
 def test_results_of_another_run_are_refused(
-    tested_checkpoint: tuple[Path, Path], tmp_path: Path, change: dict[str, Any], message: str
+    tested_checkpoint: Tested, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    checkpoint, results = tested_checkpoint
-    results.write_text(json.dumps(read(results) | change))
-    with pytest.raises(CardError, match=message):
-        card_from_checkpoint(checkpoint, results, tmp_path / "card")
+    edit(tested_checkpoint[1], **change)
+    refuses(message, card_from_checkpoint, *tested_checkpoint, tmp_path / "card")
     assert not (tmp_path / "card").exists()
 
 
-def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+def test_bad_files_are_named(tested_checkpoint: Tested, tmp_path: Path) -> None:
     checkpoint, results = tested_checkpoint
-    out = tmp_path / "card"
-    with pytest.raises(CardError, match=r"gone\.ckpt"):
-        card_from_checkpoint(tmp_path / "gone.ckpt", results, out)
-    with pytest.raises(CardError, match=r"gone\.json"):
-        card_from_checkpoint(checkpoint, tmp_path / "gone.json", out)
-    with pytest.raises(CardError, match=r"'licence'.*license"):
-        card_from_checkpoint(checkpoint, results, out, facts={"licence": "mit"})
-    with pytest.raises(CardError, match=r"notes.*list.*'one'"):
-        card_from_checkpoint(checkpoint, results, out, facts={"notes": "one"})
-    with pytest.raises(CardError, match="main_metric 'loss'"):
-        card_from_checkpoint(checkpoint, results, out, facts={"main_metric": "loss"})
+
+    def refused(message: str, checkpoint: Path, results: Path, **facts: Any) -> None:
+        given = {"facts": facts} if facts else {}
+        refuses(message, card_from_checkpoint, checkpoint, results, tmp_path / "card", **given)
+
+    refused(r"gone\.ckpt", tmp_path / "gone.ckpt", results)
+    refused(r"gone\.json", checkpoint, tmp_path / "gone.json")
+    refused(r"'licence'.*license", checkpoint, results, licence="mit")
+    refused(r"notes.*list.*'one'", checkpoint, results, notes="one")
+    refused("main_metric 'loss'", checkpoint, results, main_metric="loss")
     short = tmp_path / "cut" / "best.ckpt"
     short.parent.mkdir()
     short.write_bytes(checkpoint.read_bytes()[:2000])
-    with pytest.raises(CardError, match=r"cut/best\.ckpt"):
-        card_from_checkpoint(short, results, out)
+    refused(r"cut/best\.ckpt", short, results)
     results.write_text("[1, 2]")
-    with pytest.raises(CardError, match=r"test_results\.json"):
-        card_from_checkpoint(checkpoint, results, out)
+    refused(r"test_results\.json", checkpoint, results)
 
 
 @pytest.mark.parametrize(
@@ -471,26 +415,25 @@ def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Pat
     ],
 )
 def test_foreign_checkpoints_are_refused(
-    tested_checkpoint: tuple[Path, Path], tmp_path: Path, change: dict[str, Any], message: str
+    tested_checkpoint: Tested, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     checkpoint, results = tested_checkpoint
     content = torch.load(checkpoint, weights_only=True)
     stored = content["hyper_parameters"] | change
     content["hyper_parameters"] = {k: v for k, v in stored.items() if k not in change or v}
     torch.save(content, checkpoint)
-    with pytest.raises(CardError, match=message):
-        card_from_checkpoint(checkpoint, results, tmp_path / "card")
+    refuses(message, card_from_checkpoint, checkpoint, results, tmp_path / "card")
 
 
 def test_words_are_a_file_of_the_card(tmp_path: Path) -> None:
     words = [f"w{i}" for i in range(40)] + ["été"]
     torch.manual_seed(0)
     model = SkipThought(words, hidden_size=4, embedding_features=3).eval()
-    folder = write_card(tmp_path / "skip.test", model, RESULTS, preprocessing={})
+    folder = save(tmp_path / "skip.test", model)
     assert (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines() == words
     for name in ("config.json", "results.json", "README.md"):
         assert "w39" not in (folder / name).read_text(encoding="utf-8"), name
-    assert json.loads((folder / "results.json").read_text())["size"]["vocab_size"] == 43
+    assert read(folder / "results.json")["size"]["vocab_size"] == 43
     readme = (folder / "README.md").read_text(encoding="utf-8")
     assert "- vocabulary: vocabulary.txt" in readme
     assert "model.encode(sentences)" in readme
@@ -501,9 +444,8 @@ def test_words_are_a_file_of_the_card(tmp_path: Path) -> None:
     assert (loaded.encode(["w3 été"]) == model.encode(["w3 été"])).all()
 
     # A card may name no file but its own.
-    config = json.loads((folder / "config.json").read_text())
     (tmp_path / "secret.txt").write_text("".join(word + "\n" for word in words))
-    config["init_args"]["vocabulary"] = str(tmp_path / "secret.txt")
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CardError, match=r"secret\.txt"):
-        load(folder)
+    arguments = read(folder / "config.json")["init_args"]
+    stolen = arguments | {"vocabulary": str(tmp_path / "secret.txt")}
+    edit(folder / "config.json", init_args=stolen)
+    refuses(r"secret\.txt", load, folder)

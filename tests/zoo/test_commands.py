@@ -7,47 +7,39 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from cli_support import Capture, told
 from zoo_support import StubHub
 
 from ln_zoo.cli import main
 from ln_zoo.zoo import catalog, load
 
-Capture = pytest.CaptureFixture[str]
-
 
 def test_list(models_folder: Path, capsys: Capture) -> None:
-    assert main(["list", "mlp.*", "--norm", "LayerNorm", "--dataset", "digits"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    given = ("--norm", "LayerNorm", "--dataset", "digits")
+    lines = told(capsys, "list", "mlp.*", *given).splitlines()
     assert [line.split()[0] for line in lines] == ["name", "mlp.layernorm"]
-    assert main(["list", "nothing*"]) == 0
-    assert "no model matches" in capsys.readouterr().out
+    assert "no model matches" in told(capsys, "list", "nothing*")
 
 
 def test_a_table_of_results(models_folder: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "results.csv"
-    assert main(["list", "mlp.*", "--dataset", "digits", "--csv", str(file)]) == 0
-    assert capsys.readouterr().out == f"results: {file} (2 models)\n"
+    printed = told(capsys, "list", "mlp.*", "--dataset", "digits", "--csv", file)
+    assert printed == f"results: {file} (2 models)\n"
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     keys = [(row["name"], row["metric"], float(row["value"]), row["unit"]) for row in rows]
-    assert keys == [
-        (name, *metric)
-        for name in ("mlp.batchnorm", "mlp.layernorm")
-        for metric in (("error", 0.0525, "fraction"), ("nll", 0.1875, "nats"))
-    ]
-    assert rows[0]["norm"] == "BatchNorm"
-    assert rows[0]["seed"] == "3"
-    assert rows[0]["sha256"] == catalog.describe("mlp.batchnorm").digest
-    assert main(["list", "--csv", str(file / "x.csv")]) == 1
-    assert str(file / "x.csv") in capsys.readouterr().err
+    metrics = ("error", 0.0525, "fraction"), ("nll", 0.1875, "nats")
+    names = ("mlp.batchnorm", "mlp.layernorm")
+    assert keys == [(name, *metric) for name in names for metric in metrics]
+    digest = catalog.describe("mlp.batchnorm").digest
+    assert [rows[0][key] for key in ("norm", "seed", "sha256")] == ["BatchNorm", "3", digest]
+    assert str(file / "x.csv") in told(capsys, "list", "--csv", file / "x.csv", code=1)
 
 
 def test_cards(models_folder: Path, capsys: Capture) -> None:
-    assert main(["cards"]) == 0
-    assert str(models_folder / "mlp.none") in capsys.readouterr().out
-    assert main(["cards", "mlp.none"]) == 0
-    assert capsys.readouterr().out == (models_folder / "mlp.none" / "README.md").read_text()
+    assert str(models_folder / "mlp.none") in told(capsys, "cards")
+    page = (models_folder / "mlp.none" / "README.md").read_text()
+    assert told(capsys, "cards", "mlp.none") == page
     assert main(["cards", "mlp.nun"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -61,8 +53,7 @@ def test_cards_are_refreshed(models_folder: Path, capsys: Capture) -> None:
     weights = (models_folder / "mlp.none" / "model.safetensors").read_bytes()
     for page in pages.values():
         page.write_text("old")
-    assert main(["cards", "mlp.none", "--refresh"]) == 0
-    assert capsys.readouterr().out == f"card: {pages['mlp.none']}\n"
+    assert told(capsys, "cards", "mlp.none", "--refresh") == f"card: {pages['mlp.none']}\n"
     assert pages["mlp.none"].read_text() == texts["mlp.none"]
     assert pages["mlp.layernorm"].read_text() == "old"
     assert main(["cards", "--refresh"]) == 0
@@ -76,32 +67,27 @@ def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capt
     facts.write_text("notes: [by command]\n")
     out = tmp_path / "cards" / "mlp.tiny"
     argv = [checkpoint, "--results", results, "--out", str(out), "--facts", str(facts)]
-    assert main(["card", *argv, "--name", "tiny"]) == 0
-    assert capsys.readouterr().out == f"card: {out}\n"
+    assert told(capsys, "card", *argv, "--name", "tiny") == f"card: {out}\n"
     assert load(out).card.name == "tiny"
     assert load(out).card.results["card"] == {"notes": ["by command"]}
 
-    assert main(["card", *argv]) == 1
-    assert "--overwrite" in capsys.readouterr().err
+    assert "--overwrite" in told(capsys, "card", *argv, code=1)
     nested = tmp_path / "nested.json"
     nested.write_text("[" * 100_000)
-    assert main(["card", checkpoint, "--results", str(nested), "--out", str(tmp_path / "x")]) == 1
-    assert str(nested) in capsys.readouterr().err
+    wrong = ("--results", nested, "--out", tmp_path / "x")
+    assert str(nested) in told(capsys, "card", checkpoint, *wrong, code=1)
     assert main(["card", *argv, "--overwrite"]) == 0
     assert load(out).card.name == "mlp.tiny"
 
 
 def test_publish(models_folder: Path, stub_hub: StubHub, capsys: Capture) -> None:
     argv = ["mlp.none", "--repo_id", "someone/mlp-none", "--private"]
-    assert main(["publish", *argv, "--dry_run"]) == 0
-    assert "would be uploaded to" in capsys.readouterr().out
-    assert main(["publish", *argv]) == 0
-    assert f"published: {stub_hub.url}/someone/mlp-none/commit/" in capsys.readouterr().out
+    assert "would be uploaded to" in told(capsys, "publish", *argv, "--dry_run")
+    commit = f"{stub_hub.url}/someone/mlp-none/commit/"
+    assert f"published: {commit}" in told(capsys, "publish", *argv)
     assert stub_hub.private == {"someone/mlp-none": True}
-    assert main(["publish", "mlp.nun", "--repo_id", "someone/x"]) == 1
-    assert "mlp.none" in capsys.readouterr().err
-    assert main(["publish", "mlp.none"]) == 2
-    assert "--repo_id" in capsys.readouterr().err
+    assert "mlp.none" in told(capsys, "publish", "mlp.nun", "--repo_id", "someone/x", code=1)
+    assert "--repo_id" in told(capsys, "publish", "mlp.none", code=2)
 
 
 def test_parsing_needs_no_torch(models_folder: Path) -> None:

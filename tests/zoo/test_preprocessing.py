@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data_support import ready
 from PIL import Image
+from refusals import refused
+from zoo_support import MakeCard, refuses
 
 from ln_zoo.data import BinarizedDigits, Digits
-from ln_zoo.zoo import CardError, load
+from ln_zoo.zoo import load
 from ln_zoo.zoo.preprocessing import preprocess
 
 MNIST = {"scale": 255, "image_shape": [1, 28, 28]}
@@ -24,15 +25,10 @@ LEVELS = np.arange(784, dtype=np.uint8).reshape(28, 28)
 def test_every_form_of_an_image_is_what_training_saw() -> None:
     expected = torch.from_numpy(LEVELS)[None, None].float() / 255
     forms: list[Any] = [
-        LEVELS,
-        LEVELS[None],
-        LEVELS[None, None],
-        LEVELS.astype(np.int64),
-        LEVELS.astype(np.uint16),
+        *(LEVELS, LEVELS[None], LEVELS[None, None], LEVELS[::-1][::-1], np.asfortranarray(LEVELS)),
+        *(LEVELS.astype(kind) for kind in (np.int64, np.uint16)),
         torch.from_numpy(LEVELS),
         [torch.from_numpy(LEVELS)],
-        LEVELS[::-1][::-1],
-        np.asfortranarray(LEVELS),
         LEVELS.astype(np.float32) / np.float32(255),
         Image.fromarray(LEVELS),
         (Image.fromarray(LEVELS).convert("RGB"),),
@@ -49,9 +45,7 @@ def test_every_form_of_an_image_is_what_training_saw() -> None:
 
 
 def test_levels_of_the_dataset() -> None:
-    data = Digits()
-    data.prepare_data()
-    data.setup()
+    data = ready(Digits())
     images, _ = data.evaluation_set("test", 20)[torch.arange(20)]
     stored = data.evaluation_set("test", 20).inputs
     assert torch.equal(preprocess(data.preprocessing, stored), images)
@@ -90,16 +84,14 @@ def test_colours() -> None:
     ],
 )
 def test_what_training_did_not_have_is_refused(image: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        preprocess(MNIST, image)
+    refused(message, preprocess, MNIST, image)
 
 
 @pytest.mark.parametrize(
     "image", ["7.png", None, 7, b"", np.array([["a"]]), np.zeros((28, 28), complex), [None]]
 )
 def test_what_is_no_image_is_refused(image: Any) -> None:
-    with pytest.raises(TypeError, match="an image"):
-        preprocess(MNIST, image)
+    refused("an image", preprocess, MNIST, image, error=TypeError)
 
 
 def test_models_of_binary_images_take_what_their_data_were_drawn_from() -> None:
@@ -108,26 +100,23 @@ def test_models_of_binary_images_take_what_their_data_were_drawn_from() -> None:
     grey[0], grey[1] = 0, 1
     drawn = preprocess(stated, grey)
     assert sorted(drawn.unique().tolist()) == [0, 1]
-    assert drawn[0].sum() == 0
-    assert drawn[1].min() == 1
+    assert (drawn[0].sum(), drawn[1].min()) == (0, 1)
     # 1,568 pixels of probability 1/4: 392, give or take 4 standard deviations of 17.
     assert 324 < drawn[2:].sum() < 460
     assert torch.equal(preprocess(stated, grey), drawn)
     assert not torch.equal(preprocess(stated, grey, seed=1), drawn)
-    assert torch.equal(preprocess(stated, drawn), drawn)
-    bits = drawn.to(torch.uint8)
-    assert torch.equal(preprocess(stated, bits), drawn)
+    for bits in (drawn, drawn.to(torch.uint8)):
+        assert torch.equal(preprocess(stated, bits), drawn)
     assert torch.equal(preprocess(stated | {"binarization": "threshold"}, grey[2:]), 0 * grey[2:])
     assert torch.equal(preprocess(stated | {"binarization": "grey"}, grey), grey)
     # The cards of the first models do not state the scale.
     published = {"binarization": "fixed", "image_shape": [1, 28, 28]}
     black_and_white = 255 * (LEVELS > 99).astype(np.uint8)
     assert np.array_equal(preprocess(published, black_and_white)[0, 0].numpy() > 0, LEVELS > 99)
-    with pytest.raises(ValueError, match="45 to 300"):
-        preprocess(published, LEVELS.astype(np.int64) + 45)
+    refused("45 to 300", preprocess, published, LEVELS.astype(np.int64) + 45)
 
 
-def test_a_loaded_model_prepares_images(make_card: Callable[..., Path]) -> None:
+def test_a_loaded_model_prepares_images(make_card: MakeCard) -> None:
     model = load(make_card())
     levels = np.arange(64, dtype=np.uint8).reshape(8, 8) % 17
     image = torch.from_numpy(levels).float() / 16
@@ -136,5 +125,4 @@ def test_a_loaded_model_prepares_images(make_card: Callable[..., Path]) -> None:
 
 
 def test_models_without_images() -> None:
-    with pytest.raises(CardError, match="image_shape"):
-        preprocess({"words": "Penn Treebank (nltk)"}, LEVELS)
+    refuses("image_shape", preprocess, {"words": "Penn Treebank (nltk)"}, LEVELS)

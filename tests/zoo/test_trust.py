@@ -14,18 +14,13 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from refusals import refused
 
 from ln_zoo import models
 from ln_zoo.models import ZooModule
 from ln_zoo.norms import LayerNorm, to_config
 from ln_zoo.zoo import source
-from ln_zoo.zoo.trust import (
-    OwnModuleError,
-    check_classes,
-    import_own,
-    is_loaded,
-    why_unreadable,
-)
+from ln_zoo.zoo.trust import OwnModuleError, check_classes, import_own, is_loaded, why_unreadable
 
 OURS = "ln_zoo.models.MLPClassifier"
 NORM = to_config(LayerNorm())
@@ -69,17 +64,13 @@ def red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_foreign_classes_are_refused(red: Path, stored: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_classes(stored, "x.ckpt", "give --{place} {path}")
+    refused(message, check_classes, stored, "x.ckpt", "give --{place} {path}")
     assert not (red / "imported").exists()
 
 
 #: Spellings of a class that some reader of arguments would import: plain, YAML, JSON, nested.
 SPELLINGS: list[Any] = [
-    "redteam_mod.Foo",
-    " redteam_mod.Foo",
-    '"redteam_mod.Foo"',
-    "[redteam_mod.Foo]",
+    *("redteam_mod.Foo", " redteam_mod.Foo", '"redteam_mod.Foo"', "[redteam_mod.Foo]"),
     "class_path: redteam_mod.Foo",
     '{"class_path": "redteam_mod.Foo"}',
     '{"class_path": "redteam\\u005fmod\\u002eFoo"}',
@@ -93,7 +84,6 @@ SPELLINGS: list[Any] = [
 
 
 def arguments() -> list[tuple[type[ZooModule], str]]:
-    """Every argument of every model."""
     classes = [getattr(models, name) for name in models.__all__]
     mine = [c for c in classes if inspect.isclass(c) and issubclass(c, ZooModule)]
     return [(c, name) for c in mine for name in get_type_hints(c.__init__) if name != "return"]
@@ -113,8 +103,7 @@ def test_no_argument_of_a_model_imports_a_module(
             with contextlib.suppress(ValueError):
                 source.find("x.ckpt").build()
         else:
-            with pytest.raises(ValueError, match=r"x\.ckpt"):
-                source.find("x.ckpt")
+            refused(r"x\.ckpt", source.find, "x.ckpt")
         assert not (red / "imported").exists(), spelling
 
 
@@ -124,8 +113,7 @@ def test_our_own_and_named_and_imported_classes_are_admitted(red: Path) -> None:
     theirs = {"_class_path": "redteam_mod.Foo", "norm": {"class_path": "redteam_mod.Bar"}}
     named = {"redteam_mod.Foo", "redteam_mod.Bar"}
     assert check_classes(theirs, "x", "", named) == theirs
-    with pytest.raises(ValueError, match=r"redteam_mod\.Bar"):
-        check_classes(theirs, "x", "", {"redteam_mod.Foo"})
+    refused(r"redteam_mod\.Bar", check_classes, theirs, "x", "", {"redteam_mod.Foo"})
     assert not (red / "imported").exists()
     import_own("redteam_mod")
     assert is_loaded("redteam_mod.Foo")
@@ -141,8 +129,7 @@ def test_values_that_hold_themselves() -> None:
 def test_the_import_option() -> None:
     import_own("json")
     for name in ("no_such_module", "", ".relative", "a..b"):
-        with pytest.raises(OwnModuleError, match="--import"):
-            import_own(name)
+        refused("--import", import_own, name, error=OwnModuleError)
 
 
 class Payload:

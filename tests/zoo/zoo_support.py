@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import http.server
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from refusals import refused
 from torch import Tensor
 
 from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import Norm, Site
+from ln_zoo.zoo import CardError, write_card
+
+MakeCard = Callable[..., Path]
+Tested = tuple[Path, Path]
+refuses = functools.partial(refused, error=CardError)
 
 RESULTS: dict[str, Any] = {
     "metrics": [
@@ -54,6 +63,19 @@ class Doubling(Norm):
 def tiny(norm: Norm | None = None, seed: int = 0) -> MLPClassifier:
     torch.manual_seed(seed)
     return MLPClassifier(64, hidden_sizes=[16], num_classes=10, norm=norm)
+
+
+def save(folder: Path, model: Any, results: Any = RESULTS, **options: Any) -> Path:
+    """Write a card of a model, by default with the results above and no preprocessing."""
+    return write_card(folder, model, results, **{"preprocessing": {}} | options)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(read(path) | changes))
 
 
 class StubHub:

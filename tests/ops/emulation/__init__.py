@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ln_zoo.ops.engines.cluster
-from ln_zoo.ops.engines.native.build import (
-    Unavailable,
-    _processor,
-    cache_folder,
-    find_compiler,
-)
+from ln_zoo.ops.engines.native.build import Unavailable, _processor, cache_folder, find_compiler
 from ln_zoo.ops.engines.native.ownership import make_private
 
 _HERE = Path(__file__).parent
