@@ -105,7 +105,7 @@ def test_losses_are_those_of_the_equations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "text"), zip(NORMS, (True, False, True, False, True), strict=True), ids=repr
+    ("norm", "text"), [*zip(NORMS, (True, False, True, False, True), strict=True)], ids=repr
 )
 def test_what_comes_after_a_line_changes_nothing(norm: Norm, text: bool) -> None:
     model = scaled(small(norm=norm, text=text)).eval()

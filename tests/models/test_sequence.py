@@ -24,7 +24,7 @@ def small(**arguments: Any) -> SequenceClassifier:
 
 
 @pytest.mark.parametrize(
-    ("cell", "norm"), zip(["lstm", "gru", "rnn", "lstm", "gru"], NORMS, strict=True), ids=repr
+    ("cell", "norm"), [*zip(["lstm", "gru", "rnn", "lstm", "gru"], NORMS, strict=True)], ids=repr
 )
 def test_initial_weights(cell: Any, norm: Norm) -> None:
     torch.manual_seed(0)
