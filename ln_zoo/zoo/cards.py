@@ -145,7 +145,7 @@ def card_from_checkpoint(
     tested = _read_test_results(Path(results))
     found = {
         "checkpoint": path.name,
-        "checkpoint_sha256": _sha256(path.read_bytes()),
+        "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "model": type(model).__name__,
         "norm": str(model.hparams["norm"]["class_path"]).rpartition(".")[2],
     }
@@ -280,7 +280,10 @@ def write_card(
         "init_args": init_args,
         "preprocessing": dict(preprocessing),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "files": {k: {"sha256": _sha256(v), "size": len(v)} for k, v in contents.items()},
+        "files": {
+            k: {"sha256": hashlib.sha256(v).hexdigest(), "size": len(v)}
+            for k, v in contents.items()
+        },
     }
     size = {**reported.model_size(model), **results["size"]}
     run = reported.run_size(size, results["data"])
@@ -435,7 +438,3 @@ def _json(value: Any) -> str:
         return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise CardError(f"a card stores plain, finite values only: {error}") from error
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -77,6 +77,5 @@ def publish(
         )
     except Exception as error:
         # Which classes a lost connection raises depends on the version of the hub's client.
-        why = first_line(error)
-        raise CardError(f"{card.name} could not be published as {repo_id!r}: {why}") from error
+        raise CardError(f"{card.name} not published as {repo_id!r}: {first_line(error)}") from error
     return Publication(commit.commit_url, files, commit.oid)

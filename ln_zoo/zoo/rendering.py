@@ -14,8 +14,7 @@ import yaml
 def read_data(path: str) -> dict[str, Any]:
     """The content of one of our own YAML files."""
     text = files("ln_zoo").joinpath(path).read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
-    return content
+    return dict(yaml.safe_load(text))
 
 
 def render_template(path: str, filters: dict[str, Callable[..., Any]], **values: Any) -> str:
