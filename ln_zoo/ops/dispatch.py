@@ -68,7 +68,7 @@ def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
 def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's loop without normalisation.
 
-    Padded on a CPU, a GRU or a simple RNN takes 0.1 to 0.8 of torch's time, an LSTM 0.4 to 1.2
+    Padded on a CPU, a GRU or a simple RNN takes 0.1 to 0.8 of torch's time, an LSTM 0.4 to 1.0
     (docs/results/performance.md). On packed sequences torch is up to 20 times slower, except for
     few steps or rows. Other dtypes follow torch's own precision rules.
     """

@@ -38,7 +38,7 @@ def download(repo_id: str, *, revision: str | None = None, options: HubOptions =
     try:
         folder = Path(fetch(revision=revision, allow_patterns=[catalog.CONFIG]))
         if not (folder / catalog.CONFIG).is_file():
-            raise CardError(f"{repo_id} on the hub is no model of ln_zoo: no {catalog.CONFIG}")
+            raise CardError(f"{repo_id} on the hub is not an ln_zoo model: no {catalog.CONFIG}")
         # The folder is named after its commit: both steps then refer to the same files.
         names = [*catalog.CARD_FILES, *catalog.read_config(folder).files]
         return Path(fetch(revision=folder.name, allow_patterns=names))

@@ -79,7 +79,7 @@ NORMS = [LayerNorm(eps=EPS), BatchNorm(eps=EPS), WeightNorm(), Identity()]
 @pytest.mark.parametrize("norm", NORMS, ids=repr)
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
 def test_norms_are_those_of_a_loop_by_hand(cls: type, norm: Norm) -> None:
-    """Time comes first whatever the layer's layout."""
+    """Time comes first for any layout of the layer."""
     layer = made(cls, norm, batch_first=norm == WeightNorm())
     x, h, c = (torch.randn(*size, dtype=F64) for size in ((T, N, I), (N, H), (N, H)))
     states = (h[None], c[None]) if cls is LSTM else h[None]

@@ -102,7 +102,7 @@ def test_prediction_draws_once(tmp_path: Path) -> None:
     pictures = AttentionPictures(str(tmp_path / "mine"), questions=2)
     found = quiet_trainer(pictures, default_root_dir=tmp_path).predict(model, datamodule=data)
     assert pictures.written == [tmp_path / "mine" / "attention.png"]
-    # The questions are the first and the middle one; what is drawn is what the model says.
+    # The first and the middle question are drawn, with the model's weights.
     data.setup()
     inputs, _ = data.evaluation_set("test")[torch.tensor([0, 10])]
     model.eval()

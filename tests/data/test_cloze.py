@@ -146,7 +146,7 @@ def test_renaming_is_the_same_in_passage_query_and_answer(entities: Any) -> None
 def by_question(
     data: ClozeData, batches: Iterable[ClozeBatch] | None = None
 ) -> dict[Any, tuple[str, str, str]]:
-    """The texts of questions, by default those of the first epoch, whatever their entities."""
+    """The texts of questions, by default those of the first epoch, with any entities."""
     texts = [text for batch in batches or epoch(data) for text in words(data, batch)]
     return {canonical(text): text for text in texts}
 

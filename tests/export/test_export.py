@@ -314,7 +314,7 @@ def test_files_that_exist(tmp_path):
         with pytest.raises(ExportError, match=message):
             export(LSTMCell(3, 5).eval(), path, format="pt2")
     assert file.read_text() == "mine"
-    # A file of another program is no file of ours.
+    # A file that another program exported is refused.
     torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.randn(1, 2),)), file)
     with pytest.raises(ExportError, match=r"a\.pt2.*ln-zoo export"):
         read_facts(file)

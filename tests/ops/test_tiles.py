@@ -86,7 +86,7 @@ def multiply(
 def assert_right(
     multiply: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, roundings: int
 ) -> None:
-    """Errors are at most those of so many roundings in float32."""
+    """Errors are at most those of a given number of float32 roundings."""
     start = torch.randn(len(a), b.shape[1])
     allowed = (a.double().abs() @ b.double().abs() + start.abs()) * roundings * 2**-24
     for add in (False, True):

@@ -177,7 +177,7 @@ def test_lines_are_thicker_for_larger_sigma(tmp_path: Path) -> None:
     assert shares == sorted(set(shares))
     assert shares[-1] / shares[3] == pytest.approx(2, rel=0.2)
     assert line_width(0.02) < line_width(0.2) < line_width(1.0) == 1.0 < line_width(1e6) < 2.0001
-    # A window of one filter is seen, whatever its stride.
+    # A window of one filter is visible at any stride.
     _, (tile,), scale = shown(Windows(places((10, 20, 999, 0.5)), 1), tmp_path)
     y, x = np.nonzero(red(tile))
     assert [x.mean(), y.mean()] == pytest.approx([10.5 * scale, 20.5 * scale], abs=1)

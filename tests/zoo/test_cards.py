@@ -137,7 +137,7 @@ def test_render_is_a_function_of_the_two_data_files(make_card: MakeCard) -> None
         return render_card(folder)
 
     assert "| 4 % ± 1 |" in rendered(value=0.04)
-    # Of the sentences of the task, whatever the test set.
+    # Of the task's sentences, for any test set.
     text = rendered(name="mr_fast", value=75.0, unit="%", dataset="MR")
     assert "| mr_fast | MR, test | 75 % ± 0.42 |" in text
     assert "trained on digits by ln_zoo" in text

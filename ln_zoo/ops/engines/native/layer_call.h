@@ -195,14 +195,10 @@ class Direction {
       if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
       const bool own = examples.own(first_place());
       const float* x = inputs_of(chunk, x_room);
-      // Zeros before the first step contribute nothing.
-      const int64_t zeros = chunk.step == 0 && chunk.steps > 1 && all_zero(h_prev, N * H) ? N : 0;
       if (merged && !own) {
-        weight_gradients(count, G, du, h_prev, H, zeros, t.dw_hh, x, I, t.dw_ih, more, room,
-                         a.threads);
+        weight_gradients(count, G, du, h_prev, H, t.dw_hh, x, I, t.dw_ih, more, room, a.threads);
       } else {
-        weight_gradient(count - zeros, G, du + zeros * G, h_prev + zeros * H, H, t.dw_hh, more,
-                        room, a.threads);
+        weight_gradient(count, G, du, h_prev, H, t.dw_hh, more, room, a.threads);
         if (t.dw_ih && own) x = centered(chunk, x, I);
         weight_gradient(count, G, dv, x, I, t.dw_ih, more, room, a.threads);
       }
@@ -239,13 +235,12 @@ class Direction {
     packed.multiply(G, {d, 1, G}, w, add, threads);
   }
 
-  // The same for both weights if they share d, which is then split once. The first `zeros` rows of h
-  // are 0.
+  // The same for both weights if they share d, which is then split once.
   static void weight_gradients(int64_t count, int64_t G, const float* d, const float* h, int64_t H,
-                               int64_t zeros, float* dw_hh, const float* x, int64_t I,
-                               float* dw_ih, bool add, float* room, int64_t threads) {
+                               float* dw_hh, const float* x, int64_t I, float* dw_ih, bool add,
+                               float* room, int64_t threads) {
     if (!dw_hh || !dw_ih || thin(H) || thin(I) || !suits_parts(G, count, H + I, true)) {
-      weight_gradient(count - zeros, G, d + zeros * G, h + zeros * H, H, dw_hh, add, room, threads);
+      weight_gradient(count, G, d, h, H, dw_hh, add, room, threads);
       weight_gradient(count, G, d, x, I, dw_ih, add, room, threads);
       return;
     }
@@ -628,7 +623,7 @@ void ln_zoo_call_weights(const Call* call, const Rooms* rooms, int64_t rows, flo
   Arena arena;
   float* const room = arena.take(Direction::weight_room(rows, G, H, I));
   if (!rooms->dv) {
-    Direction::weight_gradients(rows, G, rooms->du, rooms->h, H, 0, dw_hh, rooms->x, I, dw_ih, add,
+    Direction::weight_gradients(rows, G, rooms->du, rooms->h, H, dw_hh, rooms->x, I, dw_ih, add,
                                 room, call->threads);
     return;
   }
