@@ -100,8 +100,8 @@ def scores_of(name: str, batches: object) -> dict[str, Tensor]:
 def test_scores_are_those_of_the_card(name: str, data: LightningDataModule) -> None:
     scores = scores_of(name, data.test_dataloader())
     assert name not in READERS or len(scores["error"]) == 523
-    # Along hundreds of steps the last digits of other kernels, or another processor, grow: an answer
-    # near the boundary may change, one of 523 questions.
+    # Last digits differ between kernels and processors, and grow over hundreds of steps: one
+    # answer of 523, near the boundary, may change.
     recurrent = any(isinstance(module, nn.RNNBase) for module in load(name).modules())
     share = 0.002 if name in READERS else 5e-4 if recurrent else 0.0
     relative = 1e-3 if recurrent or name in READERS else 1e-5
