@@ -575,10 +575,10 @@ def test_a_plan_of_evaluation_knows_its_zoneout() -> None:
 )
 @pytest.mark.parametrize("shares", [1, 2])
 @every_kind
-def test_products_of_first_states_that_are_zero_are_left_out(
+def test_sequences_that_start_from_zero(
     name: str, shares: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As is the product of their gradient, if it is not needed."""
+    """Products of zeros are left out, as are those of gradients that are not needed."""
     if shares == 1 or not options.get("recurrent_dropout"):  # under noise threads share examples
         monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: shares)
     monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12)
