@@ -220,7 +220,8 @@ def judge_speed(
         spread = max(measured, default=math.nan)
     needed = seeds_to_decide(spread, math.log(matters)) if matters else None
     if needed and any(each.missed for each in found):
-        needed = max(needed, 6)  # with fewer, no rank test reaches 2.5 %
+        # With fewer, no rank test reaches 2.5 %. From there on, the spread does not tell.
+        needed = max(needed, 6) if pairs < 6 else None
     return Finding(verdict, number, pairs, interval, needed)
 
 

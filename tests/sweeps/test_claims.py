@@ -40,7 +40,9 @@ def test_what_the_claims_name_is_there() -> None:
         assert (ROOT / each.page).is_file(), each.name
         for outcome in each.outcomes:
             if outcome.data:
-                assert (ROOT / outcome.data["file"]).is_file(), each.name
+                files = outcome.data["file"]
+                for file in [files] if isinstance(files, str) else files:
+                    assert (ROOT / file).is_file(), each.name
         for arguments in each.sweep.values():
             words = arguments.split()
             assert (ROOT / words[words.index("--config") + 1]).is_file(), each.name

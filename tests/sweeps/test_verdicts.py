@@ -60,6 +60,16 @@ def test_faster_at_first_and_slower_afterwards_holds_in_part() -> None:
     assert judge_speed(mine, theirs, "nll").verdict == claims.IN_PART
 
 
+@pytest.mark.parametrize(("number", "needed"), [(4, 6), (7, None)])
+def test_what_a_rank_test_needs_is_unknown_from_six_seeds_on(
+    number: int, needed: int | None
+) -> None:
+    theirs = {seed: exponential(40, 0.01, seed) for seed in range(number)}
+    # The last run stops early.
+    mine = theirs | {number - 1: exponential(40, end=150)}
+    assert judge_speed(mine, theirs, "nll", matters=1.5).seeds_needed == needed
+
+
 def test_a_miss_takes_longest_and_decides_from_six_seeds_on() -> None:
     never, soon = exponential(40, end=40), exponential(20)
     for number in range(1, 9):
