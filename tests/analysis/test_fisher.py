@@ -443,13 +443,9 @@ def test_every_claim_agrees(study: FisherStudy) -> None:
     assert above == {"none": 12, "BN": 12, "WN": 12, "LN": 11, "LN, eq. 13 as printed": 15}
 
 
-def wrong(study: FisherStudy) -> FisherStudy:
-    check = FisherCheck("7", "|a| [b]", "1", "2", False)
-    return dataclasses.replace(study, checks=[study.checks[0], check])
-
-
 def test_tables(study: FisherStudy) -> None:
-    shown = wrong(study)
+    check = FisherCheck("7", "|a| [b]", "1", "2", False)
+    shown = dataclasses.replace(study, checks=[study.checks[0], check])
     assert not shown.agrees
     head, line, first, second = shown.markdown().splitlines()
     assert head == "| source | claim | expected | measured | agrees |"

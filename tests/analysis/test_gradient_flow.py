@@ -22,6 +22,7 @@ from ln_zoo.analysis import (
     gradient_flow,
     gradient_flow_table,
     gradient_norms,
+    initial_dynamics,
     random_sequences,
     write_gradient_flow,
 )
@@ -186,8 +187,10 @@ class Halving(Norm):
 
 @pytest.mark.parametrize("wrong", [LayerNorm(), "LayerNorm", GRU, Tensor], ids=repr)
 def test_norms_are_classes(wrong: object) -> None:
-    with pytest.raises(TypeError, match=re.escape(repr(wrong))):
-        gradient_flow(random_sequences(9, 3), norms=[wrong])
+    x = random_sequences(9, 3)
+    for call in (gradient_flow, lambda x, norms: next(initial_dynamics(x, norms=norms))):
+        with pytest.raises(TypeError, match=re.escape(repr(wrong))):
+            call(x, norms=[wrong])
 
 
 X = torch.ones(T, N, I)
@@ -213,15 +216,14 @@ def test_arguments_that_do_not_fit(call: Callable[[], object], words: str) -> No
         call()
 
 
-def flows_of(*values: tuple[str, float | None, list[float]]) -> list[GradientFlow]:
-    return [GradientFlow(norm, gain, torch.tensor(n, dtype=F64)) for norm, gain, n in values]
-
-
-SHOWN = flows_of(
-    ("BatchNorm", 0.1, [1.0, 0.1, 0.1, 0.01]),
-    ("BatchNorm", 1.0, [0.0, 1e-40, 1e-20, 0.01]),
-    ("Identity", None, [float("inf"), 100.0, 1.0, 0.01]),
-)
+SHOWN = [
+    GradientFlow(norm, gain, torch.tensor(norms, dtype=F64))
+    for norm, gain, norms in (
+        ("BatchNorm", 0.1, [1.0, 0.1, 0.1, 0.01]),
+        ("BatchNorm", 1.0, [0.0, 1e-40, 1e-20, 0.01]),
+        ("Identity", None, [float("inf"), 100.0, 1.0, 0.01]),
+    )
+]
 
 
 def test_table_and_csv(tmp_path: Path) -> None:

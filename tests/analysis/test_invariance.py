@@ -484,44 +484,41 @@ WRONG_RATIOS = [[], [0.0], [-1.0], [1.0, math.nan], [math.inf]]
 LAYER, X = made(LayerNorm()), random_inputs()
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: invariance_table([LayerNorm]), "norms.*LayerNorm"),
-        (lambda: invariance_table(LayerNorm()), r"list.*got LayerNorm\("),
-        (lambda: invariance_table(LayerNorm), "list.*LayerNorm"),
-        (lambda: eps_effect("LayerNorm"), "'LayerNorm'"),
-        (lambda: measure_invariance(LAYER, X.tolist()), "inputs.*list"),
-        (lambda: measure_invariance(LAYER, X.float()), "weight, torch.float64.*torch.float32"),
-    ],
-)
-def test_arguments_of_wrong_types(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        call()
+WRONG_TYPES: list[tuple[Callable[[], object], str]] = [
+    (lambda: invariance_table([LayerNorm]), "norms.*LayerNorm"),
+    (lambda: invariance_table(LayerNorm()), r"list.*got LayerNorm\("),
+    (lambda: invariance_table(LayerNorm), "list.*LayerNorm"),
+    (lambda: eps_effect("LayerNorm"), "'LayerNorm'"),
+    (lambda: measure_invariance(LAYER, X.tolist()), "inputs.*list"),
+    (lambda: measure_invariance(LAYER, X.float()), "weight, torch.float64.*torch.float32"),
+]
+WRONG_VALUES: list[tuple[Callable[[], object], str]] = [
+    (lambda: invariance_table([Misspelt()]), "Misspelt.*case_scaling.*weight_matrix"),
+    (lambda: invariance_table([NeedsEps()]), "NeedsEps.*eps=0.*eps must be positive"),
+    (lambda: measure_invariance(LAYER, X / 0), "inputs.*finite"),
+    (lambda: measure_invariance(LAYER, X[:, :7]), r"Linear.*\(16, 7\)"),
+    (lambda: measure_invariance(LAYER, X[:, :7], frozen=True), r"Linear.*\(16, 7\)"),
+    (lambda: measure_invariance(LAYER, X, weight="bias"), "weight, bias, site.gain.*'bias'"),
+    (lambda: measure_invariance(LAYER, X[:1].expand(4, -1)), "Linear.*same"),
+    (lambda: invariance_table([LayerNorm()], features=1), "not finite.*eps"),
+    (lambda: invariance_table(features=0), "features.*1.*0"),
+    (lambda: eps_effect(LayerNorm(), features=-1), "features.*1.*-1"),
+    *((lambda a=a: eps_effect(*a), "eps above 0") for a in WITHOUT_EPS),
+    *((lambda f=f: invariance_table(factors=f), "factors") for f in WRONG_FACTORS),
+    *((lambda r=r: eps_effect(LayerNorm(), ratios=r), "ratios") for r in WRONG_RATIOS),
+    *((lambda e=e: invariance_table([Claims()], eps=e), "eps.*0") for e in BAD_NUMBERS),
+    *((lambda w=w: invariance_table(weight_scale=w), "weight_scale") for w in WRONG_SCALES),
+]
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: invariance_table([Misspelt()]), "Misspelt.*case_scaling.*weight_matrix"),
-        (lambda: invariance_table([NeedsEps()]), "NeedsEps.*eps=0.*eps must be positive"),
-        (lambda: measure_invariance(LAYER, X / 0), "inputs.*finite"),
-        (lambda: measure_invariance(LAYER, X[:, :7]), r"Linear.*\(16, 7\)"),
-        (lambda: measure_invariance(LAYER, X[:, :7], frozen=True), r"Linear.*\(16, 7\)"),
-        (lambda: measure_invariance(LAYER, X, weight="bias"), "weight, bias, site.gain.*'bias'"),
-        (lambda: measure_invariance(LAYER, X[:1].expand(4, -1)), "Linear.*same"),
-        (lambda: invariance_table([LayerNorm()], features=1), "not finite.*eps"),
-        (lambda: invariance_table(features=0), "features.*1.*0"),
-        (lambda: eps_effect(LayerNorm(), features=-1), "features.*1.*-1"),
-        *((lambda a=a: eps_effect(*a), "eps above 0") for a in WITHOUT_EPS),
-        *((lambda f=f: invariance_table(factors=f), "factors") for f in WRONG_FACTORS),
-        *((lambda r=r: eps_effect(LayerNorm(), ratios=r), "ratios") for r in WRONG_RATIOS),
-        *((lambda e=e: invariance_table([Claims()], eps=e), "eps.*0") for e in BAD_NUMBERS),
-        *((lambda w=w: invariance_table(weight_scale=w), "weight_scale") for w in WRONG_SCALES),
-    ],
+    ("error", "call", "words"),
+    [*((TypeError, *of) for of in WRONG_TYPES), *((ValueError, *of) for of in WRONG_VALUES)],
 )
-def test_arguments_that_do_not_fit(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_arguments_that_do_not_fit(
+    error: type[Exception], call: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(error, match=words):
         call()
 
 

@@ -42,13 +42,20 @@ def by_definition(s: Tensor, family: str, phi: float, parameters: list[Tensor]) 
     return sum(p * torch.outer(g, g) for p, g in scores)
 
 
+def of_outputs(
+    network: nn.Module, names: list[str], s: Tensor, family: str = "categorical", phi: float = 1
+) -> Tensor:
+    """For the natural parameters (..., K) of all examples, independent given the inputs."""
+    parameters = dict(network.named_parameters())
+    chosen = [parameters[name] for name in names]
+    return sum(by_definition(row, family, phi, chosen) for row in s.flatten(0, -2)) / N
+
+
 def expected(
     network: nn.Module, names: list[str], batch: Tensor, family: str = "categorical", phi: float = 1
 ) -> Tensor:
-    parameters = dict(network.named_parameters())
-    chosen = [parameters[name] for name in names]
-    rows = [row for x in batch.split(1) for row in network(x).flatten(0, -2)]
-    return sum(by_definition(row, family, phi, chosen) for row in rows) / len(batch)
+    """Each example alone."""
+    return of_outputs(network, names, torch.cat([*map(network, batch.split(1))]), family, phi)
 
 
 def assert_blocks(
@@ -120,13 +127,7 @@ def test_batch_statistics_are_differentiated_through() -> None:
         blocks = network_fisher(model, x, statistics="batch")
         sparse = network_fisher(model, x, statistics="batch", max_size=0)
     model.train()
-    parameters = dict(model.named_parameters())
-
-    def wanted(names: list[str]) -> Tensor:
-        chosen = [parameters[name] for name in names]
-        return sum(by_definition(s, "categorical", 1, chosen) for s in model(x)) / N
-
-    assert_blocks(blocks, sparse, wanted, rtol=1e-8)
+    assert_blocks(blocks, sparse, lambda names: of_outputs(model, names, model(x)), rtol=1e-8)
 
 
 def test_noise_under_batch_statistics_is_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +160,8 @@ def test_natural_parameters_of_another_kind() -> None:
 
     blocks = network_fisher(pair, (x, y), natural, family="gaussian")
     assert list(blocks) == ["", "left", "right.0"]
-    parameters = dict(pair.named_parameters())
     for block in blocks.values():
-        chosen = [parameters[name] for name in block.parameters]
-        s = natural((x, y))
-        wanted = sum(by_definition(row, "gaussian", 1, chosen) for row in s) / N
+        wanted = of_outputs(pair, list(block.parameters), natural((x, y)), "gaussian")
         torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
 
 

@@ -219,14 +219,8 @@ def check(
 ) -> None:
     """Everything against the equations in float64.
 
-    Args:
-        spec: what is computed.
-        hidden: units.
-        sizes: examples of each step.
-        products: the precision of products.
-        without: operands that are not there.
-        masks: noise and resets, of packed rows.
-        engine: the name of the engine.
+    ``sizes``: examples of each step; ``products``: the precision of products; ``without``: operands
+    that are not there; ``masks``: of packed rows.
     """
     exact = operands(spec, hidden, sizes)._replace(**dict.fromkeys(without))
     narrow = as_float32(exact, products)

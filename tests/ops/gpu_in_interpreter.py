@@ -74,6 +74,18 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
 ENGINE = engine_named("triton")
 #: Modules in which the interpreter has its own functions of triton.
 PATCHED: set[str] = set()
+#: Values of the engine's constants, by module and name.
+Limits = dict[str, Any]
+#: Steps so few that programs are as many as the rows of a step, or not.
+FEW: Limits = {"graphs.SHORTEST": 100}
+PACKED: Limits = {"graphs.SHORTEST": 2}
+#: Graphs of one and two steps; late reads, as where H is so large that registers are scarce.
+SHORT: Limits = {"graphs.LENGTHS": (2, 1)}
+LATE: Limits = {"steps.EARLY_HIDDEN": 1}
+#: Sums over rows by several programs, each several times over, with rows and columns left over.
+SHARES: Limits = {"steps.SHARES": 2, "steps.TILE_ROWS": 2, "steps.TILE_COLS": 4}
+#: More rows of a batch than registers hold: tiles of 4, the last of which is not full.
+MANY_ROWS: Limits = {"batch.MAX_ROWS": 4, "batch.MANY": batch.Tile(4, 4, True, 1)} | PACKED
 
 
 @pytest.fixture(autouse=True)
@@ -122,28 +134,32 @@ def reduced_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReduceOps, "generic_reduce", reduce)
 
 
-def in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, rows))
-
-
 def case(
     spec: Spec,
     hidden: int,
     sizes: list[int],
     noise: str | None = None,
+    *,
     slowly: bool = False,
+    reset: bool = True,
+    chunk: int = 0,
+    limits: Limits | None = None,
     **options: Any,
 ) -> Any:
-    """A call of `check`; noise comes with resets."""
+    """A call of `check`, in chunks of so many rows; noise comes with resets."""
 
-    def run() -> None:
+    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (limits or {}).items():
+            monkeypatch.setattr(f"ln_zoo.ops.engines.triton.{name}", value)
+        assert sizes[0] <= batch.MAX_ROWS or batch.tile(sizes[0]).many
+        if chunk:
+            monkeypatch.setattr(operator, "time_chunks", lambda of, *_: time_chunks(of, chunk))
         with_noise, masks = spec, NO_MASKS
         if noise is not None:
-            reset = noise != "expected zoneout"
             with_noise, masks = noisy(spec, noise, hidden, sizes, reset)
         check(with_noise, hidden, sizes, masks=masks, **options)
 
-    name = f"{spec.encode()}, {hidden}, {sizes}, {noise}, {options}"
+    name = f"{spec.encode()}, {hidden}, {sizes}, {noise}, {[*(limits or ())]}, {options}"
     return pytest.param(run, marks=pytest.mark.slow if slowly else (), id=name)
 
 
@@ -201,7 +217,7 @@ CASES = [
     *(case(spec, 4, [3] * 2, without=("bias", "bias_hn")) for spec in OVER_BATCH.values()),
     # A GRU may have a shift at one place and no bias at all.
     *(case(GRU, 4, [1] * 2, without=(name,)) for name in ("bias", "bias_hn")),
-    *(case(LSTM, 5, [2] * 3, noise) for noise in ("zoneout", "expected zoneout")),
+    *(case(LSTM, 5, [2] * 3, "zoneout"), case(LSTM, 5, [2] * 3, "expected zoneout", reset=False)),
     *(case(GRU, 5, [2] * 3, noise) for noise in ("zoneout", "all")),
     *(case(RNN, 5, [2] * 3, noise) for noise in ("all", "")),
     case(Spec("LSTM", NONE, NONE, NONE), 5, [2] * 3, "zoneout"),
@@ -215,39 +231,45 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("run", CASES)
-def test_against_the_equations(run: Callable[[], None]) -> None:
-    run()
+#: Cells, and whether steps are few.
+FEW_OR_NOT = [(LSTM, PACKED), (LSTM, FEW), (GRU, FEW), (RNN, PACKED)]
+WAYS = [
+    # Joint and carried norms of packed sequences, in several chunks.
+    *(case(spec, 5, [2, 2, 1], "all", chunk=3) for spec in (CARRIED, JOINT_GRU)),
+    *(case(spec, 5, [2, 2, 1], "zoneout", chunk=3, limits=LATE) for spec in (CARRIED, BOTH)),
+    *(case(LSTM, 5, [1] * 3, noise, limits=LATE) for noise in ("zoneout", "expected zoneout")),
+    *(case(spec, 5, [2, 2, 1], limits=way) for spec, way in FEW_OR_NOT),
+    # In several chunks, each of which begins with states that were reset or not.
+    *(
+        case(spec, 5, [2, 2, 2, 1, 1], "all", chunk=4, limits=way | SHORT)
+        for spec, way in FEW_OR_NOT
+    ),
+    *(case(spec, 5, [5], limits=SHARES) for spec in (LSTM, GRU)),
+    # Statistics over the batch, and given ones.
+    *(
+        case(spec, 5, [4, 4, 3, 2], chunk=8, limits=way | SHORT)
+        for spec, way in ((BATCH_LSTM, PACKED), (BATCH_GRU, FEW), (BATCH_RNN, PACKED))
+    ),
+    *(case(with_given(spec), 5, [3, 2, 1], limits=PACKED) for spec in (BATCH_LSTM, BATCH_GRU)),
+    case(BATCH_LSTM, 5, [11, 6], limits=MANY_ROWS),
+    case(BATCH_GRU, 5, [6] * 2, limits=MANY_ROWS),
+    case(BATCH_RNN, 5, [11, 7, 3], limits=MANY_ROWS),
+    *(
+        case(Spec("LSTM", *places), 5, [11] * 2, slowly=True, limits=MANY_ROWS)
+        for places in ((BATCH, GIVEN, NONE), (GIVEN, BATCH, GIVEN))
+    ),
+    *(
+        case(with_given(spec), 5, [11] * 2, limits={"batch.SHARED_ROWS": 4})
+        for spec in OVER_BATCH.values()
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("spec", "early"),
-    [(CARRIED, True), (CARRIED, False), (BOTH, False), (JOINT_GRU, True)],
-    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
-)
-def test_noise_and_resets_of_joint_and_carried_norms(
-    spec: Spec, early: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("run", [*CASES, *WAYS])
+def test_against_the_equations(
+    run: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of packed sequences, in several chunks; with early and with late reads."""
-    monkeypatch.setattr(steps, "EARLY_HIDDEN", 100 if early else 1)
-    in_chunks(3, monkeypatch)
-    sizes = [2, 2, 1]
-    noise = "all" if early else "zoneout"
-    spec, masks = noisy(spec, noise, 5, sizes, reset=True)
-    check(spec, 5, sizes, masks=masks)
-
-
-#: Cells, and whether steps are so few that programs are as many as the rows of a step.
-FEW_OR_NOT = [(LSTM, False), (LSTM, True), (GRU, True), (RNN, False)]
-
-
-@pytest.mark.parametrize(("spec", "few"), FEW_OR_NOT)
-def test_sequences_of_different_lengths(
-    spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With programs for more than the rows of a step, and, where steps are few, with as many."""
-    monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
-    check(spec, 5, [2, 2, 1])
+    run(monkeypatch)
 
 
 def test_programs_of_packed_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,28 +289,6 @@ def test_programs_of_packed_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched[3:6] == [list(reversed(piece)) for piece in reversed(forward)]
 
 
-def test_late_reads_of_gates_under_zoneout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where H is so large that registers are scarce."""
-    monkeypatch.setattr(steps, "EARLY_HIDDEN", 1)
-    sizes = [1] * 3
-    for noise in ("zoneout", "expected zoneout"):
-        spec, masks = noisy(LSTM, noise, 5, sizes, reset=True)
-        check(spec, 5, sizes, masks=masks)
-
-
-@pytest.mark.parametrize(("spec", "few"), FEW_OR_NOT)
-def test_noise_and_resets_of_packed_sequences(
-    spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In several chunks, each of which begins with states that were reset or not."""
-    monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
-    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
-    in_chunks(4, monkeypatch)
-    sizes = [2, 2, 2, 1, 1]
-    spec, masks = noisy(spec, "all", 5, sizes, reset=True)
-    check(spec, 5, sizes, masks=masks)
-
-
 def test_a_state_that_is_reset_or_stays_is_exact() -> None:
     """No NaN of the states before passes a reset, and zoneout keeps each bit."""
     sizes = [2, 2]
@@ -304,15 +304,6 @@ def test_a_state_that_is_reset_or_stays_is_exact() -> None:
     _, h, c = by_engine(LSTM, as_float32(held), sizes, masks=Masks(None, stays, stays))
     assert torch.equal(h, held.h0.float())
     assert torch.equal(c, held.c0.float())  # type: ignore[union-attr]
-
-
-def test_many_rows_are_summed_in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By several programs, each several times over, with rows and columns left over."""
-    monkeypatch.setattr(steps, "SHARES", 2)
-    monkeypatch.setattr(steps, "TILE_ROWS", 2)
-    monkeypatch.setattr(steps, "TILE_COLS", 4)
-    check(LSTM, 5, [5])
-    check(GRU, 5, [5])
 
 
 @pytest.mark.parametrize("spec", [LSTM, GRU, RNN, *OVER_BATCH.values()], ids=Spec.encode)
@@ -365,53 +356,6 @@ def test_the_output_alone_may_have_no_gradient() -> None:
         inputs = [o.x, o.w_hh, o.h0]
         wanted = torch.autograd.grad(results, inputs, grads, retain_graph=True)
         torch.testing.assert_close(torch.autograd.grad(results[-1], inputs, last), wanted)
-
-
-# Statistics over the batch
-
-
-@pytest.mark.parametrize(
-    ("spec", "few"), [(BATCH_LSTM, False), (BATCH_GRU, True), (BATCH_RNN, False)]
-)
-def test_packed_batches(spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several chunks, with programs for more than the rows of a step, or for as many."""
-    monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
-    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
-    in_chunks(8, monkeypatch)
-    check(spec, 5, [4, 4, 3, 2])
-
-
-@pytest.mark.parametrize("spec", [BATCH_LSTM, BATCH_GRU], ids=Spec.encode)
-def test_packed_with_given_statistics(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "SHORTEST", 2)
-    check(with_given(spec), 5, [3, 2, 1])
-
-
-@pytest.mark.parametrize(
-    ("spec", "sizes"),
-    [
-        (BATCH_LSTM, [11, 6]),
-        (BATCH_GRU, [6] * 2),
-        (BATCH_RNN, [11, 7, 3]),
-        pytest.param(Spec("LSTM", BATCH, GIVEN, NONE), [11] * 2, marks=pytest.mark.slow),
-        pytest.param(Spec("LSTM", GIVEN, BATCH, GIVEN), [11] * 2, marks=pytest.mark.slow),
-    ],
-)
-def test_more_rows_than_registers_hold(
-    spec: Spec, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tiles of 4 rows, the last of which is not full."""
-    monkeypatch.setattr(batch, "MAX_ROWS", 4)
-    monkeypatch.setattr(batch, "MANY", batch.Tile(4, 4, True, 1))
-    assert batch.tile(sizes[0]).many
-    monkeypatch.setattr(graphs, "SHORTEST", 2)
-    check(spec, 5, sizes)
-
-
-@pytest.mark.parametrize("spec", OVER_BATCH.values(), ids=OVER_BATCH)
-def test_rows_shared_among_programs(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "SHARED_ROWS", 4)
-    check(with_given(spec), 5, [11] * 2)
 
 
 @pytest.mark.parametrize("layer", [LSTMLayer, GRULayer])

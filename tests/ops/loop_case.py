@@ -7,16 +7,41 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from accuracy import assert_as_accurate, assert_within, limits, moved
+from engines import needs_native
 from torch import Tensor
+
+from ln_zoo.ops.engines.base import Engine
 
 F32, F64 = torch.float32, torch.float64
 Problem = dict[str, Tensor]
 Function = Callable[[Problem], tuple[Tensor, ...]]
+
+
+@dataclass
+class Under:
+    """The engine under test, how often it was asked, and the best precision that it has."""
+
+    engine: Engine
+    dtype: torch.dtype = F32
+    calls: int = 0
+
+    def alone(self, patch: pytest.MonkeyPatch) -> Under:
+        """Layers run on this engine, whose calls are counted."""
+        prepare = self.engine.prepare
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            return prepare(*arguments, **options)
+
+        patch.setenv("LN_ZOO_KERNELS", self.engine.name)
+        patch.setattr(self.engine, "prepare", counted)
+        return self
 
 
 def cast(p: Problem, dtype: torch.dtype) -> Problem:
@@ -209,6 +234,19 @@ class LoopCase:
         with torch.autograd.forward_ad.dual_level():
             asked(p["x"])
         assert seen == [None] * 3
+
+    @needs_native
+    def test_the_fastest_engine_is_taken_that_is_allowed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        p, choices = cast(self.problem(), F32), {"": "native", "0": None, "aten": None}
+        for value, name in (choices | {"aten, native": "native"}).items():
+            monkeypatch.setenv("LN_ZOO_KERNELS", value)
+            assert self.chosen(p) == name
+            assert self.chosen(cast(p, F64)) is None
+        monkeypatch.setenv("LN_ZOO_KERNELS", "nativ")
+        with pytest.raises(ValueError, match="no kernel called 'nativ'"):
+            self.chosen(p)
 
     def test_no_memory_is_lost(self, under: Any) -> None:
         p = cast(self.problem(), F32)

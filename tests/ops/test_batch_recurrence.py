@@ -183,19 +183,15 @@ def assert_same(
     assert_as_accurate(named(actual), named(expected), lambda k: named(loop(k)), DOUBLE)
 
 
-def assert_equals_loop(under: Under, function: Callable[[torch.dtype, int], list[Tensor]]) -> None:
-    """What a function of the precision gives, against the generic loop in float64.
-
-    Its second argument is the number of a run of the loop in float32. A batch of two or three
-    amplifies rounding without bound: these runs show how far.
-    """
-    expected = under.run("0", lambda: function(F64, 0))
-    actual = under.run(under.name, lambda: function(under.dtype, 0))
-    assert_same(actual, expected, lambda k: under.run("0", lambda: function(F32, k)))
-
-
 def assert_kernel_equals_loop(under: Under, layer: nn.Module, xs: list[Any]) -> None:
-    assert_equals_loop(under, lambda dtype, run: batches(layer, dtype, xs, run))
+    """Everything that comes out of some batches, against the generic loop in float64.
+
+    A batch of two or three amplifies rounding without bound: runs of the loop in float32 show how
+    far.
+    """
+    expected = under.run("0", lambda: batches(layer, F64, xs))
+    actual = under.run(under.name, lambda: batches(layer, under.dtype, xs))
+    assert_same(actual, expected, lambda k: under.run("0", lambda: batches(layer, F32, xs, k)))
 
 
 LENGTHS = {

@@ -123,12 +123,18 @@ def case(
     hidden: int = 29,
     masked: bool = False,
     slowly: bool = False,
+    chunk: int = 0,
     **options: Any,
 ) -> Any:
-    """Calls of one layout, given as the examples of each step; options are those of `check`."""
+    """Calls of one layout, given as the examples of each step; options are those of `check`.
+
+    ``chunk``: rows of a chunk.
+    """
 
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
         use(shape, tiles, monkeypatch)
+        if chunk:
+            monkeypatch.setattr(operator, "time_chunks", lambda of, *_: time_chunks(of, chunk))
         for sizes in calls:
             masks = all_masks(spec, hidden, sizes) if masked else NO_MASKS
             by_cluster(spec, hidden, sizes, masks=masks, **options)
@@ -180,6 +186,10 @@ CASES = [
     case(Spec("GRU", UNBIASED, UNBIASED, NONE), BATCH_ALONE, 2, [11] * 2, slowly=True),
     case(Spec("GRU", NONE, replace(BATCH, eps=0.1), NONE), BATCH_ALONE, 2, [11] * 2, slowly=True),
     case(Spec("GRU", BATCH, NONE, NONE), BATCH_ALONE, 2, [11] * 2),
+    *(
+        case(spec, BATCH_TWELVE, 1, [19, 19, 17, 8, 2], chunk=30, slowly=spec is BATCH_RNN)
+        for spec in OVER_BATCH.values()
+    ),
     case(BATCH_LSTM, BATCH_EIGHT, 1, [17] * 2, products=BF16, hidden=13),
     case(BATCH_GRU, BATCH_EIGHT, 1, [17] * 2, products=F16, hidden=13),
 ]
@@ -193,18 +203,6 @@ def test_against_the_equations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run(monkeypatch)
-
-
-@emulated
-@pytest.mark.parametrize(
-    "spec", [BATCH_LSTM, BATCH_GRU, pytest.param(BATCH_RNN, marks=slow)], ids=Spec.encode
-)
-def test_batches_in_chunks(
-    spec: Spec, on_cpu: list[Emulated], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(BATCH_TWELVE, 1, monkeypatch)
-    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 30))
-    by_cluster(spec, 29, [19, 19, 17, 8, 2])
 
 
 @emulated

@@ -7,6 +7,7 @@ LSTM (eq. 29-31), counted as there from 1.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -227,6 +228,7 @@ SIZES = [
     Size(T=5, N=5, B=28, A=28, H=16, Z=3, R=5, W=2),
     Size(T=4, N=3, B=5, A=40, H=20, R=2, W=5),
 ]
+ONE_OF_EVERYTHING = Size(*[1] * 8)
 
 
 def name_of(value: Any) -> str:
@@ -241,18 +243,11 @@ def name_of(value: Any) -> str:
         (size, ("softmax", "eps")[(i + j) % 2], norm)
         for i, size in enumerate(SIZES)
         for j, norm in enumerate([NORMS["layer"], NORMS["none"], NORMS["rms"]])
-    ],
+    ]
+    + [*itertools.product([ONE_OF_EVERYTHING], ("softmax", "eps"), NORMS.values())],
     ids=name_of,
 )
 def test_against_the_equations(size: Size, filter_norm: str, norm: Norm | None, under: str) -> None:
-    settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-3)
-    compare(under, settings, norm, problem(size, norm))
-
-
-@every_norm
-@every_filter_norm
-def test_one_of_everything(filter_norm: str, norm: Norm | None, under: str) -> None:
-    size = Size(T=1, N=1, B=1, A=1, H=1, Z=1, R=1, W=1)
     settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-3)
     compare(under, settings, norm, problem(size, norm))
 
@@ -446,17 +441,6 @@ def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | No
     weights = weights_of(None, p) if weights is None else weights
     kernel = select_draw_kernel(p["x"], p["noise"], weights)
     return None if kernel is None else kernel.name
-
-
-@needs_native
-def test_the_fastest_engine_is_taken_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = cast(problem(Size()), F32)
-    for value, name in [("", "native"), ("0", None), ("aten, native", "native"), ("aten", None)]:
-        monkeypatch.setenv("LN_ZOO_KERNELS", value)
-        assert chosen(p) == name
-    monkeypatch.setenv("LN_ZOO_KERNELS", "nativ")
-    with pytest.raises(ValueError, match="no kernel called 'nativ'"):
-        chosen(p)
 
 
 def refused(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:

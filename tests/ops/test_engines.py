@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from equations import (
     without_input_bias,
 )
 from layer_results import results_of
-from loop_case import LoopCase
+from loop_case import LoopCase, Under
 from ops.engine_case import given_for
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -85,15 +85,6 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
 NORMS: dict[str, Norm] = {"layer": LayerNorm(gain=0.5), "rms": RMSNorm(gain=0.5)}
 
 
-@dataclass
-class Under:
-    """The engine under test, how often it was asked, and the best precision that it has."""
-
-    engine: Engine
-    dtype: torch.dtype
-    calls: int = 0
-
-
 def refusal(engine: Engine, dtype: torch.dtype) -> str | None:
     spec = Spec("LSTM", Rows(), Rows(), Rows())
     return engine.unsupported_reason(spec, torch.zeros(1, 1, 2), torch.zeros(8, 2), dtype)
@@ -104,19 +95,10 @@ def alone(name: str, monkeypatch: pytest.MonkeyPatch) -> Under:
     engine = registry.engine_named(name)
     if reason := refusal(engine, F32):
         pytest.skip(f"{name}: {reason}")
-    found = Under(engine, F32 if refusal(engine, F64) else F64)
-    prepare = engine.prepare
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        found.calls += 1
-        return prepare(*arguments, **options)
-
-    monkeypatch.setenv("LN_ZOO_KERNELS", name)
     # Padded calls run without the frame.
     kernels = [kernel for kernel in KERNELS if not isinstance(kernel, NativeLayers)]
     monkeypatch.setattr(registry, "KERNELS", kernels)
-    monkeypatch.setattr(engine, "prepare", counted)
-    return found
+    return Under(engine, F32 if refusal(engine, F64) else F64).alone(monkeypatch)
 
 
 @pytest.fixture(params=cpu_engines())
@@ -238,6 +220,7 @@ class Operator(LoopCase):
     # The generic loop computes them.
     test_other_gradients_are_refused = None
     test_transforms_of_functions_are_left_to_others = None
+    test_the_fastest_engine_is_taken_that_is_allowed = None
 
     @property
     def spec(self) -> Spec:
@@ -488,11 +471,6 @@ def layer_by_loop(
             return results_in(layer, x, hx, F32, k)
 
     return loop
-
-
-def assert_same_output(found: Tensor, wanted: Tensor, layer: nn.Module, x: Tensor) -> None:
-    """Two outputs of a layer differ by the generic loop's error at most."""
-    assert_as_accurate({"output": found}, {"output": wanted}, layer_by_loop(layer, x))
 
 
 def compare_layers(
@@ -861,7 +839,7 @@ def test_compiles_whole(cell: str, under: Under) -> None:
     assert under.calls > calls
     with torch.no_grad():
         quiet, _ = compiled(x)
-    assert_same_output(quiet, expected["output"], layer, x)
+    assert_as_accurate({"output": quiet}, {"output": expected["output"]}, loop)
 
 
 def test_transforms_of_functions_are_left_to_the_generic_loop(under: Under) -> None:

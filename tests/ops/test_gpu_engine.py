@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import torch
 from cli_support import python as forked_python
 
 from ln_zoo.ops.engines.base import Masks
-from ln_zoo.ops.engines.triton import TritonEngine, batch, graphs, steps
+from ln_zoo.ops.engines.triton import TritonEngine, batch, draw, graphs, steps, window
 from ln_zoo.ops.spec import Examples, Rows, Spec
 
 needs_triton = pytest.mark.skipif(
@@ -82,7 +83,7 @@ DRAW = Path(__file__).parent / "test_draw.py"
 #: Those of DRAW that are tried; all of them with -m slow.
 FEW_OF_DRAW = (
     "test_against_the_equations[triton-3-3-7-9-20-5-2-3-softmax-layer]",
-    "test_one_of_everything[triton-eps-none]",
+    "test_against_the_equations[triton-1-1-1-1-1-1-1-1-eps-none]",
     "test_graphs_give_the_same_numbers[triton]",
 )
 
@@ -263,9 +264,17 @@ def test_pieces_are_all_steps_in_order(count: int) -> None:
 class TestCompiled:
     """For an H100: no memory of threads, not too much of blocks, wide accesses."""
 
-    @pytest.fixture(autouse=True)
-    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture
+    def compiled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """`compile_for_sm_90` and `check`."""
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+        def checked(*arguments: Any) -> Any:
+            found = compile_for_sm_90(*arguments)
+            check(found, tmp_path)
+            return found
+
+        return checked
 
     @pytest.mark.parametrize(
         ("cell", "backward", "hidden", "kind", "everything"),
@@ -278,13 +287,11 @@ class TestCompiled:
         hidden: int,
         kind: str,
         everything: bool,
-        tmp_path: Path,
+        compiled: Callable[..., Any],
     ) -> None:
         """Everything: zoneout, recurrent dropout, resets, packed sequences."""
-        from ln_zoo.ops.engines.triton import kernels
-
         spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
-        dtype = DTYPES[kind]
+        kernels, dtype = steps._kernels(), DTYPES[kind]
         found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
         found |= {"HAS_DOUT" if backward else "SAVE": True}
         if everything:
@@ -292,17 +299,19 @@ class TestCompiled:
             masks = Masks(there, there, there if spec.cell == "LSTM" else None, there)
             found |= steps.noise_constants(masks) | {"PACKED": True, "FLAG_ALIGN": 4}
             found |= {"PASSES": True} if backward else {}
-        compiled = compile_step(spec, backward, hidden, kind, found)
-        check(compiled, tmp_path)
+        # Operands are aligned as the engine's.
+        found |= {"KIND_ALIGN": min(16, dtype.itemsize * 4), "WIDE_ALIGN": 16}
+        types, kernel = ["*i64", "*fp32", f"*{kind}", "i32"], kernels.STEPS[spec.cell, backward]
+        made = compiled(kernel, types, found, steps.warps(hidden))
         if everything:
             # Four flags of a thread are read at once: none byte by byte, but those of whole rows.
-            assert accesses(compiled, "ld")["b8"] <= 1
+            assert accesses(made, "ld")["b8"] <= 1
             return
         # A thread takes four units at a time: 16 bytes, or 8 in bfloat16. Single numbers are the
         # addresses, and the statistics of a row.
         widths = {"v4.b32"} if kind == "fp32" else {"v4.b32", "v2.b32"}
         for access in ("ld", "st"):
-            counts = accesses(compiled, access)
+            counts = accesses(made, access)
             single = counts.pop("b32", 0)
             addresses = counts.pop("b64", 0)
             assert set(counts) <= widths, counts
@@ -312,85 +321,64 @@ class TestCompiled:
 
     @pytest.mark.parametrize(("cell", "backward", "examples", "hidden", "kind"), BATCH_STEPS)
     def test_steps_over_a_batch(
-        self, cell: str, backward: bool, examples: int, hidden: int, kind: str, tmp_path: Path
+        self,
+        cell: str,
+        backward: bool,
+        examples: int,
+        hidden: int,
+        kind: str,
+        compiled: Callable[..., Any],
     ) -> None:
-        from ln_zoo.ops.engines.triton import batch_kernels
-
-        dtype = DTYPES[kind]
+        kernels, dtype = batch._kernels(), DTYPES[kind]
         rows, units, many, warps = batch.tile(examples)
-        found = batch.constants(OVER_EXAMPLES[cell], hidden, batch_kernels.KINDS[dtype], True)
+        found = batch.constants(OVER_EXAMPLES[cell], hidden, kernels.KINDS[dtype], True)
         found |= {"HAS_DOUT" if backward else "SAVE": True}
         for name, size in (("KIND_ALIGN", dtype.itemsize), ("WIDE_ALIGN", 4)):
             found[name] = min(16, hidden * size & -(hidden * size))
         found |= {"ROWS": rows, "UNITS": units, "MANY": many}
-        compiled = compile_for_sm_90(
-            batch_kernels.STEPS[cell, backward],
-            ["*i64", "*fp32", f"*{kind}", "i32", "i32", "i32"],
-            found,
-            warps,
-        )
-        check(compiled, tmp_path)
+        types = ["*i64", "*fp32", f"*{kind}", "i32", "i32", "i32"]
+        made = compiled(kernels.STEPS[cell, backward], types, found, warps)
         # Warps exchange sums and nothing else: no tile changes its layout.
-        assert compiled.metadata.shared <= 4 * warps * units * 12
-        assert compiled.asm["ptx"].count("bar.sync") <= (0 if warps == 1 else 20)
+        assert made.metadata.shared <= 4 * warps * units * 12
+        assert made.asm["ptx"].count("bar.sync") <= (0 if warps == 1 else 20)
         # As many units at a time as rows of H are aligned to.
         width = min(4, hidden & -hidden, rows * units // (32 * warps), units)
         widest = "b32" if width == 1 else f"v{width}.b32"
-        assert accesses(compiled, "ld")[widest] > 0
-        assert accesses(compiled, "ld").keys() <= {widest, "b64", "b16"}
+        assert accesses(made, "ld")[widest] > 0
+        assert accesses(made, "ld").keys() <= {widest, "b64", "b16"}
 
-    def test_rows_less_means(self, tmp_path: Path) -> None:
-        from ln_zoo.ops.engines.triton import batch_kernels
-
-        compiled = compile_for_sm_90(
-            batch_kernels.rows_less_means,
-            ["*fp32", "*i64", "*fp32", "*fp32", "i32", "i32"],
-            {"ROWS": 16, "COLS": 64, "PACKED": True},
-            4,
+    def test_rows_less_means(self, compiled: Callable[..., Any]) -> None:
+        types = ["*fp32", "*i64", "*fp32", "*fp32", "i32", "i32"]
+        compiled(
+            batch._kernels().rows_less_means, types, {"ROWS": 16, "COLS": 64, "PACKED": True}, 4
         )
-        check(compiled, tmp_path)
 
     @pytest.mark.parametrize(("gates", "hidden"), [(3, 400), (4, 100), (4, 2400)])
-    def test_input_gradients(self, gates: int, hidden: int, tmp_path: Path) -> None:
-        from ln_zoo.ops.engines.triton import kernels
-
+    def test_input_gradients(self, gates: int, hidden: int, compiled: Callable[..., Any]) -> None:
         spec = SPECS["LSTM" if gates == 4 else "GRU"]
-        compiled = compile_for_sm_90(
-            kernels.input_gradient,
-            ["*fp32"] * 5,
-            {
-                "H": hidden,
-                "BLOCK": steps.block(hidden),
-                "GATES": gates,
-                "STARTS": steps.starts(spec.input),
-                "STATS_SIZE": TritonEngine().stats(spec),
-            },
-            steps.warps(hidden),
-        )
-        check(compiled, tmp_path)
-        assert accesses(compiled, "st") == {"v4.b32": gates}
+        found = {"H": hidden, "BLOCK": steps.block(hidden), "GATES": gates}
+        found |= {"STARTS": steps.starts(spec.input), "STATS_SIZE": TritonEngine().stats(spec)}
+        kernel = steps._kernels().input_gradient
+        made = compiled(kernel, ["*fp32"] * 5, found, steps.warps(hidden))
+        assert accesses(made, "st") == {"v4.b32": gates}
 
     @pytest.mark.parametrize(
         "name",
         [pytest.param(n, marks=pytest.mark.slow if n != "unpaint" else []) for n in DRAW_TYPES],
     )
-    def test_draw(self, name: str, tmp_path: Path) -> None:
+    def test_draw(self, name: str, compiled: Callable[..., Any]) -> None:
         """At the paper's size, with all that there may be."""
-        from ln_zoo.ops.engines.triton import draw, draw_kernels
-
-        kernel = getattr(draw_kernels, name)
+        kernel = getattr(importlib.import_module(f"{draw.__name__}_kernels"), name)
         found = {key: value for key, value in DRAW_CONSTANTS.items() if key in kernel.arg_names}
         warps = draw.IMAGE_WARPS if "paint" in name else draw.ROW_WARPS
-        check(compile_for_sm_90(kernel, DRAW_TYPES[name].split(), found, warps), tmp_path)
+        compiled(kernel, DRAW_TYPES[name].split(), found, warps)
 
     @pytest.mark.parametrize(
         ("name", "hidden"), [*zip(WINDOW_TYPES, (64, 400, 400, 64), strict=True)]
     )
-    def test_window(self, name: str, hidden: int, tmp_path: Path) -> None:
+    def test_window(self, name: str, hidden: int, compiled: Callable[..., Any]) -> None:
         """At the sizes of the quickstart and of Graves."""
-        from ln_zoo.ops.engines.triton import window, window_kernels
-
-        kernel = getattr(window_kernels, name)
+        kernel = getattr(window._kernels(), name)
         found = window.constants(10, 57, hidden) | {
             **{"G": 4 * hidden, "BLOCK": steps.block(hidden), "STARTS": 1, "STATS_SIZE": 4},
             **{"ROWS": window.TILE_ROWS, "COLS": window.TILE_COLS, "DEPTH": window.TILE_DEPTH},
@@ -398,49 +386,29 @@ class TestCompiled:
         }
         found = {key: value for key, value in found.items() if key in kernel.arg_names}
         warps = steps.warps(hidden) if "gradient" in name else window.WARPS
-        check(compile_for_sm_90(kernel, WINDOW_TYPES[name].split(), found, warps), tmp_path)
+        compiled(kernel, WINDOW_TYPES[name].split(), found, warps)
 
     @pytest.mark.parametrize("own_mean", [False, True])
-    def test_column_sums(self, own_mean: bool, tmp_path: Path) -> None:
-        from ln_zoo.ops.engines.triton import kernels
+    def test_column_sums(self, own_mean: bool, compiled: Callable[..., Any]) -> None:
+        found = {
+            **{"H": 400, "GATES": 1 if own_mean else 4, "WIDTH": 5, "SKIP": 0, "STARTS": 1},
+            **{"OWN_MEAN": own_mean, "STATS_SIZE": 4, "SHARE": 64},
+            **{"ROWS": steps.TILE_ROWS, "COLS": steps.TILE_COLS},
+        }
+        made = compiled(steps._kernels().column_sums, ["*fp32"] * 4 + ["i32"] * 2, found, 4)
+        assert accesses(made, "ld")["v4.b32"] > 0
 
-        compiled = compile_for_sm_90(
-            kernels.column_sums,
-            ["*fp32", "*fp32", "*fp32", "*fp32", "i32", "i32"],
-            {
-                "H": 400,
-                "GATES": 1 if own_mean else 4,
-                "WIDTH": 5,
-                "SKIP": 0,
-                "STARTS": 1,
-                "OWN_MEAN": own_mean,
-                "STATS_SIZE": 4,
-                "SHARE": 64,
-                "ROWS": steps.TILE_ROWS,
-                "COLS": steps.TILE_COLS,
-            },
-            4,
-        )
-        check(compiled, tmp_path)
-        assert accesses(compiled, "ld")["v4.b32"] > 0
-
-    def test_the_table_of_addresses(self, tmp_path: Path) -> None:
-        from ln_zoo.ops.engines.triton import kernels
-
-        count = len(kernels.SLOTS)
-        compiled = compile_for_sm_90(kernels.write_table, ["*i64"] + ["i64"] * count, {}, 1)
-        check(compiled, tmp_path)
-        assert sum(accesses(compiled, "st").values()) > 0
+    def test_the_table_of_addresses(self, compiled: Callable[..., Any]) -> None:
+        kernels = steps._kernels()
+        made = compiled(kernels.write_table, ["*i64"] + ["i64"] * len(kernels.SLOTS), {}, 1)
+        assert sum(accesses(made, "st").values()) > 0
 
 
 def compile_for_sm_90(kernel: Any, types: list[str], constants: dict[str, Any], warps: int) -> Any:
     """The kernel as it is launched: pointers are known to be aligned.
 
-    Args:
-        kernel: a function of `ln_zoo.ops.engines.triton.kernels`.
-        types: triton's names of the types of its arguments but for compile-time ones.
-        constants: the compile-time arguments.
-        warps: warps of a program.
+    ``types``: triton's names of the types of its arguments but for compile-time ones, which are
+    ``constants``; ``warps``: of a program.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -458,16 +426,6 @@ def compile_for_sm_90(kernel: Any, types: list[str], constants: dict[str, Any], 
     )
     options = {"num_warps": warps, **steps.OPTIONS}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
-def compile_step(spec: Spec, backward: bool, hidden: int, kind: str, constants: Any) -> Any:
-    """A kernel of steps, with operands aligned as the engine's."""
-    from ln_zoo.ops.engines.triton import kernels
-
-    constants |= {"KIND_ALIGN": min(16, DTYPES[kind].itemsize * 4), "WIDE_ALIGN": 16}
-    types = ["*i64", "*fp32", f"*{kind}", "i32"]
-    kernel = kernels.STEPS[spec.cell, backward]
-    return compile_for_sm_90(kernel, types, constants, steps.warps(hidden))
 
 
 def check(compiled: Any, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -29,16 +29,11 @@ def test_scratch_memory_is_used_again_under_its_name_alone() -> None:
 
 
 def test_threads_do_not_share_scratch_memory() -> None:
-    found: list[int] = []
+    def address() -> int:
+        return memory.scratch("test", 100, dtype=torch.float32).data_ptr()
 
-    def note() -> None:
-        found.append(memory.scratch("test", 100, dtype=torch.float32).data_ptr())
-
-    note()
-    thread = threading.Thread(target=note)
-    thread.start()
-    thread.join()
-    assert found[0] != found[1]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(address).result() != address()
 
 
 def test_much_is_not_kept() -> None:
@@ -189,11 +184,8 @@ def test_threads_never_share_a_block(blocks: memory._Blocks) -> None:
             if not own.eq(number).all():
                 wrong.append(number)
 
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(4)))
     assert wrong == []
     assert len(blocks._blocks) <= 8  # each may hold one while it takes the next
 

@@ -10,8 +10,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -142,14 +142,11 @@ def test_compiled_on_first_use_and_found_again(
 
 
 def test_threads_of_one_process_compile_once(source: Path, counted: Counted) -> None:
-    native, found = NativeLibrary(source), []
-    threads = [threading.Thread(target=lambda: found.append(native.load())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    native = NativeLibrary(source)
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(native.load) for _ in range(4)]
     assert counted.times == 1
-    assert found == [native.load()] * 4
+    assert [each.result() for each in found] == [native.load()] * 4
 
 
 @pytest.mark.slow
@@ -253,8 +250,7 @@ def test_read_only_cache_that_is_filled_is_used(
     monkeypatch.setattr(build, "FileLock", refuse)
     native = NativeLibrary(source)
     native.load()
-    path = native.status().path
-    assert path.parent == cache
+    assert native.status().path.parent == cache
     assert counted.times == 1
 
 
@@ -470,24 +466,23 @@ def test_compiler_that_hangs_is_stopped(
     assert "was stopped after 1 s" in reason_of(NativeLibrary(source))
 
 
-def test_compiler_without_openmp_gives_a_single_thread(source: Path, counted: Counted) -> None:
-    counted.behave('case "$*" in *-fopenmp*) echo "error: no -fopenmp" >&2; exit 1;; esac')
+@pytest.mark.parametrize("lacking", ["flag", "runtime"])
+def test_without_openmp_there_is_a_single_thread(
+    source: Path, counted: Counted, lacking: str
+) -> None:
+    if lacking == "flag":
+        counted.behave('case "$*" in *-fopenmp*) echo "error: no -fopenmp" >&2; exit 1;; esac')
+    else:
+        source.write_text(
+            source.read_text()
+            + '\n#ifdef _OPENMP\nextern "C" int of_no_library();\n'
+            + 'extern "C" int use() { return of_no_library(); }\n#endif\n'
+        )
     native = NativeLibrary(source)
     assert native.load().threads() == 1
     status = native.status()
     assert (status.openmp, status.threads) == ("none", 1)
     assert "-fopenmp" not in status.flags
-
-
-def test_runtime_that_is_nowhere_gives_a_single_thread(source: Path, counted: Counted) -> None:
-    source.write_text(
-        source.read_text()
-        + '\n#ifdef _OPENMP\nextern "C" int of_no_library();\n'
-        + 'extern "C" int use() { return of_no_library(); }\n#endif\n'
-    )
-    native = NativeLibrary(source)
-    assert native.load().threads() == 1
-    assert native.status().openmp == "none"
     assert counted.times == 2
 
 

@@ -161,7 +161,9 @@ print("done")
 """
 
 
-def under_thread_sanitizer(program: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "races"), [(RACE, True), (TEAMS, False)], ids=["race", "none"])
+def test_thread_sanitizer(program: str, races: bool) -> None:
     if shutil.which("setarch") is None:
         pytest.skip("needs setarch: ThreadSanitizer needs addresses that are not randomised")
     threads = Path(__file__).with_name("threads_for_tsan.h")
@@ -170,13 +172,7 @@ def under_thread_sanitizer(program: str) -> subprocess.CompletedProcess[str]:
         # Python and torch are not instrumented.
         "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
     }
-    return python("-c", program, environment=environment, before=("setarch", "-R"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("program", "races"), [(RACE, True), (TEAMS, False)], ids=["race", "none"])
-def test_thread_sanitizer(program: str, races: bool) -> None:
-    done = under_thread_sanitizer(program)
+    done = python("-c", program, environment=environment, before=("setarch", "-R"))
     assert "done" in done.stdout, done.stderr[-3000:]
     assert ("data race" in done.stderr) == races, done.stderr[-3000:]
     assert (done.returncode != 0) == races

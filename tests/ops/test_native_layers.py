@@ -31,6 +31,10 @@ every_kind = pytest.mark.parametrize("name", CELLS)
 OTHERS = [cell for cell in ops.CELLS.values() if not cell.in_torch]
 
 
+def name_of(value: Any) -> str:
+    return value.name if isinstance(value, Cell) else str(value)
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It runs alone, and what it refuses goes to the generic loop."""
@@ -71,49 +75,71 @@ def assert_generic(
         assert_as_accurate(found, exact, lambda k: generic(torch.float32, k), runs=runs)
 
 
+OF_TORCH = [ops.CELLS[name] for name in ("LSTM", "GRU", "RNN_TANH")]
+#: Units, examples, and whether in training.
 # Any two features are normalised to +-1, so their gradients are rounding alone.
 SIZES_OF_STEPS = [(1, 1, False), *itertools.product((5, 100, 33), (1, 3, 9), (False, True))]
-NORMS = [(LayerNorm(), True), (RMSNorm(gain=0.7), False), (Identity(), True), (WeightNorm(), True)]
-
-
-@pytest.mark.parametrize(
-    ("name", "norm", "bias", "hidden", "examples", "training"),
-    # Any two of cell, norm and size meet.
-    [
-        (name, *NORMS[(i + j) % 4], *size)
-        for i, name in enumerate(CELLS)
-        for j, size in enumerate(SIZES_OF_STEPS)
-    ],
-)
-def test_steps_are_those_of_the_generic_loop(
-    name: str, norm: Norm, bias: bool, hidden: int, examples: int, training: bool
-) -> None:
-    cell = made(CELLS[name](7, hidden, bias=bias, norm=norm))
-    x, states = torch.randn(examples, 7), initial_states(cell, examples)
-    before = [s.clone() for s in states]
-    assert_generic(cell, x, states, training)
-    assert all(torch.equal(s, b) for s, b in zip(states, before, strict=True))  # left alone
-
-
+OTHER_SIZES = [(1, 1, False), (17, 3, True), (33, 1, True), (33, 9, True)]
+NORMS: list[dict[str, Any]] = [
+    {"norm": LayerNorm()},
+    {"norm": RMSNorm(gain=0.7), "bias": False},
+    {"norm": Identity()},
+    {"norm": WeightNorm()},
+]
+SITES: list[dict[str, Any]] = [
+    {"norm": LayerNorm(gain=0.5)},
+    {"norm": LayerNorm(gain=0.5, per_gate=True), "bias": False},
+    {"norm": RMSNorm(gain=0.7)},
+    *NORMS[2:],
+    {"norm": LayerNorm(gain=0.5), "normalize": ()},  # the last place alone
+]
 # Products of one step change their form at whole vectors of rows, 4, 8 or 16, and at a few rows.
+MANY_ROWS = (5, 6, 7, 15, 17, 31, 32, 33, 72)
 WIDTHS = [(1, 1, Identity()), (3, 3, RMSNorm()), (17, 100, LayerNorm()), (129, 129, LayerNorm())]
-
-
-@pytest.mark.parametrize(
-    ("name", "inputs", "hidden", "norm", "examples"),
-    [
-        (name, *WIDTHS[(i + j) % 4], examples)
-        for i, name in enumerate(CELLS)
-        for j, examples in enumerate((5, 6, 7, 15, 17, 31, 32, 33, 72))
-    ],
-)
-def test_steps_of_many_rows_are_those_of_the_generic_loop(
-    name: str, inputs: int, hidden: int, norm: Norm, examples: int
-) -> None:
-    cell = made(CELLS[name](inputs, hidden, norm=norm))
-    x, states = torch.randn(examples, inputs), initial_states(cell, examples)
+STEPS = [
+    # Any two of cell, norm and size meet.
+    *(
+        (cell, (7, hidden, examples), NORMS[(i + j) % 4], training, 2)
+        for i, cell in enumerate(OF_TORCH)
+        for j, (hidden, examples, training) in enumerate(SIZES_OF_STEPS)
+    ),
+    *(
+        (cell, (7, hidden, examples), options, training, 2)
+        for i, cell in enumerate(OTHERS)
+        for j, options in enumerate(SITES)
+        for hidden, examples, training in [OTHER_SIZES[(i + j) % 4]]
+    ),
     # The gradient of a single unit is one number, whose terms may cancel.
-    assert_generic(cell, x, states, training=hidden > 1, times=1)
+    *(
+        (cell, (inputs, hidden, examples), {"norm": norm}, hidden > 1, 1)
+        for i, cell in enumerate(OF_TORCH)
+        for j, examples in enumerate(MANY_ROWS)
+        for inputs, hidden, norm in [WIDTHS[(i + j) % 4]]
+    ),
+]
+
+
+@pytest.mark.parametrize(("cell", "sizes", "options", "training", "times"), STEPS, ids=name_of)
+def test_steps_are_those_of_the_generic_loop(
+    cell: Cell,
+    sizes: tuple[int, int, int],
+    options: dict[str, Any],
+    training: bool,
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, hidden, examples = sizes
+    if "normalize" in options:
+        options = options | {"normalize": cell.roles[-1:]}
+    module = made(RecurrentCell(inputs, hidden, cell=cell, **options))
+    names = note_kernels(monkeypatch)
+    x, states = torch.randn(examples, inputs), initial_states(module, examples)
+    before = [s.clone() for s in states]
+    assert_generic(module, x, states, training, times)
+    assert all(torch.equal(s, b) for s, b in zip(states, before, strict=True))  # left alone
+    # The second call has a plan, where weights are parameters.
+    calls = times if WeightNorm() in options.values() else 1
+    assert [name for name in names_of(names) if name] == ["native"] * calls
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -137,16 +163,10 @@ def test_a_step_reads_weights_that_were_changed_through_data() -> None:
 
 
 class Case(NamedTuple):
-    """A call of a layer.
+    """A call of a layer; ``sizes``: T, N, inputs and units.
 
-    Args:
-        cell: the cell.
-        sizes: T, N, inputs and units.
-        options: further arguments of the layer.
-        training: the layer's mode.
-        gradients: whether to take gradients.
-        rows: rows of a chunk; 0 for the default, as for ``shares`` of the units.
-        resets: "some" or "all" steps; none if empty.
+    ``rows`` of a chunk and ``shares`` of the units: 0 for the default; ``resets``: "some" or "all"
+    steps, none if empty.
     """
 
     cell: Cell
@@ -164,7 +184,6 @@ class Case(NamedTuple):
 
 
 LAYER, RMS, NONE = LayerNorm(gain=0.5), RMSNorm(gain=0.7), Identity()
-OF_TORCH = [ops.CELLS[name] for name in ("LSTM", "GRU", "RNN_TANH")]
 #: Sizes and options.
 PLAIN: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = [
     ((1, 1, 3, 5), {"norm": LayerNorm()}),
@@ -199,8 +218,21 @@ RESETS: list[tuple[tuple[int, int, int, int], int, dict[str, Any]]] = [
     ((9, 5, 3, 21), 1, {"norm": LAYER, **ALL_NOISE}),
     ((2, 2, 3, 5), 1, {"norm": NONE, **ALL_NOISE}),
 ]
+#: Of some steps, of one where a step has more rows, and with few or single columns.
+CHUNKS: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = [
+    ((9, 5, 7, 20), {"norm": LAYER}),
+    ((9, 5, 20, 9), {"norm": RMS}),
+    ((7, 30, 17, 33), {"norm": NONE, "num_layers": 2, "bidirectional": True}),
+    ((8, 3, 1, 40), {"norm": LAYER, "recurrent_dropout": 0.5}),
+    ((5, 40, 7, 20), {"norm": LAYER, **ALL_NOISE}),
+]
 CASES = [
     *(Case(c, *of, gradients=g) for c in OF_TORCH for of in PLAIN for g in (False, True)),
+    *(
+        Case(cell, *of, *((i + j) % 3 > 0,) * 2, 12 if (i + j) % 3 else 20)
+        for i, cell in enumerate(OF_TORCH)
+        for j, of in enumerate(CHUNKS)
+    ),
     # In chunks, and where threads share the units, or examples where there is noise.
     *(
         Case(cell, *of, *((i + j) % 3 > 0,) * 2, 12 if (i + j) % 3 else 20, shares)
@@ -234,8 +266,6 @@ def test_layers_are_those_of_the_generic_loop(
     case: Case, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     T, N, inputs, hidden = case.sizes
-    if case.rows:
-        monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: case.rows)
     if case.shares:
         monkeypatch.setattr(native_layers, "shares_of_units", lambda *layout: case.shares)
     torch.set_num_threads(case.threads)
@@ -246,85 +276,16 @@ def test_layers_are_those_of_the_generic_loop(
         flags = resets_for(T, N).view(T, N) if some else torch.ones(T, N, dtype=torch.bool)
         layer = resetting(layer, flags)
     x = torch.randn(*((N, T) if case.options.get("batch_first") else (T, N)), inputs)
-    states = initial_states(layer, N)
-    assert_generic(layer.train(case.training), x, states, case.gradients)
+    states = initial_states(layer.train(case.training), N)
+    if case.rows:
+        whole = results_of(copy.deepcopy(layer), x, states, gradients_too=case.gradients)
+        monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: case.rows)
+        cut = results_of(copy.deepcopy(layer), x, states, gradients_too=case.gradients)
+        assert all(torch.equal(whole[name], cut[name]) for name in ("output", "h"))
+        chosen.clear()
+    assert_generic(layer, x, states, case.gradients)
     # The second call follows a plan; all others are the generic loop's.
     assert names_of(chosen).count("native") == 1
-
-
-SITES = [
-    {"norm": LayerNorm(gain=0.5)},
-    {"norm": LayerNorm(gain=0.5, per_gate=True), "bias": False},
-    {"norm": RMSNorm(gain=0.7)},
-    {"norm": Identity()},
-    {"norm": WeightNorm()},
-    {"norm": LayerNorm(gain=0.5), "normalize": ()},  # the last place alone
-]
-
-
-OTHER_SIZES = [(1, 1, False), (17, 3, True), (33, 1, True), (33, 9, True)]
-
-
-@pytest.mark.parametrize(
-    ("cell", "options", "size"),
-    [
-        (cell, options, OTHER_SIZES[(i + j) % 4])
-        for i, cell in enumerate(OTHERS)
-        for j, options in enumerate(SITES)
-    ],
-    ids=lambda a: a.name if isinstance(a, Cell) else str(a),
-)
-def test_steps_of_other_cells(
-    cell: Cell,
-    options: dict[str, Any],
-    size: tuple[int, int, bool],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hidden, examples, training = size
-    if "normalize" in options:
-        options = options | {"normalize": cell.roles[-1:]}
-    module = made(RecurrentCell(7, hidden, cell=cell, **options))
-    names = note_kernels(monkeypatch)
-    states = initial_states(module, examples)
-    assert_generic(module, torch.randn(examples, 7), states, training)
-    # The second call has a plan, where weights are parameters.
-    assert [name for name in names_of(names) if name] == ["native"] * (
-        2 if WeightNorm() in options.values() else 1
-    )
-
-
-CHUNKS = [
-    ((9, 5, 7, 20), LayerNorm(gain=0.5), {}),
-    ((9, 5, 20, 9), RMSNorm(gain=0.7), {}),
-    ((7, 30, 17, 33), Identity(), {"num_layers": 2, "bidirectional": True}),
-    ((8, 3, 1, 40), LayerNorm(gain=0.5), {"recurrent_dropout": 0.5}),
-    ((5, 40, 7, 20), LayerNorm(gain=0.5), {"recurrent_dropout": 0.5, "zoneout": 0.25}),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes", "norm", "options", "training"),
-    [(name, *of, (i + j) % 3 > 0) for i, name in enumerate(CELLS) for j, of in enumerate(CHUNKS)],
-    ids=str,
-)
-def test_chunks_are_those_of_the_generic_loop(
-    name: str,
-    sizes: tuple[int, ...],
-    norm: Norm,
-    options: dict[str, Any],
-    training: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of some steps, of one where a step has more rows, and with few or single columns."""
-    T, N, inputs, hidden = sizes
-    layer = made(LAYERS[name](inputs, hidden, norm=norm, **options)).train(training)
-    x, states = torch.randn(T, N, inputs), initial_states(layer, N)
-    whole = results_of(copy.deepcopy(layer), x, states, gradients_too=training)
-    monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
-    cut = results_of(copy.deepcopy(layer), x, states, gradients_too=training)
-    for name in ("output", "h"):
-        assert torch.equal(whole[name], cut[name])
-    assert_generic(layer, x, states, training)
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(gain=0.5), Identity()], ids=str)
@@ -404,7 +365,7 @@ def test_given_statistics_of_no_step_or_of_too_many_are_refused(
         for i, cell in enumerate(ops.CELLS.values())
         for j, examples in enumerate((1, 6))  # weights as they are, and packed
     ],
-    ids=lambda a: a.name if isinstance(a, Cell) else str(a),
+    ids=name_of,
 )
 def test_gradients_of_gradients(kind: Cell, examples: int, norm: Norm) -> None:
     layer = made(RecurrentLayer(3, 4, cell=kind, norm=norm))

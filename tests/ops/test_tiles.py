@@ -66,10 +66,6 @@ def library(source: Path, *arguments: type) -> ctypes.CDLL:
     return found
 
 
-def tiles(source: Path) -> ctypes.CDLL:
-    return library(source, *[c_void_p] * 4)
-
-
 def multiply(
     found: ctypes.CDLL, a: torch.Tensor, b: torch.Tensor, start: torch.Tensor, add: bool
 ) -> torch.Tensor:
@@ -101,7 +97,7 @@ def assert_tiles_right(found: ctypes.CDLL, m: int, k: int, n: int) -> None:
 
 
 def test_products_on_emulated_tiles(tmp_path: Path) -> None:
-    found = tiles(sources(tmp_path))
+    found = library(sources(tmp_path), *[c_void_p] * 4)
     assert found.ln_zoo_tiles() == 0  # it compared tiles with vectors, and uses them
     torch.manual_seed(0)
     # Any two of rows, depth and columns meet, but for some of the last two.
@@ -117,7 +113,7 @@ def test_tiles_that_multiply_wrongly_are_not_used(tmp_path: Path) -> None:
     right = header.read_text()
     header.write_text(right.replace("flushed(even + odd)", "flushed(even)"))
     assert header.read_text() != right
-    found = tiles(source)
+    found = library(source, *[c_void_p] * 4)
     level, text = runtime._TILES[found.ln_zoo_tiles()]
     assert (level, text) == runtime._TILES[-1]
     assert_tiles_right(found, 33, 78, 40)

@@ -19,7 +19,6 @@ from ln_zoo.ops.engines.native import layers as native_layers
 pytestmark = needs_native
 T, N, INPUTS, H = 7, 3, 5, 9
 CELLS: dict[str, Any] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
-every_cell = pytest.mark.parametrize("name", CELLS)
 
 
 def made(name: str, norm: Norm | None = None) -> RecurrentCell:
@@ -29,6 +28,16 @@ def made(name: str, norm: Norm | None = None) -> RecurrentCell:
         nn.init.uniform_(parameter, 0.2, 0.7)
     cell(torch.zeros(N, INPUTS))  # The second call has a plan.
     return cell
+
+
+@pytest.fixture(params=CELLS)
+def cell(request: pytest.FixtureRequest) -> RecurrentCell:
+    return made(request.param)
+
+
+@pytest.fixture
+def x(cell: RecurrentCell) -> Tensor:
+    return torch.randn(T, N, INPUTS)
 
 
 def outputs(cell: RecurrentCell, x: Tensor) -> list[Tensor]:
@@ -61,7 +70,7 @@ def assert_gradients(cell: RecurrentCell, wanted: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
 @pytest.mark.parametrize("at_once", [6, 512])
-@every_cell
+@pytest.mark.parametrize("name", CELLS)
 def test_gradients_are_those_of_the_generic_loop(
     name: str, at_once: int, norm: Norm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,9 +86,10 @@ def test_gradients_are_those_of_the_generic_loop(
     assert_as_accurate(gradients(cell, x), exact, lambda i: run(cell, moved(x, i)))
 
 
-@every_cell
-def test_one_product_for_all_later_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, counts = made(name), []
+def test_one_product_for_all_later_steps(
+    cell: RecurrentCell, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
     real = native_layers._Direction.add_weights
 
     def counted(self: Any, rooms: Any, rows: int, to: Any, more: bool) -> None:
@@ -87,13 +97,11 @@ def test_one_product_for_all_later_steps(name: str, monkeypatch: pytest.MonkeyPa
         real(self, rooms, rows, to, more)
 
     monkeypatch.setattr(native_layers._Direction, "add_weights", counted)
-    gradients(cell, torch.randn(T, N, INPUTS))
+    gradients(cell, x)
     assert counts == [(T - 1) * N]
 
 
-@every_cell
-def test_two_losses_of_one_graph(name: str) -> None:
-    cell, x = made(name), torch.randn(T, N, INPUTS)
+def test_two_losses_of_one_graph(cell: RecurrentCell, x: Tensor) -> None:
     whole = gradients(cell, x)
     found = outputs(cell, x)
     # The second pass begins after the first has ended; both run the first steps.
@@ -102,11 +110,9 @@ def test_two_losses_of_one_graph(name: str) -> None:
     assert_gradients(cell, whole)
 
 
-@every_cell
-def test_two_graphs_from_learned_states(name: str) -> None:
+def test_two_graphs_from_learned_states(cell: RecurrentCell, x: Tensor) -> None:
     """Their states have a history from the first step on, so both graphs share the node."""
-    cell, x = made(name), torch.randn(T, N, INPUTS)
-    learned = [torch.randn(N, H, requires_grad=True) for _ in range(1 + (name == "LSTM"))]
+    learned = [torch.randn(N, H, requires_grad=True) for _ in cell.cell.states]
 
     def loss(module: Any, x: Tensor, states: Sequence[Tensor]) -> Tensor:
         begun = [2 * s for s in states]
@@ -125,10 +131,8 @@ def test_two_graphs_from_learned_states(name: str) -> None:
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-@every_cell
-def test_a_pass_within_a_pass(name: str) -> None:
+def test_a_pass_within_a_pass(cell: RecurrentCell, x: Tensor) -> None:
     """As reentrant checkpoints have it: the outer one has run some steps of the same node."""
-    cell, x = made(name), torch.randn(T, N, INPUTS)
     whole = gradients(cell, x)
     found = outputs(cell, x)
 
@@ -147,9 +151,8 @@ def test_a_pass_within_a_pass(name: str) -> None:
     assert_gradients(cell, whole)
 
 
-@every_cell
-def test_gradients_of_inputs_alone_keep_no_rows(name: str) -> None:
-    cell, x = made(name), torch.randn(T, N, INPUTS, requires_grad=True)
+def test_gradients_of_inputs_alone_keep_no_rows(cell: RecurrentCell, x: Tensor) -> None:
+    x.requires_grad_()
     whole = torch.autograd.grad(loss_of(outputs(cell, x)), [x, *cell.parameters()])
     found = loss_of(outputs(cell, x))
     (alone,) = torch.autograd.grad(found, [x])
@@ -159,18 +162,15 @@ def test_gradients_of_inputs_alone_keep_no_rows(name: str) -> None:
     assert not shared.sums._passes
 
 
-@every_cell
-def test_some_parameters_are_frozen(name: str) -> None:
-    cell, x = made(name), torch.randn(T, N, INPUTS)
+def test_some_parameters_are_frozen(cell: RecurrentCell, x: Tensor) -> None:
     whole = gradients(cell, x)
     cell.weight_ih.requires_grad_(False)
     loss_of(outputs(cell, x)).backward()
     assert_gradients(cell, whole)
 
 
-@every_cell
-def test_gradients_of_gradients(name: str) -> None:
-    cell, x = made(name), torch.randn(3, 2, INPUTS)
+def test_gradients_of_gradients(cell: RecurrentCell, x: Tensor) -> None:
+    x = x[:3, :2]
     cell(x[0])
 
     def penalty(module: Any, x: Tensor) -> dict[str, Tensor]:
@@ -188,9 +188,7 @@ def test_gradients_of_gradients(name: str) -> None:
     assert_as_accurate(penalty(cell, x), exact, lambda i: generic(cell, moved(x, i)))
 
 
-@every_cell
-def test_changed_weights_are_an_error(name: str) -> None:
-    cell, x = made(name), torch.randn(T, N, INPUTS)
+def test_changed_weights_are_an_error(cell: RecurrentCell, x: Tensor) -> None:
     loss = loss_of(outputs(cell, x))
     with torch.no_grad():
         cell.weight_hh.mul_(2)
@@ -198,10 +196,8 @@ def test_changed_weights_are_an_error(name: str) -> None:
         loss.backward()
 
 
-@every_cell
-def test_the_next_graph_has_a_node_of_its_own(name: str) -> None:
+def test_the_next_graph_has_a_node_of_its_own(cell: RecurrentCell, x: Tensor) -> None:
     """And reads weights that were changed through `data`."""
-    cell, x = made(name), torch.randn(T, N, INPUTS)
     first = gradients(cell, x)
     cell.weight_hh.data.mul_(0.5)
     second = gradients(cell, x)

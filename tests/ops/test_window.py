@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from accuracy import assert_as_accurate, moved
 from engines import NEW_MEMORY, cpu_engines, needs_native, poisoned
-from loop_case import LoopCase
+from loop_case import Function, LoopCase, Problem, Under, cast, cotangents_of
 from ops.engine_case import Marked
 from reference import Direction, Site, run_window
 from torch import Tensor
@@ -28,7 +27,6 @@ from ln_zoo.ops import (
     window_weights,
     windowed_lstm,
 )
-from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.triton import TritonEngine, graphs, steps
 from ln_zoo.ops.loops import window
@@ -37,14 +35,6 @@ from ln_zoo.ops.registry import kernel_named
 F32, F64 = torch.float32, torch.float64
 PLACES = ("input", "recurrent", "cell")
 RESULTS = ("output", "windows", "h", "c", "kappa")
-
-
-@dataclass
-class Under:
-    """The engine under test, and how often it was asked."""
-
-    engine: Engine
-    calls: int = 0
 
 
 #: Triton's interpreter is chosen for a whole process: `test_gpu_engine.py` has one.
@@ -59,16 +49,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         pytest.skip(f"no native kernels: {unavailable_reason()}")
     if request.param == "triton":
         monkeypatch.setattr(TritonEngine, "unsupported_reason", lambda *arguments: None)
-    engine = kernel_named("window", request.param).engine
-    found = Under(engine)
-    prepare = engine.prepare
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        found.calls += 1
-        return prepare(*arguments, **options)
-
-    monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
-    monkeypatch.setattr(engine, "prepare", counted)
+    found = Under(kernel_named("window", request.param).engine).alone(monkeypatch)
     yield found
     assert found.calls
 
@@ -80,27 +61,6 @@ class Rule(NamedTuple):
     center: bool = True
     groups: tuple[int, ...] = (4,)
     eps: float = 1e-5
-
-
-class Problem(NamedTuple):
-    """All tensors of a layer; gains and shifts are there where something is normalised."""
-
-    x: Tensor
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
-    h: Tensor
-    c: Tensor
-    weight: Tensor
-    bias: Tensor
-    text: Tensor
-    window: Tensor
-    kappa: Tensor
-    gain_input: Tensor | None = None
-    gain_recurrent: Tensor | None = None
-    gain_cell: Tensor | None = None
-    shift_cell: Tensor | None = None
 
 
 def problem(
@@ -117,45 +77,45 @@ def problem(
     k = 1.5 * H**-0.5
     letters = torch.randint(E, (N, U), generator=generator)
     text = F.one_hot(letters, E) * (torch.arange(U) < U - torch.arange(N)[:, None] % U)[..., None]
-    found = Problem(
-        x=rand(T, N, I) * 2,
-        w_ih=rand(4 * H, I + E) * k,
-        w_hh=rand(4 * H, H) * k,
-        b_ih=rand(4 * H) / 2,
-        b_hh=rand(4 * H) / 2,
-        h=rand(N, H),
-        c=rand(N, H),
-        weight=rand(3 * K, H) * k,
+    found = {
+        "x": rand(T, N, I) * 2,
+        "w_ih": rand(4 * H, I + E) * k,
+        "w_hh": rand(4 * H, H) * k,
+        "b_ih": rand(4 * H) / 2,
+        "b_hh": rand(4 * H) / 2,
+        "h": rand(N, H),
+        "c": rand(N, H),
+        "weight": rand(3 * K, H) * k,
         # The window reaches the end of the text about when the sequence ends.
-        bias=rand(3 * K) / 4
+        "bias": rand(3 * K) / 4
         + torch.tensor([-1.0, -1.0, torch.log(torch.tensor(U / T))])[
             torch.arange(3).repeat_interleave(K)
         ],
-        text=text,
-        window=rand(N, E),
-        kappa=rand(N, K) + 1,
-        gain_input=0.5 + rand(4 * H) / 10 if "input" in there else None,
-        gain_recurrent=0.5 + rand(4 * H) / 10 if "recurrent" in there else None,
-        gain_cell=0.5 + rand(H) / 10 if "cell" in there else None,
-        shift_cell=rand(H) / 10 if "cell" in there else None,
-    )
-    return Problem(*(None if a is None else a.float().double() for a in found))
+        "text": text,
+        "window": rand(N, E),
+        "kappa": rand(N, K) + 1,
+    }
+    for place in there:
+        found[f"gain_{place}"] = 0.5 + rand(H if place == "cell" else 4 * H) / 10
+    if "cell" in there:
+        found["shift_cell"] = rand(H) / 10
+    return {name: a.float().double() for name, a in found.items()}
 
 
 def equations(rule: Rule | None, p: Problem) -> tuple[Tensor, ...]:
     """Outputs and windows of all steps, and the last h, c and kappa."""
-    d = Direction("LSTM", p.w_ih, p.w_hh, p.b_ih, p.b_hh)
+    d = Direction("LSTM", p["w_ih"], p["w_hh"], p.get("b_ih"), p.get("b_hh"))
     for place in () if rule is None else rule.places:
-        groups, shift = ((1,), p.shift_cell) if place == "cell" else (rule.groups, None)
+        groups, shift = ((1,), p["shift_cell"]) if place == "cell" else (rule.groups, None)
         kind = "layer" if rule.center else "rms"
-        d.sites[place] = Site(kind, getattr(p, f"gain_{place}"), shift, rule.eps, groups)
-    state = p.h, p.c, p.kappa, p.window
-    return run_window(d, p.weight, p.bias, p.x, p.text, state)[:5]
+        d.sites[place] = Site(kind, p[f"gain_{place}"], shift, rule.eps, groups)
+    state = [p[name] for name in ("h", "c", "kappa", "window")]
+    return run_window(d, p["weight"], p["bias"], p["x"], p["text"], state)[:5]
 
 
 def records(rule: Rule | None, p: Problem, H: int | None = None) -> dict[str, RowNorm]:
     """Of H units, by default as many as the recurrent weights have."""
-    H = p.w_hh.shape[1] if H is None else H
+    H = p["w_hh"].shape[1] if H is None else H
     gates, states = (4 * H,), (H,)
     found = {"input": RowNorm(gates), "recurrent": RowNorm(gates), "cell": RowNorm(states)}
     if rule is None:
@@ -163,34 +123,29 @@ def records(rule: Rule | None, p: Problem, H: int | None = None) -> dict[str, Ro
     groups = tuple(n * H for n in rule.groups)
     for place in rule.places:
         sizes = states if place == "cell" else groups
-        gain = getattr(p, f"gain_{place}")
-        shift = p.shift_cell if place == "cell" else None
-        found[place] = RowNorm(sizes, True, rule.center, rule.eps, gain, shift)
+        shift = p["shift_cell"] if place == "cell" else None
+        found[place] = RowNorm(sizes, True, rule.center, rule.eps, p[f"gain_{place}"], shift)
     return found
 
 
 def weights_of(p: Problem) -> tuple[Weights, WindowOperands]:
-    weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
-    return weights, WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
+    weights = Weights(p["w_ih"], p["w_hh"], p.get("b_ih"), p.get("b_hh"))
+    return weights, WindowOperands(*(p[name] for name in WindowOperands._fields))
 
 
 def called(kernel: Any, rule: Rule | None, p: Problem, H: int | None = None) -> window.Windowed:
-    return windowed_lstm(kernel, records(rule, p, H), p.x, (p.h, p.c), *weights_of(p))
+    return windowed_lstm(kernel, records(rule, p, H), p["x"], (p["h"], p["c"]), *weights_of(p))
 
 
 def layer(under: Under, rule: Rule | None, p: Problem) -> window.Windowed:
     """The layer on the engine, after it was chosen as users have it chosen."""
-    kernel = select_window_kernel(records(rule, p), p.x, *weights_of(p))
+    kernel = select_window_kernel(records(rule, p), p["x"], *weights_of(p))
     assert kernel.engine is under.engine
     return called(kernel, rule, p)
 
 
-def by(under: Under, rule: Rule | None) -> Callable[[Problem], tuple[Tensor, ...]]:
+def by(under: Under, rule: Rule | None) -> Function:
     return lambda p: tuple(layer(under, rule, p)[: len(RESULTS)])
-
-
-def cast(p: Problem, dtype: torch.dtype) -> Problem:
-    return Problem(*(None if a is None else a.to(dtype, copy=True) for a in p))
 
 
 def plain(rule: Rule | None) -> Function:
@@ -202,42 +157,25 @@ class TestLoop(LoopCase):
 
     results, given, changed = RESULTS, ("text",), (0, 1)
 
-    def problem(self) -> dict[str, Tensor]:
-        return named(problem(*SMALL, Rule()))
+    def problem(self) -> Problem:
+        return problem(*SMALL, Rule())
 
-    def equations(self, p: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return equations(Rule(), filled(p))
+    def equations(self, p: Problem) -> tuple[Tensor, ...]:
+        return equations(Rule(), p)
 
-    def engine(self, under: Under) -> Callable[..., tuple[Tensor, ...]]:
-        return lambda p: by(under, Rule())(filled(p))
+    def engine(self, under: Under) -> Function:
+        return by(under, Rule())
 
     def none_of(self, name: str, a: Tensor) -> Tensor:
         of_examples = ("h", "c", "text", "window", "kappa")
         return a[:, :0] if name == "x" else a[:0] if name in of_examples else a
 
-    def chosen(self, p: dict[str, Tensor]) -> str | None:
-        return chosen(filled(p), Rule())
+    def chosen(self, p: Problem) -> str | None:
+        return chosen(p, Rule())
 
 
 CASE = TestLoop()
-Function = Callable[[Problem], tuple[Tensor, ...]]
-
-
-def filled(p: dict[str, Tensor]) -> Problem:
-    return Problem(**dict.fromkeys(Problem._fields) | p)
-
-
-def named(p: Problem) -> dict[str, Tensor]:
-    return {name: a for name, a in p._asdict().items() if a is not None}
-
-
-def run(function: Function, p: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Results and the gradients of all leaves, by name."""
-    return CASE.run(lambda p: function(filled(p)), named(p), dtype)
-
-
-def in_float32(function: Function, p: Problem) -> Callable[[int], dict[str, Tensor]]:
-    return CASE.in_float32(lambda p: function(filled(p)), named(p))
+run, in_float32 = CASE.run, CASE.in_float32
 
 
 def compare(under: Under, rule: Rule | None, p: Problem) -> None:
@@ -267,7 +205,7 @@ def by_equations(
     rule: Rule | None, size: tuple[int, ...], dtype: torch.dtype, k: int = 0
 ) -> dict[str, Tensor]:
     """What `run` gives of the equations, of a problem `moved`; engines share it."""
-    p = Problem(*(moved(a, k) for a in problem(*size, rule)))
+    p = {name: moved(a, k) for name, a in problem(*size, rule).items()}
     return run(plain(rule), p, dtype)
 
 
@@ -304,8 +242,9 @@ def test_any_places_and_groups_of_gates(
 
 
 def test_no_biases(under: Under) -> None:
-    compare(under, Rule(), problem(*SMALL, Rule())._replace(b_ih=None, b_hh=None))
-    compare(under, None, problem(*SMALL)._replace(b_ih=None))
+    for rule, biases in ((Rule(), ("b_ih", "b_hh")), (None, ("b_ih",))):
+        p = problem(*SMALL, rule)
+        compare(under, rule, {name: a for name, a in p.items() if name not in biases})
 
 
 @pytest.mark.parametrize("rows", [1, 4, 12, 10**6])
@@ -321,15 +260,15 @@ def test_many_chunks_are_as_one(rows: int, under: Under, monkeypatch: pytest.Mon
 
 def test_terms_are_what_makes_the_windows(under: Under) -> None:
     p = cast(problem(30, 3, 12, 5, 2), F32)
-    done = layer(under, None, p._replace(x=p.x.requires_grad_()))
+    done = layer(under, None, p | {"x": p["x"].requires_grad_()})
     assert not done.terms.requires_grad
     assert done.terms.shape == (30, 3, 4, 2)
-    asked = (done.output @ p.weight.T + p.bias).exp().view(30, 3, 3, 2).detach()
+    asked = (done.output @ p["weight"].T + p["bias"]).exp().view(30, 3, 3, 2).detach()
     torch.testing.assert_close(done.terms[:, :, :3], asked)
-    steps = torch.cat([p.kappa[None], done.terms[:, :, 3]]).diff(dim=0)
+    steps = torch.cat([p["kappa"][None], done.terms[:, :, 3]]).diff(dim=0)
     torch.testing.assert_close(steps, done.terms[:, :, 2])
     phi = window_weights(done.terms, 5)
-    torch.testing.assert_close(torch.einsum("tnu,nue->tne", phi, p.text), done.windows.detach())
+    torch.testing.assert_close(torch.einsum("tnu,nue->tne", phi, p["text"]), done.windows.detach())
     alpha, beta, _, kappa = done.terms.double().unbind(2)
     for u in range(5):
         by_hand = (alpha * (-beta * (kappa - (u + 1)) ** 2).exp()).sum(2)
@@ -338,7 +277,7 @@ def test_terms_are_what_makes_the_windows(under: Under) -> None:
 
 def test_a_text_of_no_characters_shows_nothing(under: Under) -> None:
     p = problem(*SMALL)
-    p = p._replace(text=p.text[:, :0])
+    p["text"] = p["text"][:, :0]
     compare(under, None, p)
     assert not layer(under, None, cast(p, F32)).windows.any()
 
@@ -347,20 +286,13 @@ def test_sums_of_any_size(under: Under) -> None:
     """alpha near e^30 and nearly 0, beta from flat to a needle, steps from none to large."""
     p = problem(20, 2, 12, 5, 3)
     bias = torch.tensor([30.0, -60.0, 0.0, -9.0, 4.0, 12.0, -60.0, 1.0, -3.0]).double()
-    p = p._replace(weight=p.weight / 8, bias=bias)
-    compare(under, None, p)
+    compare(under, None, p | {"weight": p["weight"] / 8, "bias": bias})
 
 
 @pytest.mark.parametrize("source", ["x", "text", "kappa", "c"])
 def test_nan_is_not_hidden_and_stays_in_its_example(source: str, under: Under) -> None:
     p = cast(problem(20, 3, 12, 5, 2), F32)
-    with torch.no_grad():
-        if source == "x":
-            p.x[2, 1] = float("nan")
-        elif source == "text":
-            p.text[1, 0] = float("nan")
-        else:
-            getattr(p, source)[1] = float("nan")
+    p[source][{"x": (2, 1), "text": (1, 0)}.get(source, 1)] = float("nan")
     done = layer(under, None, p)
     for a in (done.output, done.windows):
         assert a[-1, 1].isnan().all()
@@ -421,28 +353,16 @@ def test_graphs_give_the_same_numbers(
     assert recorded.recordings == 2 * 2  # texts of all lengths share them
 
     leaves = [cast(p, F32) for p in problems]
-    done = [by(under, rule)(p._replace(w_hh=p.w_hh.requires_grad_())) for p in leaves]
+    done = [by(under, rule)(p | {"w_hh": p["w_hh"].requires_grad_()}) for p in leaves]
     for p, results, numbers in reversed(list(zip(leaves, done, wanted, strict=True))):
-        generator = torch.Generator().manual_seed(99)
-        cotangents = [torch.randn(a.shape, generator=generator) for a in results]
-        (found,) = torch.autograd.grad(results, [p.w_hh], cotangents)
+        (found,) = torch.autograd.grad(results, p["w_hh"], cotangents_of(results))
         assert torch.equal(found, numbers["dw_hh"])
 
 
 def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | None:
     own, operands = weights_of(p)
-    kernel = select_window_kernel(records(rule, p), p.x, own._replace(**weights), operands)
+    kernel = select_window_kernel(records(rule, p), p["x"], own._replace(**weights), operands)
     return None if kernel is None else kernel.name
-
-
-@needs_native
-def test_float32_is_taken_where_the_engine_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = cast(problem(16, 2, 3, 4, 2), F32)
-    wide = cast(p, F64)
-    for value, single in [("", "native"), ("0", None), ("aten, native", "native"), ("aten", None)]:
-        monkeypatch.setenv("LN_ZOO_KERNELS", value)
-        assert chosen(p) == single
-        assert chosen(wide) is None
 
 
 @needs_native
@@ -450,12 +370,12 @@ def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
     p = cast(problem(16, 2, 3, 4, 2, Rule()), F32)
     assert chosen(p, Rule()) is not None
-    assert chosen(p._replace(x=p.x[:15]), Rule()) is None
-    assert chosen(p._replace(text=p.text.clone().requires_grad_()), Rule()) is None
+    assert chosen(p | {"x": p["x"][:15]}, Rule()) is None
+    assert chosen(p | {"text": p["text"].clone().requires_grad_()}, Rule()) is None
     assert chosen(p, Rule(), hr=torch.zeros(2, 3)) is None
     for name in ("x", "weight", "text", "kappa"):
-        assert chosen(p._replace(**{name: getattr(p, name).double()}), Rule()) is None
+        assert chosen(p | {name: p[name].double()}, Rule()) is None
     half = cast(p, torch.bfloat16)
     assert chosen(half, Rule()) is None
     opaque = records(Rule(), p) | {"recurrent": None}
-    assert select_window_kernel(opaque, p.x, *weights_of(p)) is None
+    assert select_window_kernel(opaque, p["x"], *weights_of(p)) is None

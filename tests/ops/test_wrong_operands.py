@@ -14,8 +14,19 @@ from typing import Any
 import pytest
 import torch
 from engines import needs_native
+from equations import random_operands
 from forked import STRIDED, example, outcomes, wrong_forms
 from ops import test_draw, test_window
+from ops.engine_case import (
+    BATCH_GRU,
+    BATCH_LSTM,
+    BATCH_RNN,
+    GRU,
+    LSTM,
+    RNN,
+    given_for,
+    with_given,
+)
 from torch import Tensor
 
 from ln_zoo.ops import CELLS, RowNorm, Weights, draw_forward
@@ -25,7 +36,7 @@ from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed
 from ln_zoo.ops.operator import FixedStatistics, SavedTensors
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.registry import kernel_named
-from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+from ln_zoo.ops.spec import Rows, Spec
 
 pytestmark = needs_native
 
@@ -41,24 +52,15 @@ def rand(*size: int) -> Tensor:
     return (torch.rand(size) - 0.5).bfloat16().float()
 
 
-def random_operands(cell: str, scales: tuple[bool, bool, bool], rows: int | None) -> dict[str, Any]:
-    torch.manual_seed(0)
-    gates, lstm, gru = CELLS[cell].gates, cell == "LSTM", cell == "GRU"
-    first, second, out = scales
+def halved(p: dict[str, Any]) -> dict[str, Any]:
+    """In float32, such as bfloat16 can hold."""
+    return {name: None if a is None else a.bfloat16().float() for name, a in p.items()}
 
-    return Operands(
-        x=rand(T, N, I) if rows is None else rand(rows, I),
-        w_ih=rand(gates * H, I),
-        w_hh=rand(gates * H, H),
-        h0=rand(N, H),
-        c0=rand(N, H) if lstm else None,
-        bias=rand(gates * H),
-        bias_hn=rand(H) if gru else None,
-        gain_input=rand(gates * H) if first else None,
-        gain_recurrent=rand(gates * H) if second else None,
-        gain_out=rand(H) if out else None,
-        shift_out=rand(H) if out and lstm else None,
-    )._asdict()
+
+def operands_for(spec: Spec, rows: int | None) -> dict[str, Any]:
+    """Padded inputs, or so many packed rows."""
+    lead = (T, N) if rows is None else (rows,)
+    return halved(random_operands(spec, lead, N, I, H)._asdict())
 
 
 def both_ways(
@@ -87,41 +89,25 @@ def both_ways(
     yield f"{title}_backward", (backward, all_of_it)
 
 
-def recurrence(cell: str, is_packed: bool, noise: bool = False) -> Iterator[tuple[str, Entry]]:
-    gates, merged = CELLS[cell].gates, CELLS[cell].gates == 1
-    rows, out = Rows(True, True, 1e-5, (gates,)), Rows(True, True, 1e-5, (1,))
-    place = Rows() if merged else rows
-    spec = Spec(cell, place, place, Rows() if cell == "GRU" else out)
-    operands = random_operands(cell, spec.scales, sum(SIZES) if is_packed else None)
+def recurrence(spec: Spec, is_packed: bool, noise: bool = False) -> Iterator[tuple[str, Entry]]:
+    operands = operands_for(spec, sum(SIZES) if is_packed else None)
     more: dict[str, Any] = dict.fromkeys((*GIVEN, *MASKS))
     if noise:
         held = torch.rand(*operands["x"].shape[:-1], H) < 0.5
         more |= {"dropout": rand(N, H), "zoneout_h": held}
-        more["zoneout_c"] = held.clone() if cell == "LSTM" else None
+        more["zoneout_c"] = held.clone() if spec.cell == "LSTM" else None
         more["reset"] = torch.rand(operands["x"].shape[:-1].numel()) < 0.5
     return both_ways("recurrence", spec, operands, more, torch.tensor(SIZES) if is_packed else None)
 
 
-def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[str, Entry]]:
-    gates = CELLS[cell].gates
-    place, none = Examples(batch, 0.1), Rows()
-    places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
-    spec = Spec(cell, *places.get(cell, (none, none, place)))
+def batch_recurrence(spec: Spec, is_packed: bool) -> Iterator[tuple[str, Entry]]:
     steps = [3, 3, 2, 2]
-    scales = tuple(p.scale for p in spec.places)
-    operands = random_operands(cell, scales, sum(steps) if is_packed else None)
-    more: dict[str, Any] = {
-        name: torch.rand(2, 2, width) + 0.5 if p.scale and not batch else None
-        for name, p, width in zip(GIVEN, spec.places, (gates * H, gates * H, H), strict=True)
-    }
+    operands = operands_for(spec, sum(steps) if is_packed else None)
+    given = given_for(spec, H)
+    more = dict(zip(GIVEN, (None if a is None else a.float() for a in given), strict=True))
     more |= dict.fromkeys(MASKS)
     sizes = torch.tensor(steps) if is_packed else None
     return both_ways("batch_recurrence", spec, operands, more, sizes)
-
-
-def halved(p: dict[str, Tensor]) -> dict[str, Any]:
-    """In float32, such as bfloat16 can hold."""
-    return {name: a.bfloat16().float() for name, a in p.items()}
 
 
 def both_of(
@@ -144,10 +130,10 @@ def both_of(
 
 def window() -> Iterator[tuple[str, Entry]]:
     rule, kernel = test_window.Rule(), kernel_named("window", "native")
-    right = halved(test_window.named(test_window.problem(20, N, H, 6, 2, rule)))
+    right = halved(test_window.problem(20, N, H, 6, 2, rule))
 
     def forward(given: dict[str, Any]) -> Any:
-        return test_window.called(kernel, rule, test_window.filled(given), H)
+        return test_window.called(kernel, rule, given, H)
 
     return both_of("window", forward, right, ("text",))
 
@@ -165,7 +151,6 @@ def draw() -> Iterator[tuple[str, Entry]]:
 
 
 def single_step() -> Iterator[tuple[str, Entry]]:
-    torch.manual_seed(0)
     vectors = ("bias_ih", "bias_hh", "gain_input", "gain_recurrent")
     right = {"x": rand(2, I), "h": rand(2, H), "c": rand(2, H), "ih": rand(4 * H, I)}
     right |= {"hh": rand(4 * H, H)} | {name: rand(4 * H) for name in vectors}
@@ -195,7 +180,6 @@ def single_step() -> Iterator[tuple[str, Entry]]:
 
 
 def products() -> Iterator[tuple[str, Entry]]:
-    torch.manual_seed(0)
     rows = Rows(True, True, 1e-5, (4,))
     right = {"a": rand(20, 18), "b": rand(18, 17), "out": torch.zeros(20, 17)}
 
@@ -222,16 +206,16 @@ def products() -> Iterator[tuple[str, Entry]]:
 
 
 ENTRIES = {
-    "LSTM, padded": lambda: recurrence("LSTM", False),
-    "LSTM, packed": lambda: recurrence("LSTM", True),
-    "GRU, packed": lambda: recurrence("GRU", True),
-    "RNN, padded": lambda: recurrence("RNN_TANH", False),
-    "LSTM with noise and resets, padded": lambda: recurrence("LSTM", False, noise=True),
-    "GRU with noise and resets, packed": lambda: recurrence("GRU", True, noise=True),
-    "batch LSTM, padded": lambda: batch_recurrence("LSTM", False, True),
-    "batch GRU, packed": lambda: batch_recurrence("GRU", True, True),
-    "given LSTM, packed": lambda: batch_recurrence("LSTM", True, False),
-    "given RNN, padded": lambda: batch_recurrence("RNN_TANH", False, False),
+    "LSTM, padded": lambda: recurrence(LSTM, False),
+    "LSTM, packed": lambda: recurrence(LSTM, True),
+    "GRU, packed": lambda: recurrence(GRU, True),
+    "RNN, padded": lambda: recurrence(RNN, False),
+    "LSTM with noise and resets, padded": lambda: recurrence(LSTM, False, noise=True),
+    "GRU with noise and resets, packed": lambda: recurrence(GRU, True, noise=True),
+    "batch LSTM, padded": lambda: batch_recurrence(BATCH_LSTM, False),
+    "batch GRU, packed": lambda: batch_recurrence(BATCH_GRU, True),
+    "given LSTM, packed": lambda: batch_recurrence(with_given(BATCH_LSTM), True),
+    "given RNN, padded": lambda: batch_recurrence(with_given(BATCH_RNN), False),
     "window": window,
     "draw": draw,
     "step": single_step,
@@ -245,6 +229,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def wrong_outcomes(which: str, together: bool) -> dict[tuple[str, str, str], str]:
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     keys, examples = [], []
     for title, entry in ENTRIES[which]():
         function, right = entry

@@ -104,18 +104,10 @@ def emulate(
     cluster: int = 1,
     shared_bytes: int = 0,
 ) -> Emulated:
-    """Compile a kernel for the CPU, or take it from the cache.
+    """Compile a kernel for the CPU, or take it from the cache; the arguments of `Emulated`.
 
-    Args:
-        source: a file of the package, or the path of another file.
-        name: the kernel.
-        macros: definitions; values as they are printed.
-        threads: threads of a block, as in ``KERNEL``.
-        cluster: blocks of a cluster, as in ``KERNEL``.
-        shared_bytes: dynamic shared memory of a block.
-
-    Raises:
-        RuntimeError: with the compiler's messages.
+    ``source``: a file of the package, or the path of another file. RuntimeError with the compiler's
+    messages if it does not compile.
     """
     items = tuple(sorted((key, str(value)) for key, value in macros.items()))
     path = SOURCES / source
