@@ -70,6 +70,13 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(params=["kernels", "generic loop"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test with fast paths allowed and once more without any."""
+    monkeypatch.setenv("LN_ZOO_KERNELS", "1" if request.param == "kernels" else "0")
+    return request.param
+
+
 @pytest.fixture
 def compiler() -> Iterator[None]:
     """Forgets what was compiled before and after."""

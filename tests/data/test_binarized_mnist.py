@@ -133,6 +133,7 @@ def test_a_smaller_set_is_the_beginning_of_the_file(folder: Path) -> None:
     assert np.array_equal(in_order(data, "val").reshape(3, 784).numpy(), pixels("valid")[:3])
     assert len(in_order(data, "test")) == data.metadata["test_size"] == 20
     assert len(join(data.train_dataloader())) == 7
+    refused("val_size 13 exceeds the 12 images", ready, folder, **SMALL | {"val_size": 13})
 
 
 def test_a_folder_named_by_the_environment_is_found(folder: Path, monkeypatch) -> None:
@@ -231,10 +232,6 @@ def test_arguments_are_checked_at_construction(options: dict, mentioned: str) ->
     refused(mentioned, BinarizedMNIST, **options)
 
 
-def test_sizes_that_small_files_do_not_have(folder: Path) -> None:
-    refused("val_size 13 exceeds the 12 images", ready, folder, **SMALL | {"val_size": 13})
-
-
 @pytest.fixture
 def as_if_published(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, word in WORDS.items():
@@ -268,28 +265,17 @@ def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> 
         assert data.metadata["dataset"] == "binarized_mnist-unpublished"
 
 
-def test_metadata_are_plain_data(folder: Path) -> None:
-    data = BinarizedMNIST(batch_size=4, seed=7)
-    form, images = {"binarization": "fixed"}, {"image_shape": [1, 28, 28]}
-    sizes = {"train_size": 50_000, "val_size": 10_000, "test_size": 10_000}
-    loading = {"batch_size": 4, "eval_batch_size": 1000, "drop_last": False, "seed": 7}
-    assert data.metadata == (
-        {"dataset": "binarized_mnist", "published": True} | form | sizes | loading
-    )
-    assert data.preprocessing == form | images
-    grey = BinarizedMNIST(binarization="grey").preprocessing
-    assert grey == {"binarization": "grey", "scale": 255} | images
-    assert ready(folder, **SMALL).metadata["test_size"] == 20
-
-
-def test_no_two_binarizations_go_by_one_name() -> None:
-    names = {"fixed": "", "dynamic": "-dynamic", "threshold": "-threshold", "grey": "-grey"}
-    for binarization, end in names.items():
-        data = BinarizedMNIST(binarization=binarization)
-        assert data.metadata["dataset"] == f"binarized_mnist{end}"
-        assert data.preprocessing["binarization"] == data.metadata["binarization"] == binarization
-        # Only where images are drawn here do they depend on the seed of the draws.
-        assert ("binarization_seed" in data.metadata) == (binarization == "dynamic")
+@pytest.mark.parametrize("binarization", ["fixed", "dynamic", "threshold", "grey"])
+def test_no_two_binarizations_go_by_one_name(binarization: str) -> None:
+    data = BinarizedMNIST(binarization=binarization)
+    fixed, facts = binarization == "fixed", data.metadata
+    assert facts["dataset"] == "binarized_mnist" + ("" if fixed else f"-{binarization}")
+    sizes = [facts[f"{name}_size"] for name in SETS]
+    assert (facts["binarization"], sizes) == (binarization, [50_000, 10_000, 10_000])
+    # Only where images are drawn here do they depend on the seed of the draws.
+    assert ("binarization_seed" in facts) == (binarization == "dynamic")
+    form = {"binarization": binarization, "image_shape": [1, 28, 28]}
+    assert data.preprocessing == form | ({} if fixed else {"scale": 255})
 
 
 def grey_of(root: Path, name: str) -> torch.Tensor:

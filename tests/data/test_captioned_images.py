@@ -158,7 +158,7 @@ def test_words_of_a_raw_caption() -> None:
     assert caption_words(' "A man, a T-shirt"; two-tone!') == ["a", "man", "a", "tshirt", "twotone"]
 
 
-def test_vocabulary(released: Path) -> None:
+def test_vocabulary(released: Path, tmp_path: Path) -> None:
     data = CaptionedImages(str(released))
     words = data.vocabulary
     assert words is not None
@@ -172,15 +172,11 @@ def test_vocabulary(released: Path) -> None:
     assert given.metadata["vocabulary_from"] == "given"
     batch = given.evaluation_set("val")[torch.tensor([1])]
     assert batch.captions[2].tolist() == [2, UNK, 3, 3, EOS, EOS, EOS]
+    Vocabulary(["thing", "a"]).write(tmp_path / "words.txt")
+    assert made(released, vocabulary=str(tmp_path / "words.txt")).vocabulary == ["thing", "a"]
     data = CaptionedImages(str(released), min_count=999)
     refuse(r"min_count.*999", lambda: data.vocabulary)
     refused(released, "val_images.*0", val_images=0)
-
-
-def test_a_vocabulary_from_a_file(released: Path, tmp_path: Path) -> None:
-    Vocabulary(["thing", "a"]).write(tmp_path / "words.txt")
-    data = CaptionedImages(str(released), vocabulary=str(tmp_path / "words.txt"))
-    assert data.vocabulary == ["thing", "a"]
 
 
 def images_of(batch: Any, words: Vocabulary) -> list[tuple[int, int]]:

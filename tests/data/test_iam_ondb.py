@@ -129,6 +129,7 @@ def test_random(compact: Path) -> None:
     assert found != split(val_fraction=0.2, test_fraction=0.1, split_seed=1)
     facts = ready(compact, split="random", split_seed=4).metadata
     assert (facts["split_seed"], facts["val_fraction"], facts["test_split"]) == (4, 0.1, "random")
+    refused(r"51 lines.*0\.001", split, val_fraction=0.001)
 
 
 def test_mapped_points_are_read_from_the_file(compact: Path) -> None:
@@ -158,10 +159,6 @@ def test_the_folder_is_found_by_the_environment(compact: Path, monkeypatch) -> N
 )
 def test_values_are_checked(tmp_path: Path, options: dict, mentioned: str) -> None:
     refused(mentioned, IAMOnDB, str(tmp_path), **options)
-
-
-def test_a_random_split_of_too_few_lines(compact: Path) -> None:
-    refused(r"51 lines.*0\.001", ready, compact, split="random", val_fraction=0.001)
 
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:

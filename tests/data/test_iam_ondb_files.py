@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from archive_support import write_archive
-from data_support import ready
 from handwriting_support import LISTS, distribution, small_distribution, steps_of, write_files, xml
 from refusals import refused
 
@@ -138,26 +136,6 @@ def test_the_official_distribution_in_every_form(tmp_path: Path, form: str) -> N
     assert len(table) == 6
     names = {path.name for path in (tmp_path / "x/compact").iterdir()}
     assert names == {"conversion.json", "lines.tsv", *(f"strokes_{name}" for name in SPLITS)}
-
-
-def test_from_the_distribution_to_batches(tmp_path: Path) -> None:
-    files, steps, words = by_hand()
-    convert(write_files(tmp_path / "source", files), tmp_path / "compact")
-    data = ready(IAMOnDB(str(tmp_path / "compact"), max_points=2, batch_size=4))
-    (batch,) = data.train_eval_dataloader()
-    assert sorted(batch.text) == ["A MOVE", "first", "last", "to stop"]
-    wanted = {
-        words[name]: [(x, -y, end) for x, y, end in line[1:3]] for name, line in steps.items()
-    }
-    for example, text in enumerate(batch.text):
-        found = batch.offsets[example, 1 : batch.lengths[example] + 1].tolist()
-        assert found == [list(map(float, offset)) for offset in wanted[text]]
-    moves = torch.tensor([(x, -y) for n in steps if n[:3] != "a02" for x, y, _ in steps[n][1:]])
-    mean, std = data.offset_statistics
-    torch.testing.assert_close(mean, moves.float().mean(0))
-    torch.testing.assert_close(std, moves.float().std(0, correction=0))
-    (batch,) = data.val_dataloader()
-    assert batch.text == ("café",)
 
 
 class Interrupted(Exception):

@@ -146,10 +146,7 @@ def test_sentences_come_by_length(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    data = write(tmp_path, content)
-    with pytest.raises(ValueError, match=message) as caught:
-        data.setup("predict")
-    assert "sentences.txt" in str(caught.value)
+    assert "sentences.txt" in refused(message, write(tmp_path, content).setup, "predict")
 
 
 def test_wrong_arguments() -> None:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from reference import Direction
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+LAYERS, CELLS = [LSTM, GRU, RNN], [LSTMCell, GRUCell, RNNCell]
 
 
 def flat(value: Any) -> list[Tensor]:
@@ -101,7 +105,23 @@ NORMS: dict[str, Norm] = {
 }
 
 
+def made(cls: type, norm: Norm = NORMS["layer"], **options: Any) -> Any:
+    """A layer of 3 inputs and 5 units in float64, always with the same random parameters."""
+    torch.manual_seed(0)
+    return randomised(cls(3, 5, norm=norm, dtype=torch.float64, **options), 0.2)
+
+
 def assert_close(one: Any, two: Any, tolerance: float = 1e-11, atol: float | None = None) -> None:
     """Compare results; ``tolerance`` is relative, and absolute unless ``atol`` is given."""
     atol = tolerance if atol is None else atol
     torch.testing.assert_close(flat(one), flat(two), rtol=tolerance, atol=atol)
+
+
+def assert_same_statistics(sites: Any, d: Direction) -> None:
+    """Compare the running averages of a cell, and their counts, with those of the equations."""
+    of_norm = {role: site.statistics for role, site in d.sites.items() if site.statistics}
+    assert 3 * len(of_norm) == len(list(sites.buffers()))
+    for role, statistics in of_norm.items():
+        assert_close(sites[role].running_mean, statistics.mean)
+        assert_close(sites[role].running_var, statistics.var)
+        assert sites[role].num_batches_tracked.tolist() == statistics.count

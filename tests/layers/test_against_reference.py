@@ -8,8 +8,7 @@ import layer_results
 import pytest
 import reference
 import torch
-from layer_results import assert_close, filled, flat, gradients
-from reference import Direction
+from layer_results import assert_close, assert_same_statistics, filled, flat, gradients
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
@@ -32,15 +31,6 @@ def build(cls: type[nn.Module], cell: str, norm: str, **options: object) -> nn.M
         options["nonlinearity"] = "relu"
     module = cls(3, 4, norm=NORMS[norm], dtype=F64, **options)
     return filled(module, 3 if norm == "batch-eval" else None)  # of four rows
-
-
-def assert_same_statistics(sites: Any, d: Direction) -> None:
-    of_norm = {role: site.statistics for role, site in d.sites.items() if site.statistics}
-    assert 3 * len(of_norm) == len(list(sites.buffers()))
-    for role, statistics in of_norm.items():
-        assert_close(sites[role].running_mean, statistics.mean, **TOLERANCE)
-        assert_close(sites[role].running_var, statistics.var, **TOLERANCE)
-        assert sites[role].num_batches_tracked.tolist() == statistics.count
 
 
 def check_layer(layer: Any, cell: str, lengths: tuple[int, ...]) -> None:

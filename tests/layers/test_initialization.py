@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor, nn
+from unchanged import unchanged
 
 from ln_zoo.layers import (
     GRU,
@@ -50,20 +54,13 @@ def inputs(*shape: int) -> Tensor:
 def outputs_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """What each layer with weight norm gives, features last."""
     found: dict[str, Tensor] = {}
+    for name, layer in scaled_layers(model).items():
 
-    def keep(name: str, axis: int):
-        def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
-            found[name] = output.detach().movedim(axis, -1).flatten(0, -2)
+        def keep(layer: Any, _: Any, output: Tensor, name: str = name) -> None:
+            found[name] = output.detach().movedim(layer.site.axis, -1).flatten(0, -2)
 
-        return hook
-
-    handles = [
-        layer.register_forward_hook(keep(name, layer.site.axis))
-        for name, layer in scaled_layers(model).items()
-    ]
+        layer.register_forward_hook(keep)
     model(x)
-    for handle in handles:
-        handle.remove()
     return found
 
 
@@ -223,33 +220,24 @@ def test_nothing_else_is_touched() -> None:
 
 
 def test_a_pass_that_fails_leaves_all_as_it_was() -> None:
-    model = mlp()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model, x = mlp(), inputs(50, 6)
     model[4] = Linear(9, 3, dtype=F64)
-    before |= {f"4.{name}": value.clone() for name, value in model[4].state_dict().items()}
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
-        data_dependent_init(model, inputs(50, 6))
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    assert all(module.training for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    with unchanged(model):
+        refused("mat1 and mat2 shapes", data_dependent_init, model, x, error=RuntimeError)
 
 
 def test_sums_that_are_not_finite_are_refused() -> None:
     model, x = mlp(), inputs(50, 6)
     x[3, 2] = float("nan")
-    scale = model[0].site.scale.detach().clone()
-    with pytest.raises(ValueError, match="of 0 are not finite"):
-        data_dependent_init(model, x)
-    assert torch.equal(model[0].site.scale, scale)
+    with unchanged(model):
+        refused("of 0 are not finite", data_dependent_init, model, x)
 
 
 @pytest.mark.parametrize(
     "model", [Linear(3, 4, norm=LayerNorm()), nn.Linear(3, 4), LSTM(3, 4, norm=WN)]
 )
 def test_a_model_without_such_layers_is_refused(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match=rf"WeightNorm.*{type(model).__name__}"):
-        data_dependent_init(model, torch.randn(5, 3))
+    refused(rf"WeightNorm.*{type(model).__name__}", data_dependent_init, model, torch.randn(5, 3))
 
 
 def test_a_fresh_scale_is_told_from_others() -> None:

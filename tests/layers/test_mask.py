@@ -6,21 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from layer_results import flat
+from layer_results import flat, made
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN
-from ln_zoo.norms import LayerNorm
 
 LENGTHS, E, H = (4, 7, 1), 3, 5
 N, T = len(LENGTHS), max(LENGTHS)
 MASK = torch.arange(T).unsqueeze(1) < torch.tensor(LENGTHS)
-
-
-def made(cls: type, **options: Any) -> Any:
-    torch.manual_seed(0)
-    return cls(E, H, norm=LayerNorm(), dtype=torch.float64, **options)
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["", "resets"])

@@ -25,7 +25,6 @@ OPTIONS = [
 ]
 BOTH: dict[str, Any] = OPTIONS[-1]
 every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
-some_norms = pytest.mark.parametrize("norm", [LayerNorm(eps=1e-3), BatchNorm()], ids=repr)
 
 
 def randomise(module: Any) -> Any:
@@ -167,7 +166,7 @@ def test_derivatives_are_clipped_where_they_arise(bound: float, peephole: bool) 
     assert torch.allclose(unclipped, found[-1]) == (bound == 1e6)
 
 
-@some_norms
+@pytest.mark.parametrize("norm", [LayerNorm(eps=1e-3), BatchNorm()], ids=repr)
 def test_the_bound_holds_behind_the_norm(norm: Norm) -> None:
     """Each example and step adds at most the bound to the gradient of a bias."""
     layer = randomise(LSTM(3, 5, norm=norm, derivative_bound=1e-3, dtype=F64))
@@ -192,29 +191,6 @@ def test_no_kernel_takes_them(
     LSTM(3, 5, norm=norm, **options)(torch.randn(20, 2, 3))
     assert picked == [None]
     assert not lstm_cell(**options).has_kernels
-
-
-@pytest.mark.usefixtures("compiler")
-def test_compiles_whole() -> None:
-    module, x = randomise(LSTM(3, 4, norm=LayerNorm(), **BOTH)), torch.randn(2, 3, 3)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    found, expected = compiled(x)[0], module(x)[0]
-    assert_close([found], [expected], 1e-6)
-    assert_close(
-        gradients([found], module.parameters()), gradients([expected], module.parameters()), 1e-5
-    )
-
-
-def test_transforms_of_functions() -> None:
-    layer = randomise(LSTM(3, 4, norm=LayerNorm(), dtype=F64, **BOTH)).requires_grad_(False)
-    x = torch.randn(2, 3, 2, 3, dtype=F64)  # two batches
-    mapped = torch.vmap(lambda x: layer(x)[0])(x)
-    assert_close(mapped, torch.stack([layer(part)[0] for part in x]))
-    found = torch.vmap(torch.func.grad(lambda x: layer(x)[0].square().sum()))(x)
-    for part, gradient in zip(x, found, strict=True):
-        part = part.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(layer(part)[0].square().sum(), part)
-        assert_close([gradient], [expected])
 
 
 def test_gradients_of_gradients() -> None:

@@ -7,26 +7,16 @@ tests/ops/test_mixed_precision.py compares results of autocast with float32.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
-from layer_results import flat
+from layer_results import CELLS, LAYERS, assert_close, flat
 from torch import Tensor, nn
 
-from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.layers import LSTM, Conv2d, Linear
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
-LAYERS = [LSTM, GRU, RNN]
-CELLS = [LSTMCell, GRUCell, RNNCell]
 NORMS = [Identity(), LayerNorm(), RMSNorm(), BatchNorm(), WeightNorm()]
-every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
-every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-
-
-def assert_near(actual: Any, expected: Any, tolerance: float) -> None:
-    for a, b in zip(flat(actual), flat(expected), strict=True):
-        torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("cls", LAYERS)
@@ -44,7 +34,7 @@ def test_autocast_on_the_fused_loop_is_torchs(cls: type, norm: Norm) -> None:
         except RuntimeError as error:
             pytest.skip(f"ours ran, torch's own does not on this processor: {error}")
     assert [t.dtype for t in actual] == [t.dtype for t in expected]
-    assert_near(actual, expected, 0.01)
+    assert_close([a.float() for a in actual], [a.float() for a in expected], 0, 0.01)
 
 
 @dataclass(frozen=True)
@@ -60,7 +50,7 @@ class Spy(Norm):
 
 
 @pytest.mark.parametrize("cls", LAYERS)
-@every_half
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_norms_see_single_precision(cls: type, dtype: torch.dtype) -> None:
     spy = Spy()
     layer = cls(3, 4, norm=spy)
@@ -91,7 +81,7 @@ def test_the_cell_state_keeps_what_bfloat16_would_drop(mixed: bool) -> None:
 
 
 @pytest.mark.parametrize("cls", [Linear, Conv2d, *LAYERS, *CELLS])
-@every_norm
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 def test_reset_parameters_fills_a_module_of_the_meta_device(cls: type, norm: Norm) -> None:
     sizes = (3, 4, 2) if cls is Conv2d else (3, 4)
     torch.manual_seed(0)

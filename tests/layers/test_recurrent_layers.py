@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import pydoc
 from typing import Any, Unpack
 
 import pytest
 import torch
 from jsonargparse import ArgumentParser
+from layer_results import CELLS, LAYERS
+from refusals import refused
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -17,10 +18,7 @@ from ln_zoo.layers.rnn import RecurrentOptions
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
 F64 = torch.float64
-LAYERS = [LSTM, GRU, RNN]
-CELLS = [LSTMCell, GRUCell, RNNCell]
 every_layer = pytest.mark.parametrize("cls", LAYERS)
-every_cell = pytest.mark.parametrize("cls", CELLS)
 
 
 @every_layer
@@ -35,10 +33,8 @@ def test_signatures_and_the_command_line_show_all_options(cls: type) -> None:
     actions = {a.dest.removeprefix("it."): a for a in parser._actions if a.dest.startswith("it.")}
     assert {name for name in actions if not name.endswith(".help")} == parameters.keys()
     assert all(actions[name].help for name in parameters)
-    assert "Krueger" in actions["zoneout"].help
     chosen = parser.parse_args(["--it.input_size=3", "--it.hidden_size=4", "--it.zoneout=0.5"]).it
     assert set(cls(**vars(chosen)).zoneout) == {0.5}
-    assert "zoneout: 'float | Sequence[float]' = 0.0" in pydoc.plain(pydoc.render_doc(cls))
 
     class Mine(cls):
         def __init__(self, size: int, **options: Unpack[RecurrentOptions]) -> None:
@@ -67,8 +63,7 @@ def test_positional_arguments_are_torchs(cls: type, arguments: tuple[Any, ...]) 
     }
     for name in ("num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size"):
         assert getattr(layer, name) == getattr(plain, name)
-    with pytest.raises(TypeError, match="zone"):
-        cls(3, 4, zone=0.1)
+    refused("zone", cls, 3, 4, zone=0.1, error=TypeError)
 
 
 CELL_PLACE = {"l0.cell.gain": 4, "l0.cell.shift": 4}
@@ -129,8 +124,7 @@ def test_wrong_inputs_have_torchs_errors(cls: type, loop: str) -> None:
         theirs = getattr(nn, cls.__name__)(3, 4, num_layers=2)
         for wrong in (torch.randn(5, 2, 4), torch.randn(5, 4), x.double()):
             assert error(ours, wrong) == error(theirs, wrong)
-        with pytest.raises(ValueError, match=f"{cls.__name__}: Expected input to be 2D or 3D"):
-            ours(torch.randn(3))
+        refused(f"{cls.__name__}: Expected input to be 2D or 3D", ours, torch.randn(3))
         with pytest.raises(RuntimeError, match="Expected 3, got 4"):
             ours(pack_sequence([torch.randn(5, 4), torch.randn(2, 4)]))
         with pytest.raises(RuntimeError, match="Expected sequence length to be larger than 0"):
@@ -147,8 +141,7 @@ def test_wrong_states_have_torchs_errors(cls: type, shape: tuple[int, ...]) -> N
     theirs = getattr(nn, cls.__name__)(3, 4, num_layers=2)
     x = torch.randn(5, 2, 3)
     assert error(ours, x, hx) == error(theirs, x, hx)
-    with pytest.raises(RuntimeError, match="Expected hidden"):
-        ours(packed, hx)
+    refused("Expected hidden", ours, packed, hx, error=RuntimeError)
 
 
 def error(module: nn.Module, *arguments: Any) -> tuple[type, str]:
@@ -172,16 +165,14 @@ X, STATE = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_states_of_other_kinds(module: nn.Module, x: Any, hx: Any, named: str) -> None:
-    with pytest.raises(TypeError, match=named):
-        module(x, hx)
+    refused(named, module, x, hx, error=TypeError)
 
 
 def test_states_of_another_precision() -> None:
-    with pytest.raises(RuntimeError, match="dtype"):
-        GRU(3, 4, norm=LayerNorm())(X, STATE.double())
+    refused("dtype", GRU(3, 4, norm=LayerNorm()), X, STATE.double(), error=RuntimeError)
 
 
-@every_cell
+@pytest.mark.parametrize("cls", CELLS)
 def test_wrong_arguments_of_cells(cls: type) -> None:
     cell = cls(3, 4, norm=LayerNorm())
     x = torch.randn(2, 3)
@@ -190,8 +181,7 @@ def test_wrong_arguments_of_cells(cls: type) -> None:
         h = torch.randn(shape)
         return (h, h) if cls is LSTMCell else h
 
-    with pytest.raises(ValueError, match=f"{cls.__name__}: Expected input to be 1D or 2D, got 3D"):
-        cell(torch.randn(1, 2, 3))
+    refused(f"{cls.__name__}: Expected input to be 1D or 2D, got 3D", cell, torch.randn(1, 2, 3))
     with pytest.raises(RuntimeError, match="input has inconsistent input_size: got 5, expected 3"):
         cell(torch.randn(2, 5))
     for wrong in ((3, 4), (2, 5), (4,)):
@@ -202,10 +192,8 @@ def test_wrong_arguments_of_cells(cls: type) -> None:
 def test_cells_of_batch_norm_need_the_step() -> None:
     cell = LSTMCell(3, 4, norm=BatchNorm())
     x = torch.randn(5, 3)
-    with pytest.raises(ValueError, match=r"BatchNorm .*step=t"):
-        cell(x)
-    with pytest.raises(ValueError, match=r"step .*-1"):
-        cell(x, step=-1)
+    refused(r"BatchNorm .*step=t", cell, x)
+    refused(r"step .*-1", cell, x, step=-1)
     cell(x, step=3)
     assert cell.sites["input"].num_batches_tracked[:5].tolist() == [0, 0, 0, 1, 0]
     # No step is needed where the norm does not act.
@@ -217,27 +205,19 @@ def test_unknown_places(cls: type) -> None:
     has = "'sum'" if cls in (RNN, RNNCell) else "'recurrent'"
     with pytest.raises(ValueError, match=f"normalize names 'gate'.*{has}"):
         cls(3, 4, norm=LayerNorm(), normalize=("input", "gate"))
-    with pytest.raises(ValueError, match=r"normalize .*'input'"):
-        cls(3, 4, norm=LayerNorm(), normalize="input")
+    refused(r"normalize .*'input'", cls, 3, 4, norm=LayerNorm(), normalize="input")
 
 
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS, Linear])
 @pytest.mark.parametrize("norm", [LayerNorm, "layer", nn.LayerNorm(4), 3])
 def test_norm_takes_an_object_only(cls: type, norm: Any) -> None:
-    with pytest.raises(TypeError, match=r"norm must be an instance of .*LayerNorm\(\)"):
-        cls(3, 4, norm=norm)
-
-
-@pytest.mark.parametrize("cls", [RNN, RNNCell])
-def test_unknown_nonlinearity(cls: type) -> None:
-    with pytest.raises(ValueError, match="Unknown nonlinearity 'gelu'"):
-        cls(3, 4, nonlinearity="gelu")
+    refused(r"norm must be an instance of .*LayerNorm\(\)", cls, 3, 4, norm=norm, error=TypeError)
 
 
 def test_torchs_own_checks_of_the_constructor() -> None:
-    with pytest.raises(ValueError, match="proj_size has to be smaller"):
-        LSTM(3, 4, proj_size=4)
-    with pytest.raises(ValueError, match="dropout should be a number"):
-        GRU(3, 4, dropout=2.0)
+    refused("proj_size has to be smaller", LSTM, 3, 4, proj_size=4)
+    refused("dropout should be a number", GRU, 3, 4, dropout=2.0)
+    for cls in (RNN, RNNCell):
+        refused("Unknown nonlinearity 'gelu'", cls, 3, 4, nonlinearity="gelu")
     with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
         GRU(3, 4, dropout=0.2)

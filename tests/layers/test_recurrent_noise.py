@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import reference
 import torch
-from layer_results import assert_close, flat, gradients, randomised
+from layer_results import assert_close, flat, gradients, made
+from refusals import refused
 from torch import nn
 
 from ln_zoo.analysis import gradient_norms
@@ -32,12 +33,6 @@ NOISE = [
     {"zoneout": 0.2, "recurrent_dropout": 0.3, "weight_dropout": 0.4},
 ]
 every_noise = pytest.mark.parametrize("noise", NOISE, ids=str)
-
-
-def made(cls: type, norm: Norm | None = None, **options: Any) -> Any:
-    torch.manual_seed(0)
-    norm = LayerNorm(eps=1e-3) if norm is None else norm
-    return randomised(cls(E, H, norm=norm, dtype=F64, **options), 0.2)
 
 
 # Zoneout (Krueger et al. 2017, section 3 and 3.2)
@@ -179,14 +174,12 @@ def test_kernels_take_it_or_say_why_not(
 @pytest.mark.parametrize("name", ["zoneout", "recurrent_dropout", "weight_dropout"])
 @pytest.mark.parametrize("p", [1.0, -0.1, float("nan"), True, "0.1", None])
 def test_wrong_probabilities(name: str, p: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{name} must be a probability .*{p!r}"):
-        LSTM(3, 4, **{name: p})
+    refused(rf"{name} must be a probability .*{p!r}", LSTM, 3, 4, **{name: p})
 
 
 @pytest.mark.parametrize(("cls", "p"), [(LSTM, (0.1, 0.1, 0.1)), (GRU, (0.1, 0.1))])
 def test_zoneout_of_another_number_of_states(cls: type, p: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="zoneout"):
-        cls(3, 4, zoneout=p)
+    refused("zoneout", cls, 3, 4, zoneout=p)
 
 
 def test_functions_that_take_no_noise() -> None:
@@ -195,5 +188,4 @@ def test_functions_that_take_no_noise() -> None:
     with pytest.raises(ExportError, match=r"zoneout=\(0.1,\)"):
         exportable(made(GRU, zoneout=0.1).eval(), operators=False)
     model = nn.Sequential(made(GRU, Identity(), zoneout=0.1, weight_dropout=0.1))
-    with pytest.raises(ValueError, match="zoneout or weight_dropout"):
-        denormalize_(model)
+    refused("zoneout or weight_dropout", denormalize_, model)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from layer_results import assert_close, flat, gradients, randomised
+from layer_results import assert_close, flat, gradients, made
+from refusals import refused
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -21,11 +22,6 @@ from ln_zoo.ops.time_chunks import time_chunks
 
 F64 = torch.float64
 T, N, E, H = 9, 4, 3, 5
-
-
-def made(cls: type, norm: Norm, **options: Any) -> Any:
-    torch.manual_seed(0)
-    return randomised(cls(E, H, norm=norm, dtype=F64, **options), 0.2)
 
 
 def flags() -> Tensor:
@@ -186,8 +182,7 @@ def test_operators_check_resets() -> None:
 
     run(flags().flatten(), "aten")
     for wrong in (flags(), flags().flatten()[1:], flags().flatten().float()):
-        with pytest.raises(RuntimeError, match="reset"):
-            run(wrong, "aten")
+        refused("reset", run, wrong, "aten", error=RuntimeError)
     with pytest.raises(RuntimeError, match="native has no resets"):
         run(flags().flatten(), "native", Examples(batch=True, eps=1e-5))
 
@@ -230,21 +225,17 @@ def test_dropout_is_drawn_over_pieces_as_over_sequences() -> None:
     ids=["float", "other layout", "one example", "3D", "device", "list", "packed"],
 )
 def test_resets_that_do_not_fit(reset: Any, error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        GRU(E, H)(torch.randn(T, N, E), reset=reset)
+    refused(message, GRU(E, H), torch.randn(T, N, E), reset=reset, error=error)
 
 
 def test_packed_resets_that_do_not_fit() -> None:
     layer, x = GRU(E, H), torch.randn(T, N, E)
     packed = pack_padded_sequence(x, torch.tensor([3, 9, 6, 7]), enforce_sorted=False)
-    with pytest.raises(TypeError, match=r"reset .*packed.*Tensor"):
-        layer(packed, reset=flags())
+    refused(r"reset .*packed.*Tensor", layer, packed, reset=flags(), error=TypeError)
     other = pack_padded_sequence(flags(), torch.tensor([9, 3, 6, 7]), enforce_sorted=False)
-    with pytest.raises(ValueError, match="reset"):
-        layer(packed, reset=other)
+    refused("reset", layer, packed, reset=other)
     data = PackedSequence(packed.data[:, 0], *packed[1:])
-    with pytest.raises(ValueError, match=r"reset .*\(25,\)"):
-        layer(packed, reset=data)
+    refused(r"reset .*\(25,\)", layer, packed, reset=data)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -8,24 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from layer_results import CELLS, LAYERS
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
 
 from ln_zoo.conversion import from_dialect
-from ln_zoo.layers import (
-    GRU,
-    LSTM,
-    RNN,
-    Conv2d,
-    DRAWNetwork,
-    GRUCell,
-    Linear,
-    LSTMCell,
-    RNNCell,
-    WindowLSTM,
-)
+from ln_zoo.layers import GRU, LSTM, Conv2d, DRAWNetwork, GRUCell, Linear, LSTMCell, WindowLSTM
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
 
 F64 = torch.float64
@@ -36,7 +26,6 @@ def name(norm: Norm | None) -> str:
     return "no norm" if norm is None else type(norm).__name__
 
 
-LAYERS, CELLS = [LSTM, GRU, RNN], [LSTMCell, GRUCell, RNNCell]
 #: Each layer with two norms, and each norm with two layers at least.
 PAIRS = [(cls, NORMS[(i + k) % 5]) for i, cls in enumerate(LAYERS + CELLS) for k in (0, 2)]
 some_pairs = pytest.mark.parametrize(
@@ -151,7 +140,10 @@ def test_gradients_of_each_example(cls: type, norm: Norm | None) -> None:
     check_gradients_of_each_example(build(cls, norm, layers=1), examples(cls))
 
 
-def test_gradients_of_each_example_by_a_cell_of_another_library() -> None:
+def test_gradients_of_each_example_by_other_cells() -> None:
+    torch.manual_seed(6)
+    peepholes = LSTM(2, 3, norm=LayerNorm(), dtype=F64, peephole=True, derivative_bound=0.1)
+    check_gradients_of_each_example(peepholes, examples(LSTM))
     state = {
         "linear.weight": torch.randn(9, 5, dtype=F64),
         "layer_norm.weight": torch.rand(9, dtype=F64),

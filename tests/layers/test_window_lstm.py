@@ -11,9 +11,10 @@ import pytest
 import reference
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
-from engines import cpu_engines
-from layer_results import NORMS, assert_close, filled, flat, gradients
+from engines import cpu_engines, needs_native
+from layer_results import NORMS, assert_close, assert_same_statistics, filled, flat, gradients
 from reference import Direction
+from refusals import refused
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,7 +24,6 @@ from ln_zoo.norms import LayerNorm, Site, WeightNorm
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 F64 = torch.float64
-FORMS = [(a, b) for a in ("exp", "softplus") for b in ("state", "all")]
 
 
 def build(norm: str = "layer", sizes: tuple[int, ...] = (3, 6, 5, 3), **options: Any) -> Any:
@@ -86,12 +86,7 @@ def check(layer: WindowLSTM) -> None:
     done = layer(x, text, state, trace=True)
     assert_close(done, (expected, phi), 1e-10)
     assert_close(gradients(done[:3], sources), gradients(expected, sources), 1e-9)
-    of_norm = {role: site.statistics for role, site in d.sites.items() if site.statistics}
-    assert len(list(layer.buffers())) == 3 * len(of_norm)
-    for role, statistics in of_norm.items():
-        site = layer.cell.sites[role]
-        assert_close(site.running_mean, statistics.mean, 1e-9)
-        assert site.num_batches_tracked.tolist() == statistics.count
+    assert_same_statistics(layer.cell.sites, d)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -110,10 +105,11 @@ def test_some_sites(places: tuple[str, ...], norm: str) -> None:
     check(layer)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_forms_of_the_window(form: tuple[str, str]) -> None:
-    layer = build("layer", window_parameters=form[0], window_input=form[1])
-    if form[1] == "all":
+@pytest.mark.parametrize("parameters", ["exp", "softplus"])
+@pytest.mark.parametrize("reads", ["state", "all"])
+def test_forms_of_the_window(parameters: str, reads: str) -> None:
+    layer = build("layer", window_parameters=parameters, window_input=reads)
+    if reads == "all":
         assert layer.window.weight.shape == (9, 5 + 3 + 6)
         # What it shows may make it show more, without end.
         layer.window.weight.data.mul_(0.3)
@@ -248,9 +244,6 @@ def test_half_precision_layers_run() -> None:
     torch.testing.assert_close(narrow.output.float(), expected, rtol=0, atol=0.1)
 
 
-needs_kernels = pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
-
-
 @pytest.mark.usefixtures("compiler")
 def test_compiles_whole() -> None:
     layer = build("layer")
@@ -262,7 +255,7 @@ def test_compiles_whole() -> None:
     assert_close(gradients(found, [x]), gradients(expected, [x]), 1e-10)
 
 
-@needs_kernels
+@needs_native
 def test_transforms_of_functions(asked: list[str]) -> None:
     layer, x, text, state = single()
     layer.requires_grad_(False)
@@ -325,8 +318,7 @@ def test_gradients_of_gradients_need_the_generic_loop(monkeypatch: pytest.Monkey
 )
 def test_wrong_options(options: dict[str, Any], named: str) -> None:
     sizes = {"input_size": 3, "hidden_size": 4, "character_size": 5, "components": 2}
-    with pytest.raises(ValueError, match=named):
-        WindowLSTM(**sizes | options)
+    refused(named, WindowLSTM, **sizes | options)
 
 
 @pytest.mark.parametrize(
@@ -338,8 +330,7 @@ def test_wrong_options(options: dict[str, Any], named: str) -> None:
     ids=str,
 )
 def test_wrong_shapes(x: tuple[int, ...], text: tuple[int, ...], name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name} must be \("):
-        build()(torch.zeros(x), torch.zeros(text))
+    refused(rf"{name} must be \(", build(), torch.zeros(x), torch.zeros(text))
 
 
 @pytest.mark.parametrize("field", WindowState._fields)

@@ -12,26 +12,17 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 from forked import STRIDED, example, outcomes, wrong_forms
-from layer_results import flat
+from layer_results import CELLS, flat
+from layer_results import LAYERS as RECURRENT
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ln_zoo.layers import (
-    GRU,
-    LSTM,
-    RNN,
-    Conv2d,
-    DRAWNetwork,
-    GRUCell,
-    Linear,
-    LSTMCell,
-    RNNCell,
-    WindowLSTM,
-)
+from ln_zoo.layers import LSTM, Conv2d, DRAWNetwork, Linear, LSTMCell, WindowLSTM, WindowState
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
 
 I, H, N, T = 3, 8, 2, 17  # noqa: E741
@@ -42,13 +33,10 @@ NORMS: dict[str, Norm | None] = {
     "batch": BatchNorm(max_steps=4),
     "weight": WeightNorm(),
 }
-RECURRENT = (LSTM, GRU, RNN)
-CELLS = (LSTMCell, GRUCell, RNNCell)
 #: Each with what torch has in its place.
 CLASSES: dict[type[nn.Module], type[nn.Module] | None] = {
-    **{LSTM: nn.LSTM, GRU: nn.GRU, RNN: nn.RNN},
-    **{LSTMCell: nn.LSTMCell, GRUCell: nn.GRUCell, RNNCell: nn.RNNCell},
-    **{Linear: nn.Linear, Conv2d: nn.Conv2d, WindowLSTM: None, DRAWNetwork: None},
+    **{cls: getattr(nn, cls.__name__) for cls in (*RECURRENT, *CELLS, Linear, Conv2d)},
+    **{WindowLSTM: None, DRAWNetwork: None},
 }
 #: Whether gradients are taken, in evaluation, without gradients, and after a right call: a cell
 #: remembers what it found out about the last one.
@@ -64,7 +52,7 @@ class Call(NamedTuple):
 
 
 def inputs_of(cls: type, packed: bool, steps: int) -> dict[str, Tensor]:
-    if cls in (LSTM, GRU, RNN):
+    if cls in RECURRENT:
         x = {"input": torch.randn(11, I), "batch_sizes": torch.tensor([3, 3, 2, 2, 1])}
         examples = 3 if packed else N
         states = {
@@ -105,8 +93,6 @@ def arguments_of(cls: type, tensors: dict[str, Tensor]) -> tuple[tuple[Any, ...]
         # Past the checks of its constructor, as from a file.
         x = PackedSequence.__base__.__new__(PackedSequence, x, tensors["batch_sizes"], None, None)
     if cls is WindowLSTM:
-        from ln_zoo.layers.window import WindowState
-
         return (x, tensors["text"], WindowState(*(tensors[k] for k in WindowState._fields))), {}
     states = [tensors[name] for name in ("h", "c") if name in tensors]
     hx = () if not states else (states[0] if len(states) == 1 else tuple(states),)
@@ -221,18 +207,11 @@ def matrix(
 ) -> dict[tuple[str, str], str]:
     """Outcomes by the name of the tensor and its wrong form."""
     torch.set_num_threads(1)
-    before = os.environ.get("LN_ZOO_KERNELS")
-    os.environ["LN_ZOO_KERNELS"] = kernels
-    try:
+    with mock.patch.dict(os.environ, LN_ZOO_KERNELS=kernels):
         # Kernels need more steps than the loop.
         call = call_of(cls, NORMS[norm], packed, mode, steps=3 if kernels == "0" else T)
         keys = list(wrong(call, cls))
-        examples = examples_of(call, keys)
-        found = outcomes(examples, together=True)
-    finally:
-        os.environ.pop("LN_ZOO_KERNELS")
-        if before is not None:
-            os.environ["LN_ZOO_KERNELS"] = before
+        found = outcomes(examples_of(call, keys), together=True)
     return {(name, form): word for (name, form, _), word in zip(keys, found, strict=True)}
 
 
@@ -246,8 +225,7 @@ def of_torch(cls: type, packed: bool, mode: str, parameters: bool) -> dict[tuple
         return {}
     call = call_of(cls, None, packed, mode, torchs=True)
     keys = [key for key in wrong(call, cls) if parameters or not key[0].startswith("self.")]
-    examples = examples_of(call, keys)
-    found = outcomes(examples, together=not parameters)
+    found = outcomes(examples_of(call, keys), together=not parameters)
     return {(name, form): word for (name, form, _), word in zip(keys, found, strict=True)}
 
 
@@ -280,8 +258,7 @@ def bad(found: dict[tuple[str, str], str], torchs: dict[tuple[str, str], str]) -
 
 def cells_of_matrix() -> list[tuple[type, str, bool, str, str]]:
     """Layers, packed or not; norms, modes and kernels in turn."""
-    pairs = [(cls, packed) for cls in CLASSES for packed in (False, True)]
-    pairs = [(cls, packed) for cls, packed in pairs if not packed or cls in RECURRENT]
+    pairs = [(cls, packed) for cls in CLASSES for packed in {False, cls in RECURRENT}]
     # DRAW takes seconds; `test_wrong_operands` has the tensors of its kernels.
     pairs.remove((DRAWNetwork, False))
     norms = ("layer", "batch", "rms", "weight", "none")
@@ -342,15 +319,12 @@ def test_orders_of_packed_data_that_do_not_fit(cls: type, name: str) -> None:
     assert all(word.startswith("raised") for word in outcomes([run(order) for order in orders]))
 
 
-SHAPES = {"no steps": (0, 2, I), "no examples": (5, 0, I), "no steps of one example": (0, I)}
-
-
 @pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight"])
 @pytest.mark.parametrize("cls", RECURRENT)
 def test_sizes_of_zero_are_torchs(cls: type, norm: str) -> None:
     """Of time and of the batch; torch's constructors refuse layers of no units."""
     torchs, ours = CLASSES[cls](I, H), cls(I, H, norm=NORMS[norm])  # type: ignore[misc]
-    for shape in SHAPES.values():
+    for shape in ((0, 2, I), (5, 0, I), (0, I)):
         expected = outcome(torchs, torch.randn(shape))
         assert outcome(ours, torch.randn(shape)) == expected
     with pytest.raises(ValueError, match="hidden_size must be greater than zero"):

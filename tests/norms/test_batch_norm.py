@@ -1,4 +1,4 @@
-"""Running averages of batch normalisation, and its gains.
+"""Running averages of batch normalisation, its gains, and gradients of equal examples.
 
 Against the equations: tests/layers/test_feed_forward.py and test_against_reference.py.
 """
@@ -6,8 +6,9 @@ Against the equations: tests/layers/test_feed_forward.py and test_against_refere
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
-from ln_zoo.layers import Linear
+from ln_zoo.layers import GRU, LSTM, Conv2d, Linear
 from ln_zoo.norms import BatchNorm, Site
 
 DOUBLE = {"dtype": torch.float64}
@@ -25,7 +26,6 @@ def averages(values, momentum):
 @pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize(("axis", "shape"), [(-1, (6, 3)), (-1, (2, 3, 3)), (1, (2, 3, 2, 2))])
 def test_running_averages(axis, shape, unbiased):
-    """Plain average of the first 1 / momentum batches, then exponential; variance unbiased."""
     torch.manual_seed(0)
     site = Site(BatchNorm(momentum=0.25, unbiased=unbiased), "sum", 3, axis=axis, **DOUBLE)
     means, variances = [], []
@@ -41,11 +41,11 @@ def test_running_averages(axis, shape, unbiased):
     np.testing.assert_allclose(averages(means[:4], 0.25), np.mean(means[:4], 0))
 
 
-def test_positions_of_one_image_are_examples_enough():
-    site = Site(BatchNorm(), "sum", 3, axis=1)
-    assert torch.isfinite(site(torch.randn(1, 3, 2, 2))).all()
-    with pytest.raises(ValueError, match="at least 2 examples"):
-        site(torch.randn(1, 3, 1, 1))
+def test_one_row_cannot_train_but_positions_of_one_image_can():
+    layer = Conv2d(2, 3, 1, norm=BatchNorm())
+    assert torch.isfinite(layer(torch.randn(1, 2, 2, 2))).all()
+    refused(r"BatchNorm .*at least 2 .* got 1", layer, torch.randn(1, 2, 1, 1))
+    refused(r"BatchNorm .*at least 2 .* got 1", Linear(3, 4, norm=BatchNorm()), torch.randn(1, 3))
 
 
 def test_recurrent_gain_is_its_own():
@@ -61,3 +61,22 @@ def test_running_averages_follow_float64_and_back():
     assert layer.half().site.running_var.dtype == torch.float64
     assert layer.float().site.running_var.dtype == torch.float32
     assert layer.site.num_batches_tracked.dtype == torch.int64
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.0])
+@pytest.mark.parametrize("cls", [LSTM, GRU])
+def test_noise_on_the_initial_state_keeps_gradients_finite(cls, noise, monkeypatch):
+    """Of 100 units that read the same 784 pixels in all examples, as in images' margins.
+
+    Without noise, float32 overflows (Cooijmans et al. 2017).
+    """
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    torch.manual_seed(0)
+    layer = cls(1, 100, norm=BatchNorm(max_steps=784))
+    assert layer.sites["l0"]["input"].norm.recurrent_gain == 0.1
+    x = torch.rand(784, 1, 1).expand(784, 8, 1)
+    h = noise * torch.randn(1, 8, 100)
+    output, _ = layer(x, (h, torch.zeros_like(h)) if cls is LSTM else h)
+    assert output.isfinite().all()
+    (output[-1] * torch.randn(8, 100)).sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters()) == (noise > 0)

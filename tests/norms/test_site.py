@@ -39,21 +39,19 @@ def test_names_of_parameters_and_buffers():
     assert list(Site(Recorder(), "input", 4, sums=False).state_dict()) == []
 
 
-@pytest.mark.parametrize("norm", [Identity(), WeightNorm()])
-def test_norms_that_leave_sums_alone_add_nothing_for_them(norm):
-    site = Site(norm, "cell", 4, own_shift=True, recurrent=True)
+@pytest.mark.parametrize(
+    "site",
+    [
+        *(Site(n, "cell", 4, own_shift=True, recurrent=True) for n in (Identity(), WeightNorm())),
+        Site(LayerNorm(), "input", 4, sums=False, weight=torch.randn(4, 3), recurrent=True),
+    ],
+    ids=["no norm", "norm of weights", "place of weights"],
+)
+def test_sites_that_leave_sums_alone_add_nothing(site):
     assert list(site.state_dict()) == []
     a = torch.randn(2, 4, dtype=torch.bfloat16)
     assert site(a, 3) is a
     assert site.to_spec().identity
-
-
-def test_a_place_for_weights_alone_does_not_normalise_sums():
-    site = Site(LayerNorm(), "input", 4, sums=False, weight=torch.randn(4, 3))
-    a = torch.randn(2, 4)
-    assert site(a) is a
-    assert site.to_spec().identity
-    assert list(site.parameters()) == []
 
 
 def test_the_norm_keeps_no_tensor():
@@ -97,19 +95,6 @@ def test_affine_runs_along_the_features(axis, shape):
         site.shift.copy_(torch.tensor([0.5, 0.0, -0.5]))
     out = site.affine(torch.ones(shape)).movedim(axis, -1)
     assert torch.equal(out, torch.tensor([1.5, 2.0, 2.5]).expand(out.shape))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_promoted_once(dtype):
-    seen = []
-
-    class Watch(Norm):
-        def normalize(self, site, a, step=None):
-            seen.append(a.dtype)
-            return a
-
-    out = Site(Watch(), "sum", 4)(torch.randn(2, 4, dtype=dtype))
-    assert seen == [out.dtype] == [torch.float32]
 
 
 @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16])

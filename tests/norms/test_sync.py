@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, Linear
-from ln_zoo.norms import BatchNorm, batch_statistics, from_config, population_statistics
+from ln_zoo.norms import BatchNorm, batch_statistics, population_statistics
 
 F64 = torch.float64
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -377,9 +377,3 @@ def test_one_process_is_as_without() -> None:
     close(*(layer(x) for layer in layers))
     close(*(dict(layer.named_buffers()) for layer in layers))
     assert layers[0].layer.sites["l0"]["cell"].to_spec() is not None
-
-
-def test_configurations_written_before_it_existed() -> None:
-    stored = {"class_path": "ln_zoo.norms.BatchNorm", "init_args": {"gain": 1.0, "max_steps": 9}}
-    assert from_config(stored) == BatchNorm(max_steps=9)
-    assert BatchNorm().sync is False
