@@ -17,6 +17,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from refusals import refused
 
 from ln_zoo.checkpoints import (
     AtomicCheckpointIO,
@@ -136,7 +137,7 @@ def test_damage_is_noticed_wherever_it_is(tmp_path: Path) -> None:
     whole, path = tmp_path / "whole.ckpt", tmp_path / "damaged.ckpt"
     torch.save({"a": 1, "state_dict": {"w": torch.arange(40.0), "b": torch.ones(3)}}, whole)
     original, chance = whole.read_bytes(), random.Random(0)
-    refused = 0
+    damaged = 0
     for _ in range(400):
         data = bytearray(original)
         at, length = chance.randrange(len(data)), chance.choice((1, 4, 30))
@@ -147,12 +148,12 @@ def test_damage_is_noticed_wherever_it_is(tmp_path: Path) -> None:
             check_whole(path)
             read = torch.load(path, weights_only=True)
         except Exception:  # torch's own, where the file does not even look like an archive
-            refused += 1
+            damaged += 1
             continue
         assert read["a"] == 1
         assert torch.equal(read["state_dict"]["w"], torch.arange(40.0))
         assert torch.equal(read["state_dict"]["b"], torch.ones(3))
-    assert refused > 100
+    assert damaged > 100
 
 
 @pytest.mark.parametrize(
@@ -167,8 +168,7 @@ def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], named: 
     path = tmp_path / "last.ckpt"
     save(0, path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DamagedCheckpointError, match=f"{path}.*{named}"):
-        AtomicCheckpointIO().load_checkpoint(path)
+    refused(f"{path}.*{named}", number, path, error=DamagedCheckpointError)
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
@@ -180,9 +180,8 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
         if kind == zipfile.ZIP_STORED:
             archive.filelist *= 3
     monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda _: _raise(AssertionError("unpacked")))
-    with pytest.raises(DamagedCheckpointError, match=re.escape(str(path))) as refused:
-        AtomicCheckpointIO().load_checkpoint(path)
-    assert "unpacked" not in str(refused.value)
+    message = refused(re.escape(str(path)), number, path, error=DamagedCheckpointError)
+    assert "unpacked" not in message
 
 
 def test_files_without_checksums_are_read(tmp_path: Path) -> None:
@@ -220,18 +219,12 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     for text in ("é\n", "b\r\n"):
         atomic_write_text(path, text)
         assert path.read_bytes() == text.encode()
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_after_an_error_the_old_file_is_untouched(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
     with pytest.raises(TypeError, match="bytes-like"), atomic_write(path) as file:
         file.writelines([b"half of", "it"])  # type: ignore[list-item]
-    assert path.read_text() == "old"
+    assert path.read_bytes() == b"b\r\n"
     assert list(tmp_path.iterdir()) == [path]

@@ -89,11 +89,8 @@ def bases_of(overlay: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("path", "base"),
-    [
-        pytest.param(path, base, id=f"{name(path)}-{name(base)}")
-        for path in sorted((CONFIGS / "protocol").glob("*.yaml"))
-        for base in bases_of(path)
-    ],
+    [(p, base) for p in sorted((CONFIGS / "protocol").glob("*.yaml")) for base in bases_of(p)],
+    ids=name,
 )
 def test_what_the_protocol_lays_over_a_run(path: Path, base: Path) -> None:
     cli = sketch(base, "--config", path)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor, nn
 
 from ln_zoo import rl
@@ -56,14 +57,12 @@ def test_a_rollout_in_one_call(norm: Any, share: float, monkeypatch: pytest.Monk
         loss = output.square().sum() + (h * c).sum()
         gradients = torch.autograd.grad(loss, [x, *layer.parameters()])
         results.append([a.double() for a in (output, h, c, *gradients)])
-    for ours, exact in zip(*results, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not WITHOUT_SB3, reason="the package sb3-contrib is here")
 def test_a_policy_names_the_package_that_it_needs() -> None:
-    with pytest.raises(ImportError, match="sb3-contrib"):
-        rl.LSTMPolicy()
+    refused("sb3-contrib", rl.LSTMPolicy, error=ImportError)
 
 
 def trained(policy: Any, **options: Any) -> tuple[Any, dict[str, float]]:

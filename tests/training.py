@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -39,6 +40,24 @@ def logged_trainer(folder: Path, *callbacks: Callback, **options: Any) -> Traine
     """`quiet_trainer` of three epochs that logs each update to ``run/version_0``."""
     given = {"logger": CSVLogger(folder, "run", 0), "max_epochs": 3, "log_every_n_steps": 1}
     return quiet_trainer(*callbacks, **given | options)
+
+
+def mean_scores(model: Any, batches: Iterable[Any], train: bool = False) -> dict[str, float]:
+    """Means over examples of ``per_example``, in float64; the model's state stays.
+
+    ``train``: in training mode, without batches of one example.
+    """
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    values: dict[str, list[float]] = {}
+    model.train(train)
+    with torch.no_grad():
+        for batch in batches:
+            if train and len(batch[1]) < 2:
+                continue
+            for name, scores in model.per_example(batch).items():
+                values.setdefault(name, []).extend(scores.tolist())
+    model.load_state_dict(kept)
+    return {name: sum(v) / len(v) for name, v in values.items()}
 
 
 class Resumable(list[Any]):

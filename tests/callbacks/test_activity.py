@@ -30,8 +30,6 @@ from ln_zoo.plots.activity import (
 )
 from ln_zoo.testing import CallbackCase
 
-PNG = b"\x89PNG"
-
 
 def hooks(model: torch.nn.Module) -> int:
     return sum(len(module._forward_hooks) for module in model.modules())
@@ -140,7 +138,7 @@ def test_files(tmp_path: Path) -> None:
     runner = quiet_trainer(watch, limit_test_batches=1)
     runner.test(small(LayerNorm()), datamodule=data, verbose=False)
     assert watch.written == tmp_path / "out/activity.png"
-    assert watch.written.read_bytes().startswith(PNG)
+    assert watch.written.read_bytes().startswith(b"\x89PNG")
     rows = rows_of(tmp_path / "out/activity.csv")
     assert len(rows) == 64 + 64 + 16
     row = rows[8 + 2]
@@ -199,7 +197,7 @@ def test_several_runs(tmp_path: Path) -> None:
         "| conv | BN | 0.5 | 0.5 | 1 | 1 | 1 | 1 | 0 | 0 | nan |",
     ]
     plot_activities(runs, tmp_path / "both.png", "a title")
-    assert (tmp_path / "both.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_that_do_not_fit_one_another(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cli_support import rows_of
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from training import quiet_trainer
+from training import logged_trainer, quiet_trainer
 
 from ln_zoo.callbacks import (
     CurvesInCheckpoint,
@@ -60,12 +60,38 @@ def has(picture: np.ndarray, colour: str) -> bool:
     return bool((np.abs(picture - wanted).max(-1) < 0.02).sum() > 50)
 
 
-def test_a_panel_for_each_kind_and_a_colour_for_each_set(tmp_path: Path) -> None:
-    picture = drawn(tmp_path, METRICS)
-    nll, error = np.split(picture, 2, axis=1)
-    # epoch_train is the first set, train the second (faint), val the third. No set of seconds.
-    found = [[has(panel, colour) for colour in ("C0", "C2", "C3")] for panel in (nll, error)]
-    assert found == [[True, True, False], [False, True, False]]
+#: Nats per point and per sequence are apart.
+NATS = """epoch,step,train_point_nll,val_point_nll,val_sequence_nll
+0,1,0.5,0.6,-300
+0,9,-0.5,-0.4,-900
+"""
+ZERO = "epoch,step,val_nll\n0,1,0.5\n1,2,0.0\n"
+#: What a user logs of weights is drawn; what has a picture of its own is left out.
+WEIGHTS = """epoch,step,weights/decay,weights/a/norm_mean,weights/a/norm_q50
+0,1,0.5,3,3
+0,9,0.7,4,4
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "colours", "panels"),
+    [
+        # epoch_train is the first set, train the second (faint), val the third. No set of seconds.
+        (METRICS, ("C0", "C2", "C3"), [[True, True, False], [False, True, False]]),
+        (NATS, ("C0", "C1"), [[True, True], [False, True]]),
+        (ZERO, ("C0",), [[True]]),
+        (WEIGHTS, ("C0",), [[True]]),
+    ],
+    ids=["kinds", "nats", "zero", "weights"],
+)
+def test_a_panel_for_each_kind_and_a_colour_for_each_set(
+    tmp_path: Path, text: str, colours: tuple[str, ...], panels: list[list[bool]]
+) -> None:
+    picture = drawn(tmp_path, text)
+    height, width, _ = picture.shape
+    assert width < 2 * height * len(panels)
+    parts = np.split(picture, len(panels), axis=1)
+    assert [[has(part, colour) for colour in colours] for part in parts] == panels
 
 
 def test_batch_statistics_are_dashed_in_the_colour_of_their_set(tmp_path: Path) -> None:
@@ -83,34 +109,12 @@ def test_batch_statistics_are_dashed_in_the_colour_of_their_set(tmp_path: Path) 
     assert longest(lower) > 10 * longest(upper)
 
 
-def test_nats_per_point_and_per_sequence_are_apart(tmp_path: Path) -> None:
-    head = "epoch,step,train_point_nll,val_point_nll,val_sequence_nll\n"
-    picture = drawn(tmp_path, head + "0,1,0.5,0.6,-300\n0,9,-0.5,-0.4,-900\n")
-    points, sequences = np.split(picture, 2, axis=1)
-    found = [[has(panel, colour) for colour in ("C0", "C1")] for panel in (points, sequences)]
-    assert found == [[True, True], [False, True]]
-
-
-def test_zero_can_be_drawn(tmp_path: Path) -> None:
-    picture = drawn(tmp_path, "epoch,step,val_nll\n0,1,0.5\n1,2,0.0\n")
-    assert has(picture, "C0")
-
-
 @pytest.mark.parametrize("names", ["epoch_seconds", "weights/a/norm_mean"])
 def test_nothing_to_draw(tmp_path: Path, names: str) -> None:
     """Neither seconds nor what has a picture of its own."""
     (tmp_path / "metrics.csv").write_text(f"epoch,step,{names}\n0,1,0.5\n")
     assert not plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
-
-
-def test_what_a_user_logs_of_weights_is_drawn(tmp_path: Path) -> None:
-    """Only what has a picture of its own is left out."""
-    head = "epoch,step,weights/decay,weights/a/norm_mean,weights/a/norm_q50\n"
-    picture = drawn(tmp_path, head + "0,1,0.5,3,3\n0,9,0.7,4,4\n")
-    height, width, _ = picture.shape
-    assert width < 2 * height  # one panel
-    assert has(picture, "C0")
 
 
 class Stops(MLPClassifier):
@@ -123,8 +127,7 @@ class Stops(MLPClassifier):
 @pytest.mark.parametrize("cls", [MLPClassifier, Stops])
 def test_drawn_when_training_ends_one_way_or_the_other(tmp_path: Path, cls: type) -> None:
     callback = CurvesPlot()
-    logger = CSVLogger(tmp_path, "run")
-    trainer = quiet_trainer(callback, max_epochs=2, logger=logger, log_every_n_steps=1)
+    trainer = logged_trainer(tmp_path, callback, max_epochs=2)
     data = Digits(batch_size=20, train_size=100)
     with pytest.raises(KeyError) if cls is Stops else contextlib.nullcontext():
         trainer.fit(cls(64, [8]), datamodule=data)
@@ -132,13 +135,6 @@ def test_drawn_when_training_ends_one_way_or_the_other(tmp_path: Path, cls: type
     assert callback.written.is_file()
     steps, _ = read_curves(callback.written.with_name("metrics.csv"))["train_loss"]
     assert steps == list(range(5 if cls is Stops else 10))
-
-
-def test_does_nothing_without_the_file(tmp_path: Path) -> None:
-    callback = CurvesPlot()
-    data = Digits(batch_size=50, train_size=100)
-    quiet_trainer(callback, max_epochs=1).fit(MLPClassifier(64, [8]), datamodule=data)
-    assert callback.written is None
 
 
 # In the checkpoint: curves of a resumed run are those of one that was never interrupted
@@ -192,11 +188,13 @@ def test_the_rows_of_an_epoch_are_in_its_checkpoint_before_they_are_logged(tmp_p
     assert table(tmp_path / "whole") == table(tmp_path / "expected")
 
 
-def test_a_run_without_a_table_keeps_none(tmp_path: Path) -> None:
-    callbacks = CurvesInCheckpoint(), LastCheckpoint()
+def test_a_run_without_a_table_draws_and_keeps_none(tmp_path: Path) -> None:
+    plot = CurvesPlot()
+    callbacks = plot, CurvesInCheckpoint(), LastCheckpoint()
     trainer = quiet_trainer(*callbacks, max_epochs=1, default_root_dir=tmp_path)
     data = Digits(batch_size=20, train_size=40, val_size=20)
     trainer.fit(MLPClassifier(64, [4]), data)
+    assert plot.written is None
     (checkpoint,) = tmp_path.rglob("last.ckpt")
     assert "metrics_csv" not in torch.load(checkpoint, weights_only=True)
     trainer.fit(MLPClassifier(64, [4]), data, ckpt_path=checkpoint, weights_only=True)

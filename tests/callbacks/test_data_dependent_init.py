@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,7 @@ class Start(Callback):
         self.random = torch.get_rng_state()
 
 
-def digits() -> Digits:
-    return Digits(batch_size=20, train_size=101, val_size=20)
+digits = partial(Digits, batch_size=20, train_size=101, val_size=20)
 
 
 def new_model() -> MLPClassifier:
@@ -121,9 +121,8 @@ def test_weights_that_were_trained_are_not_overwritten(tmp_path: Path) -> None:
     model = new_model()
     fit(model, tmp_path)
     trained = {k: v.clone() for k, v in model.state_dict().items()}
-    refused(
-        r"DataDependentInit .*network\.1, network\.3", fit, model, tmp_path, DataDependentInit()
-    )
+    message = r"DataDependentInit .*network\.1, network\.3"
+    refused(message, fit, model, tmp_path, DataDependentInit())
     assert same(dict(model.state_dict()), trained)
 
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from refusals import refused
-from training import quiet_trainer
+from training import mean_scores, quiet_trainer
 
 from ln_zoo.callbacks import EpochEvaluation
 from ln_zoo.data import Digits
@@ -41,21 +42,6 @@ def fit(
     return model, data, witness
 
 
-def mean(model: MLPClassifier, batches, train: bool = False) -> dict[str, float]:
-    """Means over examples, one by one in float64."""
-    kept = {k: v.clone() for k, v in model.state_dict().items()}
-    model.train(train)
-    values: dict[str, list[float]] = {"nll": [], "error": []}
-    with torch.no_grad():
-        for batch in batches:
-            if train and len(batch[1]) < 2:
-                continue
-            for name, scores in model.per_example(batch).items():
-                values[name] += scores.tolist()
-    model.load_state_dict(kept)
-    return {name: sum(v) / len(v) for name, v in values.items()}
-
-
 @pytest.mark.parametrize(("precision", "rounding"), [("32-true", 1e-6), ("64-true", 1e-7)])
 def test_scores_are_those_of_the_whole_sets(precision: str, rounding: float) -> None:
     """Batches are converted as Lightning's own loops convert them; float32 is what is logged."""
@@ -67,10 +53,10 @@ def test_scores_are_those_of_the_whole_sets(precision: str, rounding: float) -> 
         for loader in (data.train_eval_dataloader(), data.test_dataloader())
     )
     for prefix, expected in {
-        "epoch_train": mean(model, train),
+        "epoch_train": mean_scores(model, train),
         # 101 images in batches of 5: the last one, alone, has no variance and is left out.
-        "epoch_train_batch": mean(model, train, train=True),
-        "epoch_test": mean(model, test),
+        "epoch_train_batch": mean_scores(model, train, train=True),
+        "epoch_test": mean_scores(model, test),
     }.items():
         for name, value in expected.items():
             assert last[f"{prefix}_{name}"] == pytest.approx(value, rel=rounding)
@@ -79,28 +65,33 @@ def test_scores_are_those_of_the_whole_sets(precision: str, rounding: float) -> 
     assert last["epoch_seconds"] > 0
 
 
-def test_batch_statistics_are_scored_only_where_examples_mix() -> None:
-    _, _, witness = fit(LayerNorm(), EpochEvaluation(), epochs=1)
-    assert not [name for name in witness.logged[0] if "batch" in name]
+@pytest.mark.parametrize(
+    ("norm", "sizes"),
+    [(LayerNorm(), {}), (BatchNorm(), {"train_size": 20, "eval_batch_size": 1})],
+    ids=["no mixing", "batches of one"],
+)
+def test_batch_statistics_are_scored_only_where_examples_mix(
+    norm: Norm, sizes: dict[str, int]
+) -> None:
+    _, _, witness = fit(norm, EpochEvaluation(), epochs=1, **sizes)
+    scored = [name for name in witness.logged[0] if name.startswith("epoch")]
+    assert not [name for name in scored if "batch" in name]
     assert "epoch_train_nll" in witness.logged[0]
 
 
 def test_modes_differ_from_module_to_module() -> None:
-    class Frozen(Callback):
-        def on_train_epoch_start(self, trainer, pl_module) -> None:
-            pl_module.network[1].eval()
+    modes: list[bool] = []
 
-    class Check(Callback):
-        def on_train_epoch_end(self, trainer, pl_module) -> None:
-            self.modes = [m.training for m in pl_module.network.modules()]
+    def note(_: Trainer, model: MLPClassifier) -> None:
+        modes.extend(module.training for module in model.network.modules())
 
-    check = Check()
+    freeze = LambdaCallback(on_train_epoch_start=lambda _, model: model.network[1].eval())
+    callbacks = freeze, EpochEvaluation(), LambdaCallback(on_train_epoch_end=note)
     model = MLPClassifier(64, [8], norm=BatchNorm())
-    callbacks = Frozen(), EpochEvaluation(), check
     runner = quiet_trainer(*callbacks, max_epochs=1, limit_val_batches=0)
     runner.fit(model, datamodule=Digits(batch_size=50, train_size=100))
     frozen = {id(m) for m in model.network[1].modules()}
-    assert check.modes == [id(m) not in frozen for m in model.network.modules()]
+    assert modes == [id(m) not in frozen for m in model.network.modules()]
 
 
 def test_sets_and_epochs() -> None:
@@ -108,13 +99,6 @@ def test_sets_and_epochs() -> None:
     assert [("epoch_test_nll" in logged) for logged in witness.logged] == [False, True, True]
     assert witness.logged[2]["epoch_test_nll"] == witness.logged[1]["epoch_test_nll"]
     assert not [name for name in witness.logged[1] if name.startswith("epoch_train")]
-
-
-def test_batches_of_one_example_have_no_statistics() -> None:
-    """Where all are such, nothing is measured, and nothing is named."""
-    _, _, witness = fit(BatchNorm(), EpochEvaluation(), epochs=1, train_size=20, eval_batch_size=1)
-    assert "epoch_train_nll" in witness.logged[0]
-    assert not [name for name in witness.logged[0] if name.startswith("epoch_train_batch")]
 
 
 class Shuffled(LightningDataModule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,7 @@ from ln_zoo.testing import CallbackCase
 SIZES = {"batch_size": 25, "examples": 100}
 
 
-def digits(**changes: int) -> Digits:
-    return Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 25, **changes})
+digits = partial(Digits, batch_size=20, train_size=101, eval_batch_size=25)
 
 
 def trainer(folder: Path, *callbacks, **options) -> Trainer:
@@ -47,10 +47,6 @@ def fitted(folder: Path, norm: Norm, **options) -> tuple[MLPClassifier, Path]:
     last = LastCheckpoint()
     trainer(folder, last, **options).fit(model, datamodule=digits())
     return model, Path(last.best_model_path)
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def expected(model: MLPClassifier, loader: BatchLoader, method: str) -> dict[str, Tensor]:
@@ -87,7 +83,7 @@ def test_statistics_are_those_of_the_training_set(
     tmp_path: Path, method: str, batch_size: int | None
 ) -> None:
     model, path = fitted(tmp_path, BatchNorm())
-    before = state(model)
+    before = copy.deepcopy(model.state_dict())
     callback = PopulationStatistics(method, batch_size, save=False)
     data = digits()
     random = torch.get_rng_state()
@@ -155,7 +151,7 @@ def test_weights_of_unknown_training_are_not_written(tmp_path: Path, caplog) -> 
 
 def test_a_model_without_statistics_is_tested_as_it_is(tmp_path: Path, caplog) -> None:
     model, path = fitted(tmp_path, LayerNorm())
-    before, callback = state(model), PopulationStatistics()
+    before, callback = copy.deepcopy(model.state_dict()), PopulationStatistics()
     with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
         scores_of(tmp_path, model, callback, path=path)
     assert (callback.estimated, callback.facts, callback.written) == (False, {}, None)
@@ -174,7 +170,7 @@ def test_each_step_of_a_recurrent_model_and_its_noise(tmp_path: Path) -> None:
     data = digits()
     scores_of(tmp_path, model, PopulationStatistics(), data=data)
     after = torch.get_rng_state()
-    tested = state(model)
+    tested = copy.deepcopy(model.state_dict())
     sites = model.recurrent.sites["l0"]
     assert sites["cell"].num_batches_tracked.tolist() == [4] * 16
     torch.manual_seed(5)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from refusals import refused
 from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer
@@ -68,14 +68,11 @@ def test_after_an_error_the_former_predictions_are_there(tmp_path: Path) -> None
     assert [json.loads(line) for line in path.read_text().splitlines()] == before
 
 
-def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch, recwarn) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_writes_nothing(in_tmp: Path) -> None:
     writer = PredictionWriter()
-    Trainer(fast_dev_run=True, accelerator="cpu", callbacks=writer).predict(
-        Twice(), DataLoader(TensorDataset(torch.arange(5.0)))
-    )
+    quiet_trainer(writer, fast_dev_run=True).predict(Twice(), LOADER)
     assert writer.written is None
-    assert list(tmp_path.iterdir()) == []
+    assert list(in_tmp.iterdir()) == []
 
 
 def test_anything_but_a_dict_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,17 +62,10 @@ class Images(LightningDataModule):
         """Plain loaders take a number from the global generator each time."""
         return DataLoader(TensorDataset(self.sets[name]), batch_size=batch_size, **options)
 
-    def train_dataloader(self) -> DataLoader:
-        return self.loader("train", 3, shuffle=True)
-
-    def train_eval_dataloader(self) -> DataLoader:
-        return self.loader("train")
-
-    def val_dataloader(self) -> DataLoader:
-        return self.loader("val")
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.loader("test")
+    train_dataloader = partialmethod(loader, "train", 3, shuffle=True)
+    train_eval_dataloader = partialmethod(loader, "train")
+    val_dataloader = partialmethod(loader, "val")
+    predict_dataloader = partialmethod(loader, "test")
 
 
 class Drawer(DRAW):
@@ -99,11 +92,7 @@ class Pictures(Logger):
     def log_image(self, key: str, images: list[str], step: int | None = None) -> None:
         self.taken.append((key, images, step))
 
-    def log_metrics(self, metrics, step=None) -> None:
-        pass
-
-    def log_hyperparams(self, params, *_) -> None:
-        pass
+    log_metrics = log_hyperparams = lambda *_, **__: None
 
 
 def make(read_size: int | None = 2, write_size: int | None = 3) -> Drawer:

@@ -217,8 +217,5 @@ def test_wrong_arguments_are_told_at_once(tmp_path: Path, tasks: Path) -> None:
         encode = None  # type: ignore[assignment]
 
     refused(r"encode.*Mute", fit, tmp_path, evaluation(tasks), model=Mute())
-    message, callback = (
-        "has no rt-polarity.pos and rt-polarity.neg",
-        evaluation(tasks, tasks=["MR"]),
-    )
-    refused(message, fit, tmp_path, callback, error=FileNotFoundError)
+    message = "has no rt-polarity.pos and rt-polarity.neg"
+    refused(message, fit, tmp_path, evaluation(tasks, tasks=["MR"]), error=FileNotFoundError)

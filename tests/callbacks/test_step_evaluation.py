@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
-from training import Weights, quiet_trainer
+from training import Weights, mean_scores, quiet_trainer
 
 from ln_zoo.callbacks import StepEvaluation
 from ln_zoo.data import Digits
@@ -29,8 +29,7 @@ class Noisy(MLPClassifier):
         return super().forward(inputs + 0.1 * torch.randn_like(inputs))
 
 
-def data(**sizes: int) -> Digits:
-    return Digits(**{"batch_size": 20, "train_size": 100, "eval_batch_size": 7, **sizes})
+data = partial(Digits, batch_size=20, train_size=100, eval_batch_size=7)
 
 
 def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
@@ -55,10 +54,7 @@ def logged(folder: Path, run: int = 0) -> dict[int, dict[str, float]]:
 def means(model: MLPClassifier, state: dict, batch: list[Tensor]) -> dict[str, float]:
     """Mean scores of weights, example by example in evaluation mode."""
     model.load_state_dict(state)
-    model.eval()
-    with torch.no_grad():
-        each = [model.per_example(one) for one in zip(*(p.split(1) for p in batch), strict=True)]
-    return {name: sum(float(one[name]) for one in each) / len(each) for name in each[0]}
+    return mean_scores(model, zip(*(part.split(1) for part in batch), strict=True))
 
 
 @pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])

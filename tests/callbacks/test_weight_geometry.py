@@ -31,16 +31,13 @@ from ln_zoo.plots.weight_geometry import (
 )
 from ln_zoo.testing import CallbackCase
 
-PNG = b"\x89PNG"
-
 
 class Plain(MLPClassifier):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-def data(**sizes: int) -> Digits:
-    return Digits(**{"batch_size": 20, "train_size": 100, "val_size": 20, **sizes})
+data = partial(Digits, batch_size=20, train_size=100, val_size=20)
 
 
 def fitted(folder: Path, model: torch.nn.Module, *callbacks: Callback, **options) -> Path:
@@ -131,7 +128,7 @@ def test_picture_beside_the_logs(tmp_path: Path) -> None:
     watch, curves = WeightGeometry(every_n_steps=2), CurvesPlot()
     folder = fitted(tmp_path, MLPClassifier(64, [8]), watch, curves)
     assert watch.written == folder / "weight_geometry.png"
-    assert watch.written.read_bytes().startswith(PNG)
+    assert watch.written.read_bytes().startswith(b"\x89PNG")
     assert curves.written is not None
     # Curves are those of losses: a panel for each of the weights would make it metres wide.
     height, width, _ = imread(curves.written).shape
@@ -180,7 +177,7 @@ def test_several_runs(tmp_path: Path) -> None:
     assert second.startswith("| layer.weight | none | 10 to 20 | 4 | 1 | 0.25 |")
     assert third.startswith("| more | none | 10 to 20 | 0 | 0 | nan |")
     plot_weight_geometry(runs, tmp_path / "a/both.png", "a title")
-    assert (tmp_path / "a/both.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "a/both.png").read_bytes().startswith(b"\x89PNG")
     write_geometry(runs, tmp_path / "b/both.csv")
     rows = rows_of(tmp_path / "b/both.csv")
     expected = [("LN", "layer.weight"), ("none", "layer.weight"), ("none", "more")]

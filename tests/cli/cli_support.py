@@ -9,7 +9,6 @@ import gzip
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_support import idx
 
 from ln_zoo.cli import main
 
@@ -214,8 +214,6 @@ def write_idx(folder: Path, train: int = 60, test: int = 13, seed: int = 0) -> P
     for name, number in (("train", train), ("t10k", test)):
         images = random.integers(0, 256, (number, 28, 28), dtype=np.uint8)
         labels = random.integers(0, 10, number, dtype=np.uint8)
-        content = struct.pack(">4B3I", 0, 0, 8, 3, number, 28, 28) + images.tobytes()
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(content)
-        content = gzip.compress(struct.pack(">4BI", 0, 0, 8, 1, number) + labels.tobytes())
-        (folder / f"{name}-labels-idx1-ubyte.gz").write_bytes(content)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(images))
+        (folder / f"{name}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
     return folder

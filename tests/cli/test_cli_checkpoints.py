@@ -19,8 +19,6 @@ from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import RMSNorm
 from ln_zoo.zoo import card_from_checkpoint, source
 
-# test and validate
-
 
 def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
     done = succeed("test", "--ckpt_path", trained, *DATA, *QUIET)
@@ -40,9 +38,6 @@ def test_a_warning_of_untrained_weights(here: Path, command: str) -> None:
     if command != "predict":
         for word in ("MLPClassifier, LayerNorm", "metric", "measured", "error", "nll"):
             assert word in done.out
-
-
-# What is ignored is said
 
 
 def test_resuming_notes_ignored_arguments(trained: Path, here: Path) -> None:
@@ -76,9 +71,6 @@ def test_notes_of_arguments_that_the_data_determine(trained: Path, here: Path) -
         assert {x for x in ("in_features", "num_classes") if f"model.{x} is" in found} == noted
 
 
-# last
-
-
 def test_last_finds_the_newest_run_of_the_name(here: Path) -> None:
     fit()
     fit("--model.norm=RMSNorm", epochs=2)
@@ -88,9 +80,6 @@ def test_last_finds_the_newest_run_of_the_name(here: Path) -> None:
     done = fit("--ckpt_path=last", "--model.lr=0.5", epochs=4)
     assert load(last(2))["global_step"] == 20
     assert "note: model.lr = 0.5 is ignored: runs/MLPClassifier-LayerNorm/version_1" in done.err
-
-
-# --weights
 
 
 def test_weights_start_a_new_run_and_arguments_win(trained: Path, here: Path) -> None:
@@ -145,8 +134,6 @@ def test_weights_of_another_norm_or_size_name_the_keys(
     fails("test", option, wrong, *DATA, *QUIET, says=[wrong, "MLPClassifier", *says])
 
 
-# Population statistics
-
 CALLBACK = ("--trainer.callbacks", "PopulationStatistics", "--trainer.callbacks.method")
 BATCH = last(name="MLPClassifier-BatchNorm")
 
@@ -183,9 +170,6 @@ def test_population_statistics_there_and_back(here: Path) -> None:
     assert (found["checkpoint"], found["checkpoint_sha256"]) == (None, None)
 
 
-# One source
-
-
 def test_one_source_of_models(trained: Path, here: Path, monkeypatch: Patch) -> None:
     """File, run folder, card folder and name give the same model, in Python and by command."""
     monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
@@ -203,9 +187,6 @@ def test_one_source_of_models(trained: Path, here: Path, monkeypatch: Patch) -> 
         measured.append(results(here / "runs")["metrics"])
         shutil.rmtree(here / "runs")
     assert measured[0] == measured[1]
-
-
-# Damaged files
 
 
 def _cut(path: Path) -> None:
@@ -249,9 +230,6 @@ def test_the_newest_whole_checkpoint_is_resumed(here: Path) -> None:
     for path in here.glob("runs/*/*/checkpoints/*"):
         _cut(path)
     fails("fit", *SMALL, *QUIET, "--ckpt_path=last", says=["runs/MLPClassifier-LayerNorm"])
-
-
-# Checkpoints from anywhere
 
 
 def _foreign_class(trained: Path, path: Path, **changes: object) -> None:

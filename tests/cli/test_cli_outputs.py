@@ -34,9 +34,6 @@ from ln_zoo.models import MLPClassifier
 QUICKSTART = CONFIGS / "quickstart.yaml"
 
 
-# One run of the installed script
-
-
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     folder = tmp_path_factory.mktemp("quickstart")
@@ -92,9 +89,6 @@ def test_configuration_repeats_the_run(quickstart, here: Path) -> None:
         assert second[key] == first[key]
 
 
-# Tables
-
-
 def test_tables_of_published_weights(here: Path) -> None:
     """The card's numbers appear in the table, unless they are for other inputs or a part."""
 
@@ -121,9 +115,6 @@ def test_tables_of_published_weights(here: Path) -> None:
     (head,) = [line for line in out.splitlines() if "measured" in line]
     assert [cell.strip() for cell in head.split("┃")[1:-1]] == ["metric", "unit", "measured"]
     assert "scale 8 here, 16 there" in " ".join(out.partition("└")[2].split())
-
-
-# Folders and versions
 
 
 def test_equal_commands_give_equal_runs_in_new_folders(here: Path) -> None:
@@ -172,9 +163,6 @@ def test_fast_dev_run_writes_nothing(here: Path) -> None:
     assert [p for p in here.rglob("*") if p.is_file()] == []
 
 
-# Options
-
-
 def test_environment_variables(here: Path, monkeypatch: Patch, trained: Path) -> None:
     monkeypatch.setenv("LN_ZOO_FIT__TRAINER__MAX_EPOCHS", "2")
     succeed("fit", *SMALL, *QUIET)
@@ -204,9 +192,6 @@ def test_completion_of_all_commands(here: Path) -> None:
     found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     offered = [set(line.split()) for line in found.stdout.splitlines()]
     assert dict(zip(expected, offered, strict=True)) == expected
-
-
-# Where the output cannot go
 
 
 @pytest.mark.parametrize(
@@ -241,9 +226,6 @@ def test_a_full_disk(here: Path) -> None:
     assert not list(here.rglob("*.ckpt"))
     assert "fit 2" in done.out
     assert "test 0" in done.out  # a test writes no checkpoints
-
-
-# predict
 
 
 def test_predictions_are_the_models_own(trained: Path, here: Path) -> None:

@@ -68,9 +68,6 @@ def test_steps_to_values(three: list[str], capsys: Capture) -> None:
     assert [row["steps"] for row in rows if row["value"] == "0.1"] == ["5", "10", "", "5"]
 
 
-# Activity by position
-
-
 def test_activity(here: Path, capsys: Capture) -> None:
     for name, active in (("a", 0.2), ("b", 0.6), ("c", 0.5)):
         (here / name / "version_1").mkdir(parents=True)
@@ -111,9 +108,6 @@ def test_wrong_input(three: list[str], here: Path, given: str, says: str) -> Non
     argv = [*given.format(**names).split(), "--metric=step_train_nll", "--x=step", "--out=x.png"]
     fails("compare", *argv, code=1, says=says.format(**names).split())
     assert not (here / "x.png").exists()
-
-
-# Geometry of weights
 
 
 def write_geometry_run(folder: Path, norms: list[float]) -> Path:

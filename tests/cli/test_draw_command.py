@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_support import fails
+from cli_support import fails, told
 from PIL import Image
 from zoo_support import RESULTS
 
@@ -33,9 +33,10 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_samples_a_grid_and_a_filmstrip(in_tmp: Path, cards: Path, capsys) -> None:
     model = ["--model", str(cards / "small")]
     files = ["--filmstrip", "strip.svg", "--numbers", "new/x.npy"]
-    assert main(["draw", *model, "--number", "6", "--seed", "3", "--columns", "3", *files]) == 0
-    told = ["picture: samples.png (6 images)", "filmstrip: strip.svg", "numbers: new/x.npy"]
-    assert capsys.readouterr().out.splitlines() == told
+    options = ["--number=6", "--seed=3", "--columns=3", *files]
+    printed = told(capsys, "draw", *model, *options).splitlines()
+    written = ["picture: samples.png (6 images)", "filmstrip: strip.svg", "numbers: new/x.npy"]
+    assert printed == written
     drawn = load(cards / "small")
     assert isinstance(drawn, DRAW)
     expected = drawn.generate_samples(6, seed=3).logits.sigmoid().numpy()

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from cli_support import fails
-
-from ln_zoo.cli import main
+from cli_support import Capture, fails, told
 
 COMMAND = ("export", "mlp.layernorm-digits", "--format=pt2", "--form=sequence", "--out=a.pt2")
 
 
-def test_a_published_model(here: Path, capsys) -> None:
-    assert main([*COMMAND]) == 0
-    printed = capsys.readouterr().out
+def test_a_published_model(here: Path, capsys: Capture) -> None:
+    printed = told(capsys, *COMMAND)
     for words in ("images (N, 64)", "logits", "largest difference from the model: ", "N=4, T=12"):
         assert words in printed
     assert torch.export.load("a.pt2").module()(torch.rand(9, 64))[0].shape == (9, 10)

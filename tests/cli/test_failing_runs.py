@@ -32,12 +32,22 @@ def test_weights_that_are_not_finite(trained: Path, here: Path, command: str) ->
     assert not [path for path in here.rglob("*") if path.suffix in (".json", ".jsonl", ".csv")]
 
 
-@pytest.mark.parametrize(("step", "says"), [(7, "step 7 (epoch 1)"), (0, "step 0 (epoch 0)")])
-def test_a_bad_loss_keeps_the_last_good_checkpoint(mishap: Path, step: int, says: str) -> None:
-    bad = (f"--trainer.callbacks.step={step}", "--trainer.callbacks.number=-1")
+@pytest.mark.parametrize(
+    ("number", "step", "says"),
+    [
+        (-1, 7, ("not finite", "step 7 (epoch 1)")),
+        (-1, 0, ("not finite", "step 0 (epoch 0)")),
+        (0, 7, ("No space left",)),
+    ],
+    ids=["bad loss", "first loss", "full disk"],
+)
+def test_a_run_that_cannot_go_on_keeps_the_last_good_checkpoint(
+    mishap: Path, number: int, step: int, says: tuple[str, ...]
+) -> None:
+    bad = (f"--trainer.callbacks.step={step}", f"--trainer.callbacks.number={number}")
     more = ("--trainer.max_epochs=3", "--test_after_fit=true", "--trainer.callbacks+=mishap.Mishap")
     kept = [last()] if step else []
-    fails("fit", *SMALL, *QUIET, *more, *bad, code=1, says=["not finite", says, *kept])
+    fails("fit", *SMALL, *QUIET, *more, *bad, code=1, says=[*says, *kept])
     assert [load(path)["global_step"] for path in mishap.rglob("last.ckpt")] == [5] * len(kept)
 
 
@@ -46,12 +56,6 @@ def test_what_was_measured_must_be_finite() -> None:
     notes.check_finite(values, "the scores of the test")
     values["test_nll"] = torch.tensor(float("inf"))
     refused("test_nll is not finite: ", notes.check_finite, values, "the scores of the test")
-
-
-def test_a_disk_that_fills_while_training(mishap: Path) -> None:
-    more = ("--trainer.max_epochs=2", "--trainer.callbacks+=mishap.Mishap")
-    fails("fit", *SMALL, *QUIET, *more, code=1, says=["No space left", last()])
-    assert load(last())["global_step"] == 5
 
 
 def test_tensorboards_thread_is_quiet(monkeypatch: Patch) -> None:

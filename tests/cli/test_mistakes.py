@@ -12,18 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import (
-    CONFIGS,
-    QUIET,
-    SCRIPT,
-    SMALL,
-    Patch,
-    environment,
-    fails,
-    installed,
-    run,
-    succeed,
-)
+from cli_support import CONFIGS, QUIET, SCRIPT, SMALL, environment, fails, installed, run, succeed
 
 import ln_zoo.data
 import ln_zoo.models
@@ -177,7 +166,7 @@ def test_missing_model_and_data(here: Path) -> None:
         ("LN_ZOO_FIT__MODEL__LR", "0.1", "LN_ZOO_FIT__MODEL__LR LN_ZOO_FIT__MODEL"),
     ],
 )
-def test_environment(monkeypatch: Patch, variable: str, value: str, says: str) -> None:
+def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
     monkeypatch.setenv(variable, value)
     fails("fit", *SMALL, says=says.split())
 
@@ -247,9 +236,6 @@ def test_files_that_cannot_be_written(here: Path, analysis: str) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["file", "folder.png"]
 
 
-# Checkpoints, data, models
-
-
 def test_models_and_data_that_do_not_fit(here: Path) -> None:
     for model, data in (("MLPClassifier", "SyntheticHandwriting"), ("Handwriting", "Digits")):
         fails("fit", f"--model={model}", f"--data={data}", *QUIET, says=[model, data])
@@ -279,16 +265,10 @@ def test_checkpoints_that_lack_parts(
           says=["other.ckpt", *says.split()])  # fmt: skip
 
 
-# The user's own files
-
-
 def test_a_file_called_like_a_package(here: Path) -> None:
     (here / "datasets.py").write_text("class Faces: pass")
     fails("fit", "--model=MLPClassifier", "--data=datasets.Faces",
           says=["datasets", "Faces", "./datasets.py"])  # fmt: skip
-
-
-# The whole command line
 
 
 def test_every_class_is_offered_by_its_name() -> None:
@@ -305,7 +285,7 @@ def test_every_class_is_offered_by_its_name() -> None:
                 assert name in line, name
 
 
-def test_a_traceback_on_request(monkeypatch: Patch) -> None:
+def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LN_ZOO_DEBUG", "1")
     done = run("fit", *SMALL, "--model.lr=-1")
     assert (done.code, "Traceback" in done.err, "ValueError" in done.err) == (1, True, True)

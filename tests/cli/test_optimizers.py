@@ -48,9 +48,6 @@ def configured(model: ZooModule, given: Namespace, rate_of_model: bool = False) 
     return model.configure_optimizers()
 
 
-# What the options do
-
-
 def test_a_resumed_run_goes_on_with_optimizer_and_schedule(here: Path) -> None:
     adamw = ("--optimizer=AdamW", "--optimizer.weight_decay=0.1", "--model.lr=0.02")
     name = "--trainer.logger.name"

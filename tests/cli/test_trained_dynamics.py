@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cli_support import Capture, told
+from cli_support import Capture, rows_of, told
 from data_support import ready
+from layer_results import randomised
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,17 +22,14 @@ from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm, popul
 
 COMMAND = ["analyze", "dynamics"]
 SMALL = ["--steps", "12", "--hidden", "5", "--features", "4", "--batch", "3"]
-PNG = b"\x89PNG"
 
 
 def save(model: ZooModule, path: Path) -> Path:
     """A checkpoint of a model, with weights that are not those of its start."""
     torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    randomised(model)
     if isinstance(model, SequenceClassifier):
-        model(torch.rand(20, 64))
+        model(torch.rand(20, model.hparams["in_features"]))
     hparams = dict(model.hparams) | {
         "_class_path": f"ln_zoo.models.{type(model).__name__}",
         "_instantiator": "lightning.pytorch.cli.instantiate_module",
@@ -94,9 +91,8 @@ def test_a_model_before_and_after_training(
     trained = measure(f"{path.name} trained")
     assert "nan" not in "".join(table)
     assert table == dynamics_table([untrained, trained]).splitlines()
-    assert (in_tmp / "dynamics.png").read_bytes().startswith(PNG)
-    with (in_tmp / "dynamics.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 2 * 7
+    assert (in_tmp / "dynamics.png").read_bytes().startswith(b"\x89PNG")
+    assert len(rows_of("dynamics.csv")) == 2 * 7
 
 
 def test_noise_of_batch_statistics_is_that_of_the_seed(in_tmp: Path, capsys: Capture) -> None:
@@ -218,7 +214,6 @@ def small_writer(layers: int) -> Handwriting:
 def test_models_and_data_that_do_not_fit(
     in_tmp: Path, iam: str, capsys: Capture, model: ZooModule, options: str, words: tuple[str, ...]
 ) -> None:
-    hparams = dict(model.hparams) | {"_class_path": f"ln_zoo.models.{type(model).__name__}"}
-    torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, in_tmp / "m.ckpt")
-    line = told(capsys, *COMMAND, "--ckpt", "m.ckpt", *options.split(), code=1)
+    path = save(model, in_tmp / "m.ckpt")
+    line = told(capsys, *COMMAND, "--ckpt", path, *options.split(), code=1)
     assert all(word in line for word in words)

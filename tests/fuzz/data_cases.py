@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 from archive_support import packed
-from handwriting_support import small_distribution
+from data_support import idx
+from handwriting_support import drawn, small_distribution
 from hypothesis import strategies as st
 
 from ln_zoo.data import (
@@ -62,17 +63,13 @@ def npz(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def idx() -> Files:
+def idx_files() -> Files:
     rng = np.random.default_rng(0)
     files = {}
     for name, count in (("train", 12), ("t10k", 5)):
-        header = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in (count, 28, 28))
-        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8).tobytes()
-        files[f"{name}-images-idx3-ubyte"] = header + images
-        labels = bytes([0, 0, 8, 1]) + count.to_bytes(4, "big") + bytes(range(count))
-        files[f"{name}-labels-idx1-ubyte"] = labels.replace(b"\x0a", b"\x01").replace(
-            b"\x0b", b"\x02"
-        )
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        files[f"{name}-images-idx3-ubyte"] = idx(images)
+        files[f"{name}-labels-idx1-ubyte"] = idx(np.arange(count, dtype=np.uint8) % 10)
     return files
 
 
@@ -163,13 +160,8 @@ def caption_table() -> Files:
 
 
 def pen_steps(count: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(count)
-    lines = []
-    for length in rng.integers(12, 30, count):
-        ends = rng.random(length) < 0.2
-        ends[-1] = True
-        lines.append(np.column_stack([rng.integers(-40, 60, (length, 2)), ends]))
-    return lines
+    lines = drawn(np.random.default_rng(count).integers(12, 30, count).tolist(), seed=count)
+    return [lines.steps(i) for i in range(count)]
 
 
 def stroke_sets() -> Files:
@@ -214,11 +206,7 @@ _strokes = made(IAMOnDB)
 _stroke_pair = made(IAMOnDB, split="random", val_fraction=0.2, test_fraction=0.2)
 
 
-def _cloze(root: Path) -> ClozeQA:
-    return ClozeQA("mine", str(root), batch_size=2, min_count=1)
-
-
-def _questions_in(archive: str) -> Callable[[Path], ClozeQA]:
+def _cloze(archive: str = "") -> Callable[[Path], ClozeQA]:
     return lambda root: ClozeQA("mine", str(root / archive), batch_size=2, min_count=1)
 
 
@@ -232,17 +220,17 @@ def _sentences(root: Path) -> SentenceFile:
 
 
 FORMATS: dict[str, Format] = {
-    "idx": Format(idx, _mnist),
-    "idx.gz": Format(inside(gzip.compress, ".gz", idx), _mnist, checked=True),
+    "idx": Format(idx_files, _mnist),
+    "idx.gz": Format(inside(gzip.compress, ".gz", idx_files), _mnist, checked=True),
     "amat": Format(amat, _binarized),
     "amat.gz": Format(inside(gzip.compress, ".gz", amat), _binarized, checked=True),
-    "questions": Format(questions, lambda root: ClozeQA("mine", str(root), min_count=1)),
-    "questions.tar": Format(lambda: {"mine.tar": packed(questions())}, _questions_in("mine.tar")),
+    "questions": Format(questions, _cloze()),
+    "questions.tar": Format(lambda: {"mine.tar": packed(questions())}, _cloze("mine.tar")),
     "questions.tgz": Format(
-        lambda: {"mine.tgz": packed(questions(), "gz")}, _questions_in("mine.tgz"), checked=True
+        lambda: {"mine.tgz": packed(questions(), "gz")}, _cloze("mine.tgz"), checked=True
     ),
-    "json lines": Format(json_lines, _cloze),
-    "json lines.xz": Format(inside(lzma.compress, ".xz", json_lines), _cloze, checked=True),
+    "json lines": Format(json_lines, _cloze()),
+    "json lines.xz": Format(inside(lzma.compress, ".xz", json_lines), _cloze(), checked=True),
     "books": Format(books, _books),
     "books.gz": Format(inside(gzip.compress, ".gz", books), _books, checked=True),
     "books.tar": Format(lambda: {"books.tar": packed(books())}, _books),

@@ -15,6 +15,7 @@ pytest.importorskip("hypothesis", reason="needs hypothesis: pip install 'ln-zoo[
 
 import torch
 from campaign import campaign, fast, limited
+from cli_support import same
 from data_cases import FORMATS, Damage, DataCase, data_cases, files_of
 from handwriting_support import write_files
 from hypothesis import example, given
@@ -58,11 +59,6 @@ def written(case: DataCase, root: Path) -> Path:
     if case.removed:
         (root / path).unlink()
     return root / path
-
-
-def same(one: Any, two: Any) -> bool:
-    pairs = list(tensors(one)), list(tensors(two))
-    return len(pairs[0]) == len(pairs[1]) and all(map(torch.equal, *pairs))
 
 
 _INTACT: dict[str, list[Any]] = {}

@@ -19,7 +19,7 @@ from accuracy import assert_as_accurate, generic_loop, moved
 from campaign import campaign, fast
 from hypothesis import example, given
 from layer_cases import PEEPHOLE, Case, cases, cell_called
-from layer_results import gradients
+from layer_results import gradients, randomised
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -58,12 +58,10 @@ def built(case: Case) -> RecurrentLayer:
         weight_dropout=case.weight_dropout,
         cell=cell_called(case.cell),
     )
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-        for name, buffer in layer.named_buffers():
-            if name.endswith("running_var"):
-                buffer.uniform_(0.5, 1.5)
+    randomised(layer, 0.1)
+    for name, buffer in layer.named_buffers():
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 1.5)
     return layer.train(case.training)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, RMSprop
 
@@ -185,8 +186,7 @@ def test_a_state_takes_the_precision_and_place_of_its_parameters() -> None:
     ids=str,
 )
 def test_values_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GravesRMSprop([nn.Parameter(torch.zeros(1))], **options)
+    refused(message, GravesRMSprop, [nn.Parameter(torch.zeros(1))], **options)
 
 
 def test_rate_and_eps_of_the_groups_stay_for_schedules() -> None:
@@ -201,8 +201,7 @@ def test_rate_and_eps_of_the_groups_stay_for_schedules() -> None:
     def fails() -> float:
         raise RuntimeError("no gradient")
 
-    with pytest.raises(RuntimeError, match="no gradient"):
-        optimizer.step(fails)
+    refused("no gradient", optimizer.step, fails, error=RuntimeError)
     assert optimizer.param_groups[0] is group
 
 

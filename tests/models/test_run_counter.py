@@ -19,7 +19,6 @@ from ln_zoo.models.base import runs_of_checkpoint
 
 DIGITS = {"dataset": "digits", "train_size": 100, "batch_size": 20}
 
-
 digits = partial(Digits, batch_size=20, train_size=100, val_size=20)
 trainer = partial(quiet_trainer, max_epochs=2)
 model = partial(MLPClassifier, 64, [8])

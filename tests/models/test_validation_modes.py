@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+
 import pytest
 import torch
+from cli_support import same
 from lightning.pytorch import Callback
 from torchmetrics import Metric
-from training import quiet_trainer
+from training import mean_scores, quiet_trainer
 
-from ln_zoo.data import BatchLoader, Digits
+from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier, SequenceClassifier
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
 
-
-def digits() -> Digits:
-    return Digits(batch_size=20, train_size=100, val_size=41, eval_batch_size=10)
+digits = partial(Digits, batch_size=20, train_size=100, val_size=41, eval_batch_size=10)
 
 
 def models() -> list[Classifier]:
@@ -28,21 +30,6 @@ def models() -> list[Classifier]:
     ]
 
 
-def mean(model: Classifier, batches: BatchLoader, train: bool) -> dict[str, float]:
-    """Means over examples, one by one, of a copy's."""
-    kept = {k: v.clone() for k, v in model.state_dict().items()}
-    values: dict[str, list[float]] = {}
-    model.train(train)
-    with torch.no_grad():
-        for batch in batches:
-            if train and len(batch[1]) < 2:
-                continue
-            for name, scores in model.per_example(batch).items():
-                values.setdefault(name, []).extend(scores.tolist())
-    model.load_state_dict(kept)
-    return {name: sum(v) / len(v) for name, v in values.items()}
-
-
 @pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
 def test_both_modes_are_logged(model: Classifier) -> None:
     data = digits()
@@ -51,9 +38,9 @@ def test_both_modes_are_logged(model: Classifier) -> None:
     run.fit(model, datamodule=data)
     assert list(model.state_dict()) == keys
     logged = {k: float(v) for k, v in run.callback_metrics.items() if k.startswith("val")}
-    expected = {f"val_{k}": v for k, v in mean(model, data.val_dataloader(), False).items()}
+    expected = {f"val_{k}": v for k, v in mean_scores(model, data.val_dataloader()).items()}
     # 41 images in batches of 10: the last one, alone, has no statistics and is left out.
-    of_batches = mean(model, data.val_dataloader(), True)
+    of_batches = mean_scores(model, data.val_dataloader(), True)
     expected |= {f"val_batch_{k}": v for k, v in of_batches.items()}
     assert logged == pytest.approx(expected, rel=1e-6)
     assert set(expected) == {f"val_{m}{name}" for m in ("", "batch_") for name in model.metrics}
@@ -79,23 +66,21 @@ def test_batches_of_one_example_are_told(
 
 class Witness(Callback):
     def on_validation_start(self, trainer, pl_module) -> None:
-        self.before = {k: v.clone() for k, v in pl_module.state_dict().items()}
+        self.before = copy.deepcopy(pl_module.state_dict())
 
     def on_validation_end(self, trainer, pl_module) -> None:
-        for name, value in pl_module.state_dict().items():
-            assert torch.equal(value, self.before[name]), name
+        assert same(pl_module.state_dict(), self.before)
         assert not any(module.training for module in pl_module.modules())
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
 def test_running_averages_and_training_are_untouched(model: Classifier) -> None:
-    start = {k: v.clone() for k, v in model.state_dict().items()}
+    start = copy.deepcopy(model.state_dict())
     quiet_trainer(Witness(), max_epochs=2).fit(model, datamodule=digits())
-    trained = {k: v.clone() for k, v in model.state_dict().items()}
+    trained = copy.deepcopy(model.state_dict())
     model.load_state_dict(start)
     quiet_trainer(max_epochs=2, limit_val_batches=0).fit(model, datamodule=digits())
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, trained[name]), name
+    assert same(model.state_dict(), trained)
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm(), Identity()])

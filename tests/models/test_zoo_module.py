@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from cli_support import same
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from refusals import refused
 from torch import Tensor
 from training import quiet_trainer
 
@@ -73,14 +75,12 @@ def test_stores_what_is_in_use_not_what_was_given() -> None:
 
 
 def test_refuses_a_norm_that_cannot_be_stored_and_is_abstract() -> None:
-    with pytest.raises(TypeError, match=r"ZooModule.*configure_optimizers"):
-        ZooModule()
+    refused(r"ZooModule.*configure_optimizers", ZooModule, error=TypeError)
 
     class Plain(Norm):
         pass
 
-    with pytest.raises(TypeError, match="dataclass"):
-        MLPClassifier(norm=Plain())
+    refused("dataclass", MLPClassifier, norm=Plain(), error=TypeError)
 
 
 draw = partial(DRAW, (8, 8), glimpses=3, hidden_size=6, latent_size=2, write_size=3)
@@ -130,8 +130,7 @@ def test_a_resumed_run_is_one_never_interrupted(
     whole = fit(1)
     for step in (2, 3, 5, 7):  # within epochs of two to five steps, and at their ends
         resumed = fit(99, tmp_path / f"step={step}.ckpt")
-        for name, value in whole.items():
-            assert torch.equal(value, resumed[name]), (step, name)
+        assert same(whole, resumed), step
 
 
 @pytest.mark.parametrize(
@@ -144,8 +143,7 @@ def test_a_resumed_run_is_one_never_interrupted(
     ids=["passages", "captions", "sentences"],
 )
 def test_data_with_other_words_fail(data: Callable[[], Any], model: ZooModule) -> None:
-    with pytest.raises(ValueError, match="vocabulary="):
-        quiet_trainer(max_steps=1).fit(model, datamodule=data())
+    refused("vocabulary=", quiet_trainer(max_steps=1).fit, model, datamodule=data())
 
 
 #: The largest derivative is clipped, not the norm.

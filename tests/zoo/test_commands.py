@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
 
-from cli_support import Capture, told
+from cli_support import Capture, rows_of, told
 from zoo_support import StubHub
 
 from ln_zoo.cli import main
@@ -25,8 +24,7 @@ def test_a_table_of_results(models_folder: Path, tmp_path: Path, capsys: Capture
     file = tmp_path / "results.csv"
     printed = told(capsys, "list", "mlp.*", "--dataset", "digits", "--csv", file)
     assert printed == f"results: {file} (2 models)\n"
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = rows_of(file)
     keys = [(row["name"], row["metric"], float(row["value"]), row["unit"]) for row in rows]
     metrics = ("error", 0.0525, "fraction"), ("nll", 0.1875, "nats")
     names = ("mlp.batchnorm", "mlp.layernorm")

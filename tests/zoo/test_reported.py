@@ -25,8 +25,7 @@ from ln_zoo.zoo.reported import (
 )
 
 FULL_DRAW = {
-    "glimpses": 64, "hidden_size": 256, "latent_size": 100, "read_size": 2,
-    "write_size": 5,
+    "glimpses": 64, "hidden_size": 256, "latent_size": 100, "read_size": 2, "write_size": 5,
 }  # fmt: skip
 PIXELS = {"step_features": 1, "permuted": True, "hidden_size": 100, "batch_size": 100}
 LINES = {
@@ -144,9 +143,8 @@ def test_publications_without_arxiv() -> None:
 def draw(
     norm: str = "LayerNorm", value: float = 83.0, obstacles: tuple[str, ...] = (), **size: Any
 ) -> list[Any]:
-    told, facts = {"obstacles": obstacles} if obstacles else {}, FULL_DRAW | size
-    data = "binarized_mnist/test"
-    return comparison("DRAW", norm, {"test_bound": value}, data=data, size=facts, **told)
+    given = {"data": "binarized_mnist/test", "size": FULL_DRAW | size, "obstacles": obstacles}
+    return comparison("DRAW", norm, {"test_bound": value}, **given)
 
 
 def writer(measured: dict[str, float], data: str = "IAMOnDB/validation", **changed: Any) -> list:
