@@ -108,7 +108,9 @@ def _test(
 
 
 def _format_finding(found: Finding) -> str:
-    text = f"{found.verdict}; {found.number}, {found.seeds} seed{'s' if found.seeds > 1 else ''}"
+    text = f"{found.verdict}; {found.number}"
+    if found.seeds is not None:
+        text += f", {found.seeds} seed{'s' if found.seeds > 1 else ''}"
     if found.verdict == claims.UNDECIDED and found.seeds_needed:
         text += f"; about {found.seeds_needed} seeds would decide it"
     return text

@@ -81,6 +81,14 @@ class Outcome:
     interval: list[float] | None = field(default=None, hash=False)  #: of the effect
     readme: bool = False  #: whether README.md has its row
 
+    @property
+    def files(self) -> list[str]:
+        """Tables in git that it is computed from."""
+        groups = self.data.get("tasks", {}).values()
+        tables = [self.data, *(task for tasks in groups for task in tasks.values())]
+        found = [table["file"] for table in tables if "file" in table]
+        return [file for each in found for file in ([each] if isinstance(each, str) else each)]
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -17,13 +17,17 @@ Keys of ``measured`` alone:
 - ``groups``: a column; the rule holds if it holds in each group;
 - ``test``: ``below``, ``above``, ``within`` (``margin`` of 0) or ``at_most`` (``margin``), for the
   paired difference of the metric; or ``each_below`` (``margin``), for each score of the norm;
-- ``log``: whether to take the log of the metric first.
+- ``log``: whether to take the log of the metric first;
+- ``tasks``: two groups of tasks by name, each with ``file``, ``norm``, ``baseline`` and ``metric``.
+  The rule holds if the log of the speed-up to 95 % of the baseline's improvement, mean over seeds,
+  is larger in the first group, by the 95 % interval of Welch's t over tasks.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -32,8 +36,8 @@ from ln_zoo.plots import comparison
 from ln_zoo.sweeps import claims
 from ln_zoo.sweeps.claims import Outcome, Rule
 from ln_zoo.sweeps.grid import SweepError
-from ln_zoo.sweeps.statistics import Difference, paired
-from ln_zoo.sweeps.verdicts import Finding, Scores, judge_rule, mean_leads
+from ln_zoo.sweeps.statistics import Difference, paired, welch
+from ln_zoo.sweeps.verdicts import Finding, Scores, judge_rule, mean_leads, speeds
 
 Row = dict[str, str]
 #: Columns with the method of a row.
@@ -51,6 +55,8 @@ def recompute(rule: Rule, outcome: Outcome, root: Path) -> Finding:
 
 
 def _judge(rule: Rule, data: dict[str, Any], root: Path) -> Finding:
+    if "tasks" in data:
+        return _judge_tasks(data["tasks"], root)
     rows = list(_rows(data, root))
     names = data.get("norm", rule.norm), data.get("baseline", rule.baseline)
     if rule.kind == "measured":
@@ -64,6 +70,24 @@ def _judge(rule: Rule, data: dict[str, Any], root: Path) -> Finding:
         lambda value, scale: _leads(rows, rule, value, scale),
         data.get("start"),
     )
+
+
+def _judge_tasks(groups: dict[str, dict[str, dict[str, Any]]], root: Path) -> Finding:
+    found = []
+    for tasks in groups.values():
+        found.append({name: _log_speed_up(task, root) for name, task in tasks.items()})
+    ends = welch(*([*each.values()] for each in found))
+    values = "; ".join(", ".join(f"{name} {v:.2f}" for name, v in each.items()) for each in found)
+    change = f"{ends.mean:+.2f} ({ends.low:+.2f} to {ends.high:+.2f})"
+    verdict = claims.decide(ends.low, ends.high, "above")
+    return Finding(verdict, f"log of the speed-up: {values}: {change}", None)
+
+
+def _log_speed_up(task: dict[str, Any], root: Path) -> float:
+    rows, metric = list(_rows(task, root)), task["metric"]
+    own, baseline = (_curves(rows, task[name], metric) for name in ("norm", "baseline"))
+    (to_target,) = speeds(own, baseline, metric, targets=(0.95,))
+    return -statistics.fmean(to_target.logs)
 
 
 def _judge_measured(rows: list[Row], names: tuple[str, str], data: dict[str, Any]) -> Finding:

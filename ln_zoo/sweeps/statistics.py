@@ -61,6 +61,20 @@ def mean_difference(differences: Sequence[float], least_deviation: float = 0.0) 
     return Difference(number, mean, mean - half, mean + half)
 
 
+def welch(values: Sequence[float], others: Sequence[float]) -> Difference:
+    """The difference of two means, with the 95 % interval of Welch's t.
+
+    Example:
+        >>> welch([1.0, 2.0, 3.0], [0.0, 1.0])
+        Difference(number=5, mean=1.5, low=-0.987..., high=3.987...)
+    """
+    from scipy.stats import ttest_ind  # slow to import
+
+    ends = ttest_ind(values, others, equal_var=False).confidence_interval()
+    mean = statistics.fmean(values) - statistics.fmean(others)
+    return Difference(len(values) + len(others), mean, float(ends.low), float(ends.high))
+
+
 def signed_rank(differences: Sequence[float]) -> tuple[float, float]:
     """Exact one-sided p-values of Wilcoxon's signed-rank test, below 0 and above 0.
 

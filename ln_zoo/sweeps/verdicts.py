@@ -37,7 +37,7 @@ class Finding:
 
     verdict: str  # "holds", "holds in part", "does not hold" or "undecided"
     number: str  # text with the effect and its 95 % interval
-    seeds: int  # number of pairs of runs
+    seeds: int | None  # number of pairs of runs; None for a difference between tasks
     # 95 % interval of the effect, for the last target of a speed; None for a single seed or after a
     # rank test.
     interval: tuple[float, float] | None = None
@@ -101,9 +101,13 @@ class Speed:
 
 
 def speeds(
-    curves: Curves, baseline: Curves, metric: str, start: float | None = None
+    curves: Curves,
+    baseline: Curves,
+    metric: str,
+    start: float | None = None,
+    targets: Sequence[float] = TARGETS,
 ) -> list[Speed]:
-    """Updates to each of `TARGETS`, for shared seeds.
+    """Updates to each target, a share of the baseline's improvement, for shared seeds.
 
     The baseline improves from the median over seeds of its first values to the median of its best
     values.
@@ -114,7 +118,7 @@ def speeds(
         first = statistics.median(baseline[seed][min(baseline[seed])] for seed in seeds)
     last = statistics.median(best(baseline[seed].values()) for seed in seeds)
     return [
-        _speed(curves, baseline, metric, share, first + share * (last - first)) for share in TARGETS
+        _speed(curves, baseline, metric, share, first + share * (last - first)) for share in targets
     ]
 
 

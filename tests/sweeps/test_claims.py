@@ -39,10 +39,7 @@ def test_what_the_claims_name_is_there() -> None:
     for each in claims.claims():
         assert (ROOT / each.page).is_file(), each.name
         for outcome in each.outcomes:
-            if outcome.data:
-                files = outcome.data["file"]
-                for file in [files] if isinstance(files, str) else files:
-                    assert (ROOT / file).is_file(), each.name
+            assert all((ROOT / file).is_file() for file in outcome.files), each.name
         for arguments in each.sweep.values():
             words = arguments.split()
             assert (ROOT / words[words.index("--config") + 1]).is_file(), each.name

@@ -186,6 +186,29 @@ def test_other_kinds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("least", "verdict", "number"),
+    [
+        # Logs to base 2 of 3, 4 and 1, 2: a difference of 2 with a standard error of 0.707, and
+        # 4.30 of them, as Student's t has two degrees of freedom.
+        (8, "undecided", "a 2.08, b 2.77; c 0.69, d 1.39: +1.39 (-0.72 to +3.50)"),
+        (32, "holds", "a 3.47, b 4.16; c 0.69, d 1.39: +2.77 (+0.66 to +4.88)"),
+    ],
+)
+def test_speed_ups_of_tasks(tmp_path: Path, least: int, verdict: str, number: str) -> None:
+    tasks = {}
+    for name, ratio in {"a": least, "b": 2 * least, "c": 2, "d": 4}.items():
+        falls = {"x": 8, "y": 8 * ratio}
+        rows = [f"{of},0,{t},{loss}" for of, at in falls.items() for t, loss in ((0, 1), (at, 0))]
+        (tmp_path / name).write_text("\n".join(["label,seed,step,loss", *rows]))
+        tasks[name] = {"file": name, "norm": "x", "baseline": "y", "metric": "loss"}
+    groups = {of: {name: tasks[name] for name in of} for of in ("ab", "cd")}
+    outcome = Outcome("", "", None, "", "", {"tasks": groups})
+    found = recompute(MEASURED, outcome, tmp_path)
+    assert (found.verdict, found.number) == (verdict, f"log of the speed-up: {number}")
+    assert outcome.files == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
     "data", [{"file": "no.csv"}, {"metric": "no"}, {"norm": "no"}, {"where": {"no": "1"}}]
 )
 def test_what_a_table_lacks_is_named(tmp_path: Path, data: dict[str, Any]) -> None:
