@@ -146,7 +146,7 @@ def case(
     limits: Limits | None = None,
     **options: Any,
 ) -> Any:
-    """A call of `check`, in chunks of so many rows; noise comes with resets."""
+    """A call of `check`, in chunks of ``chunk`` rows; noise comes with resets."""
 
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (limits or {}).items():

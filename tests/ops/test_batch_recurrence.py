@@ -155,7 +155,7 @@ def shifted(layer: nn.Module, dtype: torch.dtype, run: int) -> nn.Module:
 
 
 def batches(layer: Any, dtype: torch.dtype, xs: list[Any], run: int = 0) -> list[Tensor]:
-    """Everything that comes out of some batches, one after the other, and the buffers at last."""
+    """All outputs and gradients of batches, one after the other, and the buffers at last."""
     layer = shifted(layer, dtype, run)
     found = []
     for k, x in enumerate(xs):
@@ -184,7 +184,7 @@ def assert_same(
 
 
 def assert_kernel_equals_loop(under: Under, layer: nn.Module, xs: list[Any]) -> None:
-    """Everything that comes out of some batches, against the generic loop in float64.
+    """All outputs, statistics and gradients of some batches, against the generic loop in float64.
 
     A batch of two or three amplifies rounding without bound: runs of the loop in float32 show how
     far.

@@ -58,7 +58,7 @@ def halved(p: dict[str, Any]) -> dict[str, Any]:
 
 
 def operands_for(spec: Spec, rows: int | None) -> dict[str, Any]:
-    """Padded inputs, or so many packed rows."""
+    """Padded inputs, or ``rows`` packed rows."""
     lead = (T, N) if rows is None else (rows,)
     return halved(random_operands(spec, lead, N, I, H)._asdict())
 
