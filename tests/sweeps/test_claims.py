@@ -17,7 +17,7 @@ from ln_zoo.sweeps import claims
 from ln_zoo.sweeps.claims import Claim, Outcome, Rule
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("faster", "own_best", "lower", "higher", "comparable", "grows", "measured")
+KINDS = ("faster", "own_best", "lower_best", "lower", "higher", "comparable", "grows", "measured")
 
 
 def test_the_pages_are_up_to_date() -> None:
