@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from rich.console import Console
 
 from ln_zoo._version import __version__
@@ -115,7 +115,8 @@ def _collect(run: Evaluated, stage: str) -> dict[str, Any]:
         "seed": settings.get("seed_everything"),
         "precision": str(trainer.precision),
         "processes": trainer.world_size,
-        "hardware": _hardware(model),
+        # After a run Lightning has moved the model to the CPU.
+        "hardware": _hardware(trainer.strategy.root_device),
         "date": date.today().isoformat(),
         "versions": {
             "ln_zoo": __version__,
@@ -152,10 +153,10 @@ def _card_scores(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, 
     return stated, ""
 
 
-def _hardware(model: LightningModule) -> str:
+def _hardware(device: torch.device) -> str:
     """The hardware class: GPU name, or processor name and core count."""
-    if model.device.type == "cuda":
-        return f"GPU, {torch.cuda.get_device_name(model.device)}"
+    if device.type == "cuda":
+        return f"GPU, {torch.cuda.get_device_name(device)}"
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:(.*)$", info.read_text(), re.M) if info.is_file() else None
     name = found[1].strip() if found else platform.processor() or platform.machine()

@@ -224,7 +224,7 @@ def draw(
         wide = min(values) > 0 and max(values) >= _LOG_RANGE * min(values)
         _name_axes(axis, metric, x, wide)
         if log_x:
-            axis.set_xscale("log")
+            set_log_scale(axis, "x")
         elif x != "seconds":
             axis.xaxis.get_major_locator().set_params(integer=True)
     names = axes[0].get_legend_handles_labels()

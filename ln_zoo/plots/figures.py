@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ln_zoo.files import quantize_png
 
@@ -48,8 +48,8 @@ def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = 
         quantize_png(picture)
 
 
-def set_log_scale(axis: Axes) -> None:
-    """Make the y axis logarithmic; ticks of a short axis are plain numbers (6, not 6×10⁰)."""
+def set_log_scale(axes: Axes, direction: Literal["x", "y"] = "y") -> None:
+    """Make an axis logarithmic; ticks of a short axis are plain numbers (6, not 6×10⁰)."""
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
@@ -57,8 +57,9 @@ def set_log_scale(axis: Axes) -> None:
             # The base class returns an empty label if there is no room.
             return f"{value:g}" if super().__call__(value, position) else ""
 
-    axis.set_yscale("log")
-    axis.yaxis.set_minor_formatter(Plain(minor_thresholds=(1.0, 0.8)))
-    low, high = axis.get_ylim()
+    axes.set(**{f"{direction}scale": "log"})
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    axis.set_minor_formatter(Plain(minor_thresholds=(1.0, 0.8)))
+    low, high = axis.get_view_interval()
     if low > 1e-3 and high < 1e4:
-        axis.yaxis.set_major_formatter(Plain())
+        axis.set_major_formatter(Plain())
