@@ -50,7 +50,7 @@ def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = 
 
 def set_log_scale(axes: Axes, direction: Literal["x", "y"] = "y") -> None:
     """Make an axis logarithmic; ticks of a short axis are plain numbers (6, not 6×10⁰)."""
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
 
     class Plain(LogFormatter):
         def __call__(self, value: float, position: int | None = None) -> str:
@@ -63,3 +63,7 @@ def set_log_scale(axes: Axes, direction: Literal["x", "y"] = "y") -> None:
     low, high = axis.get_view_interval()
     if low > 1e-3 and high < 1e4:
         axis.set_major_formatter(Plain())
+    if direction == "x" and high < 1e3 * low:  # labels in a row leave room for three per decade
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from cli_support import rows_of
@@ -153,16 +154,24 @@ def test_first_beyond(metric: str, scores: dict[int, float], value: float, expec
     assert steps_to(scores, metric, value) == expected
 
 
-def labels(values: list[float]) -> list[str]:
+def labels(values: list[float], direction: Literal["x", "y"] = "y") -> list[str]:
     figure = Figure()
-    axis = figure.subplots()
-    axis.plot(values)
-    set_log_scale(axis)
+    axes = figure.subplots()
+    axes.plot(values, values)
+    set_log_scale(axes, direction)
     figure.draw_without_rendering()
-    return [t.get_text() for t in axis.get_yticklabels(which="both") if t.get_text()]
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
+    kinds = [(axis.get_ticklocs(minor=m), axis.get_ticklabels(minor=m)) for m in (False, True)]
+    ticks = [tick for each in kinds for tick in zip(*each, strict=True)]
+    return [t.get_text() for place, t in ticks if low <= place <= high and t.get_text()]
 
 
 def test_less_than_a_power_of_ten_is_labelled_with_plain_numbers() -> None:
     for values in ([3.9, 9.1], [0.021, 0.18]):
         assert len([float(each) for each in labels(values)]) >= 5
     assert all("10" in each for each in labels([1e-8, 1.0]))
+
+
+def test_updates_of_two_decades_have_labels_with_room_between() -> None:
+    assert labels([200, 7800], "x") == ["200", "500", "1000", "2000", "5000"]

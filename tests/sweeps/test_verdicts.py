@@ -11,8 +11,9 @@ import pytest
 from refusals import refused
 
 from ln_zoo.sweeps import claims
+from ln_zoo.sweeps.claims import Rule
 from ln_zoo.sweeps.statistics import seeds_to_decide, signed_rank
-from ln_zoo.sweeps.verdicts import Speed, judge_growth, judge_speed, log_odds, speeds
+from ln_zoo.sweeps.verdicts import Speed, judge_growth, judge_rule, judge_speed, log_odds, speeds
 
 Curve = dict[int, float]
 
@@ -83,6 +84,38 @@ def test_a_miss_takes_longest_and_decides_from_six_seeds_on() -> None:
         faster = Speed(0.9, 0.1, dict.fromkeys(range(number), 5.0), steps | {0: math.inf}, 0.0)
         assert (faster.verdict() == claims.HOLDS) == (number >= 6)
     assert "met by 0 of 8, baseline 8 of 8" in late.text
+
+
+def test_targets_that_the_baseline_misses_are_not_asked() -> None:
+    mine = dict.fromkeys(range(10), exponential(20))
+    for stopped in (1, 2):
+        # At their end these have fallen by 92 %.
+        theirs = {s: exponential(40, end=104 if s < stopped else 400) for s in range(10)}
+        found = speeds(mine, theirs, "nll")
+        assert [each.asked for each in found] == [True, stopped == 1, stopped == 1]
+        assert (", not asked" in found[1].text) == (stopped == 2)
+    # A norm that misses them too may still be faster to the first.
+    soon = {seed: exponential(20, end=50) for seed in range(10)}
+    assert judge_speed(soon, theirs, "nll").verdict == claims.HOLDS
+
+
+def test_a_rank_test_asks_whether_what_matters_is_excluded() -> None:
+    steps = dict.fromkeys(range(7), 10.0)
+    late = Speed(0.9, 0.1, steps | {0: math.inf}, steps, 0.0)
+    assert late.verdict() == claims.UNDECIDED
+    assert late.verdict(1.5) == claims.DOES_NOT_HOLD
+    # Two runs that both miss say nothing.
+    both = Speed(0.9, 0.1, dict.fromkeys(range(7), math.inf), dict.fromkeys(range(7), math.inf), 0)
+    assert both.verdict(1.5) == claims.UNDECIDED
+
+
+def test_the_lowest_value_of_each_run() -> None:
+    mine = {seed: {0: 1.0, 1: 0.2 + 0.01 * seed, 2: 0.9} for seed in range(3)}
+    theirs = {seed: {0: 1.0, 1: 0.5, 2: 0.6} for seed in range(3)}
+    curves = {"a": mine, "b": theirs}
+    rule = Rule("lower_best", "nll", "a", "b")
+    found = judge_rule(rule, ("a", "b"), curves.__getitem__, lambda _: {}, lambda *_: {})
+    assert (found.verdict, found.number) == (claims.HOLDS, "nll -0.29 (-0.315 to -0.265)")
 
 
 def test_an_interval_is_not_narrower_than_rounding() -> None:
