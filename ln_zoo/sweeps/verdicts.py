@@ -187,8 +187,8 @@ def judge_rule(
             assert rule.value is not None
             return judge_own_best(own, base, rule.metric, rule.value)
         if rule.kind == "lower_best":
-            lowest = [{seed: min(c.values()) for seed, c in each.items()} for each in (own, base)]
-            return judge_scores(*lowest, rule.metric, "lower", rule.margin, rule.matters)
+            lowest, theirs = ({seed: min(c.values()) for seed, c in x.items()} for x in (own, base))
+            return judge_scores(lowest, theirs, rule.metric, "lower", rule.margin, rule.matters)
         return judge_speed(own, base, rule.metric, start, rule.matters)
     if rule.kind == "grows":
         less, more = (leads(value, float) for value in (rule.less, rule.more))
