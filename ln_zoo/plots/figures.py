@@ -61,9 +61,9 @@ def set_log_scale(axes: Axes, direction: Literal["x", "y"] = "y") -> None:
     axis = axes.xaxis if direction == "x" else axes.yaxis
     axis.set_minor_formatter(Plain(minor_thresholds=(1.0, 0.8)))
     low, high = axis.get_view_interval()
-    if low > 1e-3 and high < 1e4:
-        axis.set_major_formatter(Plain())
     if direction == "x" and high < 1e3 * low:  # labels in a row leave room for three per decade
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
+    elif low > 1e-3 and high < 1e4:
+        axis.set_major_formatter(Plain())
