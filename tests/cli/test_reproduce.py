@@ -43,7 +43,8 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
     assert "--out=sweeps/draw-speed-reduced" in call
     assert "--jobs=2" in call
     options = claims.claim("draw-speed").sweep["reduced"].partition(" -- ")[2]
-    assert options and call[call.index("--") + 1 :] == options.split()
+    assert options
+    assert call[call.index("--") + 1 :] == options.split()
     printed = capsys.readouterr().out
     assert "holds; times as fast to 90 %: 2.2" in printed
     assert "3 seeds (reduced size)" in printed
