@@ -221,9 +221,11 @@ def _count() -> str:
     rows = [each for claim in claims() for each in claim.outcomes]
     count = Counter(each.verdict for each in rows)
     left = sum(not each.outcomes for each in claims())
+    reduced = sum(each.size == "reduced" for each in rows)
     text = (
-        f"{len(claims())} claims, {len(rows)} tests: {count[HOLDS]} hold, {count[IN_PART]} in "
-        f"part, {count[DOES_NOT_HOLD]} do not hold, {count[UNDECIDED]} are undecided."
+        f"{len(claims())} claims, {len(rows)} tests, {reduced} of them at a reduced size: "
+        f"{count[HOLDS]} hold, {count[IN_PART]} in part, {count[DOES_NOT_HOLD]} do not hold, "
+        f"{count[UNDECIDED]} are undecided."
     )
     return text + (f" Claims not yet tested: {left}." if left else "")
 
