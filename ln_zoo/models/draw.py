@@ -77,6 +77,10 @@ class DRAW(ZooModule):
         compile_mode: compile glimpses by `torch.compile` with this mode, such as ``"default"``, or
             ``"reduce-overhead"`` with CUDA graphs; ``None``: use this package's kernels if they
             support the network, else torch functions.
+        kl_warmup: updates in which the weight of ``kl`` in the training loss rises from 0 to 1, as
+            in `Bowman et al. (2016) <https://arxiv.org/abs/1511.06349>`_, section 3.1; not in the
+            paper. Default 0: the loss is the bound. Without a warm-up, some seeds only learn the
+            mean of all images (``docs/results/draw.md``).
 
     Example:
         >>> model = DRAW(image_size=(8, 8), glimpses=3, hidden_size=16, latent_size=4)
@@ -121,12 +125,15 @@ class DRAW(ZooModule):
         importance_samples: int = 0,
         eval_seed: int = 0,
         compile_mode: str | None = None,
+        kl_warmup: int = 0,
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
         check_sizes(glimpses=glimpses, val_samples=val_samples, eval_samples=eval_samples)
-        if importance_samples < 0:
-            raise ValueError(f"importance_samples must not be negative, got {importance_samples}")
+        counts = {"importance_samples": importance_samples, "kl_warmup": kl_warmup}
+        for name, count in counts.items():
+            if count < 0:
+                raise ValueError(f"{name} must not be negative, got {count}")
         if not 0 <= eval_seed < 2**32:
             raise ValueError(f"eval_seed must lie between 0 and 2^32 - 1, got {eval_seed}")
         check_positive(lr=lr, clip_norm=clip_norm)
@@ -144,6 +151,7 @@ class DRAW(ZooModule):
         self.eval_samples = eval_samples
         self.importance_samples = importance_samples
         self.eval_seed = eval_seed
+        self.kl_warmup = kl_warmup
         self.network = DRAWNetwork(
             height,
             width,
@@ -270,7 +278,8 @@ class DRAW(ZooModule):
         ):
             shown = name == "bound"
             self.log(f"train_{name}", value.detach(), prog_bar=shown, batch_size=len(images))
-        return bound
+        weight = min(1.0, self.global_step / self.kl_warmup) if self.kl_warmup else 1.0
+        return nll + weight * kl
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate("val", batch, self.val_samples, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Callback, Trainer
 from refusals import refused
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal
@@ -239,6 +240,28 @@ def test_each_update_draws_noise_of_its_own(monkeypatch: Any) -> None:
     # Each glimpse and each update its own.
     flat = torch.cat(drawn).flatten()
     assert len(flat.unique()) == len(flat)
+
+
+class LossRecorder(Callback):
+    def __init__(self) -> None:
+        self.weights: list[float] = []  # of the divergence, by update
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        nll, kl = (trainer.callback_metrics[f"train_{name}"] for name in ("nll", "kl"))
+        self.weights.append(float((outputs["loss"] - nll) / kl))
+
+
+def test_warm_up_weights_the_divergence() -> None:
+    for warm_up, expected in ((0, [1.0] * 5), (4, [0.0, 0.25, 0.5, 0.75, 1.0])):
+        recorder = LossRecorder()
+        model = small(init_std=0.5, kl_warmup=warm_up)
+        quiet_trainer(recorder, max_steps=5, precision="64-true").fit(
+            model, loader(pictures(25), 5)
+        )
+        assert recorder.weights == pytest.approx(expected)
+    refused("kl_warmup.* -1", small, kl_warmup=-1)
 
 
 def test_training_logs_its_bound_and_the_share_of_clamped_logarithms() -> None:
