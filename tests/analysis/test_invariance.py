@@ -187,6 +187,23 @@ def test_frozen_statistics_and_devices_are_those_of_the_inputs() -> None:
     assert {parameter.device.type for parameter in layer.parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize(
+    ("norm", "affine"),
+    [(BatchNorm(), True), (WeightNorm(), True), (LayerNorm(), False), (RMSNorm(), False)],
+    ids=str,
+)
+def test_batch_and_weight_norm_are_reparameterisations(norm: Norm, affine: bool) -> None:
+    """Paper, section 4: some plain layer has the same outputs, but none has layer norm's."""
+    torch.manual_seed(0)
+    layer, x = randomised(Linear(8, 6, norm=norm, dtype=F64)), random_inputs()
+    layer(x)
+    outputs = layer.eval()(x).detach()
+    extended = torch.cat([x, x.new_ones(len(x), 1)], 1)
+    fitted = extended @ torch.linalg.lstsq(extended, outputs).solution
+    missed = (outputs - fitted).abs().max() / (outputs - outputs.mean(0)).abs().max()
+    assert missed < 1e-12 if affine else missed > 0.1
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchScale(Norm):
     """A user's own: divides by the batch's root mean square, of which it keeps an average."""
