@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +12,8 @@ from ln_zoo.cli.commands import call
 from ln_zoo.cli.sweep import sweep
 from ln_zoo.sweeps import claims
 from ln_zoo.sweeps.claims import Claim
-from ln_zoo.sweeps.grid import SweepError, existing_grid
+from ln_zoo.sweeps.grid import SweepError, existing_grid, parse_seeds
+from ln_zoo.sweeps.state import FAILED, FINISHED
 from ln_zoo.zoo.names import nearest
 
 if TYPE_CHECKING:
@@ -40,14 +42,15 @@ def reproduce(
         claim: name of the claim; default: list all
         size: size of the sweep
         out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or the current one
-        seeds: as for ln-zoo sweep, in place of the claim's; may be increased later
+        seeds: number of seeds, from the first of the claim's, or a list as for ln-zoo sweep; may be
+            increased later
         jobs: runs at a time
         print_: run nothing, print one command per line, as in ln-zoo sweep
-        gather: run nothing, judge the finished runs
+        gather: run nothing, judge the finished runs of a sweep
         recompute: run nothing, judge all claims by the tables in docs/figures of the current folder
         json: run nothing, print all claims with outcomes as JSON
-        write: run nothing, write the page of all claims, and the table into the README.md of a
-            parent folder, if that has one
+        write: run nothing, write the page of all claims to this path, and update the table in the
+            README.md of a parent folder, if it has one
 
     Returns:
         The exit code: 0, also if a claim does not hold; 1 if a run failed, or a recomputed verdict
@@ -83,6 +86,8 @@ def _test(
     if not shown:
         print(f"section {claim.section}: {claim.claim}")
     if claim.rule.kind == "measured":
+        if seeds is not None or jobs != 1:
+            raise SweepError(f"{claim.name} is not a sweep: --seeds and --jobs do not apply")
         return _measure(claim, out, shown, gather)
     if size not in claim.sweep:
         raise SweepError(
@@ -92,8 +97,9 @@ def _test(
     code = 0
     if not gather:
         words = shlex.split(claim.sweep[size])
-        if seeds:
-            words[words.index("--seeds") + 1] = seeds
+        if seeds is not None:
+            place = words.index("--seeds") + 1
+            words[place] = _seeds(seeds, words[place])
         own = [f"--out={out}", f"--jobs={jobs}"]
         own += ["--print"] if shown else [f"--baseline={claim.rule.baseline}"]
         code = call(sweep, "sweep", [*own, *words])
@@ -102,17 +108,35 @@ def _test(
     from ln_zoo.sweeps.report import Report, judge
 
     folder = Path(out)
-    found = judge(Report(existing_grid(folder), folder, claim.rule.baseline), claim.rule)
+    try:
+        report = Report(existing_grid(folder), folder, claim.rule.baseline)
+        found = judge(report, claim.rule)
+    except SweepError as error:
+        if not code:
+            raise
+        print(f"ln-zoo reproduce: error: {error}", file=sys.stderr)
+        return code
     print(f"{claim.claim}: {_format_finding(found)} ({size} size)")
-    return code
+    kinds = [state.kind for state in report.states.values()]
+    if left := len(kinds) - kinds.count(FINISHED):
+        print(f"without {left} of {len(kinds)} runs, of which {kinds.count(FAILED)} failed")
+    return code or int(FAILED in kinds)
+
+
+def _seeds(given: str, own: str) -> str:
+    """Seeds for a sweep; a number of them counts from the first seed of the claim's list."""
+    if not given.isdigit() or int(given) < 1:
+        return given
+    first = parse_seeds(own)[0]
+    return ",".join(map(str, range(first, first + int(given)))) + ","
 
 
 def _format_finding(found: Finding) -> str:
     text = f"{found.verdict}; {found.number}"
     if found.seeds is not None:
         text += f", {found.seeds} seed{'s' if found.seeds > 1 else ''}"
-    if found.verdict == claims.UNDECIDED and found.seeds_needed:
-        text += f"; about {found.seeds_needed} seeds would decide it"
+    if found.verdict == claims.UNDECIDED and (found.seeds_needed or 0) > (found.seeds or 0):
+        text += f"; about {found.seeds_needed} seeds in all would decide it"
     return text
 
 
@@ -133,7 +157,7 @@ def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
         if code := main([command, *words]):
             return code
     print(f"rule: {claim.rule.words}")
-    print(f"our verdict: {claim.verdict}")
+    print(f"our verdict: {claim.verdict}" + ("" if gather else "; this run is not judged"))
     return 0
 
 

@@ -31,7 +31,8 @@ class DRAW(ZooModule):
     """A variational autoencoder with attention for reading and writing (Gregor et al. 2015).
 
     The network is `ln_zoo.layers.DRAWNetwork`. The loss is the variational bound on the negative
-    log likelihood, in nats: summed over pixels and latents, averaged over images::
+    log likelihood, in nats: summed over pixels and latents, averaged over images. With
+    ``kl_warmup`` training weights ``kl``, but ``train_bound`` does not::
 
         nll = -sum_pixels [x log p + (1 - x) log(1 - p)],   p = sigmoid(C_T)
         kl = sum_t sum_d (mu^2 + s^2 - 2 log s - 1) / 2

@@ -49,7 +49,10 @@ def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = 
 
 
 def set_log_scale(axes: Axes, direction: Literal["x", "y"] = "y") -> None:
-    """Make an axis logarithmic; ticks of a short axis are plain numbers (6, not 6×10⁰)."""
+    """Make an axis logarithmic; ticks of a short axis are plain numbers (6, not 6×10⁰).
+
+    An x axis of less than three decades has ticks at 1, 2 and 5 of each.
+    """
     from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
 
     class Plain(LogFormatter):

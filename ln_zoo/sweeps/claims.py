@@ -245,7 +245,7 @@ def rows() -> list[dict[str, Any]]:
             "number": outcome.number or None,
             "interval": outcome.interval,
             "runs_date": outcome.runs or None,
-            "data": outcome.data.get("file"),
+            "data": outcome.files,
             "missing": outcome.missing or None,
         }
         for each in claims()

@@ -51,7 +51,7 @@ def recompute(rule: Rule, outcome: Outcome, root: Path) -> Finding:
     try:
         return _judge(rule, outcome.data, root)
     except (OSError, ValueError, KeyError) as error:
-        raise SweepError(f"{outcome.data.get('file')}: {error}") from error
+        raise SweepError(f"{', '.join(outcome.files)}: {error}") from error
 
 
 def _judge(rule: Rule, data: dict[str, Any], root: Path) -> Finding:

@@ -20,6 +20,7 @@ MANIFEST = "sweep.json"
 _MAX_SEEDS = 10_000
 #: Options that the sweep sets, and the options of the sweep for them.
 _RESERVED = {
+    "config": "--config",
     "seed_everything": "--seeds",
     "data.seed": "--seeds",
     "ckpt_path": "none: runs resume by themselves",
@@ -189,7 +190,7 @@ def folder_name(norm: str, settings: Mapping[str, str]) -> str:
     whole = "-".join([norm_name(norm), *_assignments(settings)])
     # Without "=", which separates label and folder in `ln-zoo compare`.
     name = re.sub(r"[^\w.+-]+", "_", whole.replace("=", "-")).strip("._")
-    if name != whole.replace("=", "-") or len(name) > 100:
+    if name != whole.replace("=", "-") or len(name) > 100 or whole.count("=") > len(settings):
         name = f"{name[:100]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
     return name
 

@@ -125,14 +125,17 @@ class Processes:
         """Runs all unfinished runs; returns the signal that stopped the sweep, or 0."""
         states = self.progress.states
         waiting = deque(r for r in self.progress.runs if states[r.name].kind != FINISHED)
-        with signal_handler(lambda number, frame: self._signals.append(number), _STOPPING):
+        # nohup, for one, ignores SIGHUP.
+        heeded = [each for each in _STOPPING if signal.getsignal(each) is not signal.SIG_IGN]
+        with signal_handler(lambda number, frame: self._signals.append(number), heeded):
             try:
                 while (waiting or self._running) and not self._signals:
                     while waiting and len(self._running) < self.jobs:
                         self._start(waiting.popleft())
                     time.sleep(_PAUSE)
                     self._check()
-                    if time.monotonic() - self._began > self.max_time:
+                    late = time.monotonic() - self._began > self.max_time
+                    if late and (waiting or self._running):
                         self._signals.append(signal.SIGTERM)
                 if self._signals:
                     self._stop()

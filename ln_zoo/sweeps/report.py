@@ -265,10 +265,12 @@ class Report:
     def best_label(self, norm: str) -> str:
         """The label of a norm at its best settings by validation."""
         chosen = {each.norm: each.label for each in self.chosen()}
-        labels = [m.run.label for m in self.members if norm_name(m.run.norm) == norm]
+        labels = {m.run.label for m in self.members if norm_name(m.run.norm) == norm}
         if not labels:
             raise SweepError(f"{self.out}: no run of {norm} has finished")
-        return chosen.get(norm, labels[0])
+        if norm not in chosen and len(labels) > 1:
+            raise SweepError(f"{self.out}: no validation metric chooses among settings of {norm}")
+        return chosen.get(norm, min(labels))
 
     # Output
 
@@ -353,7 +355,9 @@ class Report:
             labels = [each.label, *each.tied]
             settings = " or ".join(label.partition(", ")[2] for label in labels)
             rows.append([each.norm, settings, f"{each.score:.4g}", ", ".join(each.edges) or "no"])
-        text = "Means over the seeds that have finished with all settings of a norm."
+        text = (
+            "Means over the seeds that have finished with all settings of a norm, if there are any."
+        )
         head = ["", "settings", f"mean {self.select}", "at an edge of the grid"]
         return _section("Best settings by validation", text, head, rows)
 
@@ -445,6 +449,8 @@ def judge(report: Report, rule: Rule) -> Finding:
             known = ", ".join(report.test_metrics)
             raise SweepError(f"the test has no {rule.metric!r}: {known}")
         return judge_rule(rule, names, curves, scores, leads)
+    except SweepError:
+        raise
     except ValueError as error:
         raise SweepError(f"{report.out}: {error}") from error
 

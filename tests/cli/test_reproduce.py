@@ -42,9 +42,8 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
     (call,) = calls
     assert "--out=sweeps/draw-speed-reduced" in call
     assert "--jobs=2" in call
-    options = claims.claim("draw-speed").sweep["reduced"].partition(" -- ")[2]
-    assert options
-    assert call[call.index("--") + 1 :] == options.split()
+    words = claims.claim("draw-speed").sweep["reduced"].split()
+    assert call[-len(words) :] == words
     printed = capsys.readouterr().out
     assert "holds; times as fast to 90 %: 2.2" in printed
     assert "3 seeds (reduced size)" in printed
@@ -52,8 +51,18 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
     assert len(calls) == 1
     assert main(["reproduce", "draw-speed", "--print"]) == 1
     assert "--print" in calls[-1]
-    assert main(["reproduce", "draw-speed", "--seeds", "3,4"]) == 1
-    assert calls[-1][calls[-1].index("--seeds") + 1] == "3,4"
+    # A number counts from the claim's first seed.
+    for given, seeds in (("3,4", "3,4"), ("8", "10,11,12,13,14,15,16,17,")):
+        assert main(["reproduce", "draw-speed", "--seeds", given]) == 1
+        assert calls[-1][calls[-1].index("--seeds") + 1] == seeds
+    capsys.readouterr()
+    (in_tmp / "sweeps/draw-speed-reduced/layer-lr-1/seed_2/test_results.json").write_text(
+        '{"metrics": {"bound": NaN}}'
+    )
+    assert main(["reproduce", "draw-speed", "--gather"]) == 1
+    printed = capsys.readouterr().out
+    assert "2 seeds" in printed
+    assert "without 1 of 6 runs" in printed
 
 
 def test_an_analysis_is_printed_and_not_run(in_tmp: Path, capsys: Capture) -> None:
@@ -80,6 +89,7 @@ def test_claims_that_cannot_be_run(in_tmp: Path) -> None:
         (none.name, none.name),
         ("draw-bound --size=reduced", "draw-bound --size reduced paper"),
         ("draw-speed --size=paper --gather", "sweeps/draw-speed-paper"),
+        ("invariance --seeds=5", "invariance --seeds"),
     ):
         fails("reproduce", *given.split(), says=says.split())
 

@@ -53,7 +53,19 @@ def test_a_class_comes_with_all_its_fields() -> None:
 
 
 def test_folders_differ_where_labels_do() -> None:
-    values = ["[8, 8]", "[8,8]", "[8_8]", "a/b", "a_b", "x" * 300, "x" * 301, "..", "é"]
+    values = [
+        "[8, 8]",
+        "[8,8]",
+        "[8_8]",
+        "a/b",
+        "a_b",
+        "x=1",
+        "x-1",
+        "x" * 300,
+        "x" * 301,
+        "..",
+        "é",
+    ]
     names = {folder_name("layer", {"a": value}) for value in values}
     assert len(names) == len(values)
     assert all(not {"/", "="} & set(name) and len(name) <= 120 for name in names)
@@ -76,6 +88,7 @@ def test_wrong_seeds(text: str) -> None:
         (["model.hidden_sizes=[8,16"], "unmatched"),
         (["seed_everything=1,2"], "is set by the sweep .--seeds."),
         (["trainer.logger.name=a"], "is set by the sweep .--out."),
+        (["config=a"], "is set by the sweep .--config."),
     ],
 )
 def test_wrong_settings(given: list[str], message: str) -> None:

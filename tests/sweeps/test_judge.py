@@ -62,6 +62,12 @@ def test_lower_and_higher(tmp_path: Path) -> None:
     # In points: -1 (-115 to 113).
     assert judge(mixed, replace(LOWER, matters=110.0)).verdict == "undecided"
     assert judge(mixed, replace(LOWER, matters=120.0)).verdict == "does not hold"
+    # Without a validation metric no setting is the best.
+    rates = report(tmp_path / "c", SLOW, FAST, lrs=("1", "2"))
+    assert judge(rates, LOWER).verdict == "does not hold"
+    rates.select = None
+    with pytest.raises(SweepError, match="no validation metric"):
+        judge(rates, LOWER)
     with pytest.raises(SweepError, match="the test has no 'bound'"):
         judge(found, Rule("lower", "bound", "layer", "none"))
     with pytest.raises(SweepError, match="has no 'loss'"):

@@ -23,9 +23,17 @@ from sweep_runs import refuses
 from ln_zoo.cli import main
 from ln_zoo.cli.sweep import worker
 from ln_zoo.sweeps import processes
-from ln_zoo.sweeps.grid import Grid, write_grid
+from ln_zoo.sweeps.grid import Grid, Run, write_grid
 from ln_zoo.sweeps.processes import Processes, Progress, Watcher
-from ln_zoo.sweeps.state import FAILED, FINISHED, TEST_FOLDER, Length, progress_of, state_of
+from ln_zoo.sweeps.state import (
+    FAILED,
+    FINISHED,
+    TEST_FOLDER,
+    Length,
+    State,
+    progress_of,
+    state_of,
+)
 
 GRID = Grid(configs=["c.yaml"], norms=["a.yaml", "b.yaml"], seeds=[0, 1], data_seed=False)
 
@@ -127,6 +135,32 @@ def test_a_resumed_run_is_shown_as_it_is(tmp_path: Path, monkeypatch, capsys) ->
     assert lines[1].startswith("running: a/seed_0 40%")
     # Without a checkpoint it begins anew.
     assert "[1/4 finished] b/seed_0: begun" in lines
+
+
+def test_an_ignored_signal_stops_nothing(tmp_path: Path) -> None:
+    """Such as SIGHUP under nohup."""
+
+    class HangUp(Watcher):
+        def began(self, run: Run, progress: Progress) -> None:
+            signal.raise_signal(signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert sweep(tmp_path, watcher=HangUp()).run() == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_sweep_that_ends_with_its_time_is_finished(tmp_path: Path) -> None:
+    class Slow(Watcher):
+        def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
+            if len(progress.states) == len(progress.runs):
+                time.sleep(max(0.0, began + 1.0 - time.monotonic()))
+
+    began = time.monotonic()
+    running = Processes(GRID.runs(), tmp_path, {}, 4, Slow(), max_time=0.9)
+    assert running.run() == 0
 
 
 def test_stopped_after_a_time(tmp_path: Path) -> None:

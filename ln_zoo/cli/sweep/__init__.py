@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -98,7 +99,7 @@ def sweep(
         raise SweepError(f"--out {out} is a file: give a folder")
     if jobs < 1:
         raise SweepError(f"--jobs must be at least 1, got {jobs}")
-    if run:
+    if run is not None:
         from ln_zoo.cli.sweep.worker import work
 
         return work(folder, run, attached)
@@ -107,7 +108,8 @@ def sweep(
         report(existing_grid(folder))
         return 0
     old = read_grid(folder)
-    seconds = parse_time(max_time) if max_time else math.inf
+    # Checking the grid takes seconds.
+    deadline = time.monotonic() + (math.inf if max_time is None else parse_time(max_time))
     again = ["ln-zoo", "sweep", "--out", out]
     if old is not None and not (config or norms or seeds or set_ or fit_options):
         grid = _unchanged(old, out, threads, test)
@@ -121,7 +123,7 @@ def sweep(
                 for name in waiting:
                     print(shlex.join([*again, "--run", name]))
                 return 0
-            signal = _with_display(grid, folder, lengths, jobs, seconds) if waiting else 0
+            signal = _with_display(grid, folder, lengths, jobs, deadline) if waiting else 0
             states = {each.name: state_of(folder / each.name) for each in grid.runs()}
             if not signal and any(state.kind == FINISHED for state in states.values()):
                 report(grid)
@@ -145,7 +147,11 @@ def grid_of(
 ) -> Grid:
     """The grid of the arguments; threads and tested weights default to the folder's."""
     if not config:
-        raise SweepError("give --config FILE, or the --out of an existing sweep")
+        raise SweepError(
+            "give --config FILE, or the --out of an existing sweep"
+            if old is None
+            else "this sweep exists: give --out alone to resume it, or repeat --config to change it"
+        )
     if not norms:
         raise SweepError("give --norms, such as --norms layer,none")
     if threads is None:
@@ -203,7 +209,7 @@ def _checked(grid: Grid, out: Path) -> tuple[Grid, list[str], dict[str, Length]]
 
 
 def _with_display(
-    grid: Grid, out: Path, lengths: dict[str, Length], jobs: int, seconds: float
+    grid: Grid, out: Path, lengths: dict[str, Length], jobs: int, deadline: float
 ) -> int:
     from rich.console import Console
 
@@ -212,6 +218,7 @@ def _with_display(
 
     console = Console()
     of_sweep = grid.runs(), out, lengths, jobs
+    seconds = deadline - time.monotonic()
     if not console.is_terminal:
         return Processes(*of_sweep, Watcher(), seconds).run()
     with LiveTable(console) as table:
