@@ -162,12 +162,10 @@ def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> st
     head = ["", "runs", "epochs" if x == "epoch" else "updates", *map(plain_name, metrics)]
     rows = []
     for label, members in groups(runs).items():
-        cells = []
-        last = 0
-        for metric in metrics:
-            last, *numbers = median_and_range(members, metric)[-1]
-            cells.append(cell(*numbers))
-        rows.append([label, str(len(members)), str(last), *cells])
+        ends = [median_and_range(members, metric)[-1] for metric in metrics]
+        places = ", ".join(dict.fromkeys(str(place) for place, *_ in ends))
+        cells = [cell(*numbers) for _, *numbers in ends]
+        rows.append([label, str(len(members)), places, *cells])
     return tables.markdown_table(head, rows)
 
 
