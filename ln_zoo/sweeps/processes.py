@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 _PAUSE = 0.25
 #: Seconds between two lines of progress, without a terminal.
 _LINE_EVERY = 60.0
-#: Signals that stop the sweep.
-_STOPPING = (*STOPPING, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
 @dataclass
@@ -125,9 +123,10 @@ class Processes:
         """Runs all unfinished runs; returns the signal that stopped the sweep, or 0."""
         states = self.progress.states
         waiting = deque(r for r in self.progress.runs if states[r.name].kind != FINISHED)
-        # nohup, for one, ignores SIGHUP.
-        heeded = [each for each in _STOPPING if signal.getsignal(each) is not signal.SIG_IGN]
-        with signal_handler(lambda number, frame: self._signals.append(number), heeded):
+        stopping = [*STOPPING]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            stopping.append(signal.SIGHUP)  # nohup ignores it
+        with signal_handler(lambda number, frame: self._signals.append(number), stopping):
             try:
                 while (waiting or self._running) and not self._signals:
                     while waiting and len(self._running) < self.jobs:
