@@ -32,7 +32,7 @@ class DRAW(ZooModule):
 
     The network is `ln_zoo.layers.DRAWNetwork`. The loss is the variational bound on the negative
     log likelihood, in nats: summed over pixels and latents, averaged over images. With
-    ``kl_warmup`` training weights ``kl``, but ``train_bound`` does not::
+    ``kl_warmup``, the loss weights ``kl``, and ``train_bound`` does not::
 
         nll = -sum_pixels [x log p + (1 - x) log(1 - p)],   p = sigmoid(C_T)
         kl = sum_t sum_d (mu^2 + s^2 - 2 log s - 1) / 2

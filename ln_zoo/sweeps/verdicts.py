@@ -310,8 +310,8 @@ def judge_growth(
     """The verdict of the rule ``grows``: whether a lead is larger at one setting than at another.
 
     ``less`` and ``more`` are the leads by seed at both settings. Given ``odds``, the same leads in
-    log-odds, the claim holds only if it does on both scales, and does not hold only if the lead in
-    log-odds is not shown to grow.
+    log-odds, the claim holds only if both scales show growth, and does not hold only if log-odds
+    show none.
     """
     found = paired(more, less)
     if found is None:
