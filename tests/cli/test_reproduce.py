@@ -63,6 +63,11 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
     printed = capsys.readouterr().out
     assert "2 seeds" in printed
     assert "without 1 of 6 runs" in printed
+    # The sweep's exit code stays if nothing can be judged.
+    for results in (in_tmp / "sweeps").rglob("test_results.json"):
+        results.write_text('{"metrics": {"bound": NaN}}')
+    assert main(["reproduce", "draw-speed"]) == 1
+    assert main(["reproduce", "draw-speed", "--gather"]) == 2
 
 
 def test_an_analysis_is_printed_and_not_run(in_tmp: Path, capsys: Capture) -> None:

@@ -73,6 +73,8 @@ def test_printed_commands_are_gathered(printed: list[str], here: Path) -> None:
         measured = json.loads((here / f"s/{name}/test_results.json").read_text())
         assert float(row["error"]) == pytest.approx(100 * measured["metrics"]["error"])
         assert (measured["seed"], measured["data"].get("seed", 3)) == (3, 3)
+    fails("sweep", "--out=s", "--run=", says=["no run"])
+    fails("sweep", "--out=s", "--seeds=5", says=["--config", "--out"])
     # The grid may grow, but not change.
     grow = ("sweep", *QUICK, "--seeds=3,", "--print", "--norms=none,layer,RMSNorm", "--", *SMALL)
     assert succeed(*grow).out == "ln-zoo sweep --out s --run RMSNorm/seed_3\n"

@@ -53,19 +53,8 @@ def test_a_class_comes_with_all_its_fields() -> None:
 
 
 def test_folders_differ_where_labels_do() -> None:
-    values = [
-        "[8, 8]",
-        "[8,8]",
-        "[8_8]",
-        "a/b",
-        "a_b",
-        "x=1",
-        "x-1",
-        "x" * 300,
-        "x" * 301,
-        "..",
-        "é",
-    ]
+    values = ["[8, 8]", "[8,8]", "[8_8]", "a/b", "a_b", "x=1", "x-1", "..", "é"]
+    values += ["x" * 300, "x" * 301]
     names = {folder_name("layer", {"a": value}) for value in values}
     assert len(names) == len(values)
     assert all(not {"/", "="} & set(name) and len(name) <= 120 for name in names)

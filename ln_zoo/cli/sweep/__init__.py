@@ -108,7 +108,7 @@ def sweep(
         report(existing_grid(folder))
         return 0
     old = read_grid(folder)
-    # Checking the grid takes seconds.
+    # From here on: checking the grid takes seconds.
     deadline = time.monotonic() + (math.inf if max_time is None else parse_time(max_time))
     again = ["ln-zoo", "sweep", "--out", out]
     if old is not None and not (config or norms or seeds or set_ or fit_options):
