@@ -9,7 +9,12 @@ import sys
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
+
+#: Marks annotations of values that only the user gives, never a file; see `ln_zoo.zoo.trust`.
+FROM_USER = "from the user"
+#: Name of a file as an argument.
+UserFile = Annotated[str, FROM_USER]
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:

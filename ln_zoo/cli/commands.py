@@ -227,10 +227,14 @@ def suffix(*allowed: str) -> Check:
 
 
 def own_module(option: str, name: str) -> None:
-    """Imports a module of the user's own."""
-    from ln_zoo.zoo.trust import import_own
-
-    import_own(name)
+    """Imports a module of the user's own; ValueError if it cannot be imported."""
+    try:
+        importlib.import_module(name)
+    except (ImportError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"{option} {name}: {error}: give the name of a module, such as my_models for "
+            "my_models.py in the current folder"
+        ) from error
 
 
 Count = Annotated[int, at_least(1)]

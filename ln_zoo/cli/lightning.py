@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from jsonargparse.typing import register_type
 from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _InstantiatorFn
 from torch import Tensor
 
 # Imported to register their classes: short names on the command line need an import.
@@ -93,6 +96,17 @@ def run_trainer(argv: list[str], given: Arguments | None = None) -> int:
 class ZooParser(OneLineErrors, LightningArgumentParser):
     """A parser whose errors are one line: the cause, the nearest name, exit code 2."""
 
+    #: Completes the text of a configuration, given whether it has arguments that data determine.
+    #: None in parsers of nested classes.
+    complete: Callable[[str, bool], str] | None = None
+
+    def dump(self, namespace: Namespace, skip_link_targets: bool = True, **options: Any) -> str:
+        text: str = super().dump(namespace, skip_link_targets=skip_link_targets, **options)
+        return self.complete(text, not skip_link_targets) if self.complete else text
+
+    def save(self, namespace: Namespace, path: Any, **_: Any) -> None:
+        Path(path).write_text(self.dump(namespace, skip_unset=False), encoding="utf-8")
+
     def get_completion_script(self, completion_type: str, **kwargs: Any) -> str:
         """Prints completion of all commands, including those without training."""
         if completion_type.startswith("shtab-"):
@@ -118,6 +132,9 @@ class ZooCLI(LightningCLI):
         self.given = given or Arguments(argv)
         #: The model of ``--weights`` or ``--ckpt_path``.
         self.source: Source | None = None
+        self._resumes = False
+        #: ``--optimizer`` and its like, of the user or of the checkpoint.
+        self._optimization: Any = None
         self._claimed: list[Path] = []
         self._loaded: dict[str, torch.Tensor] = {}
         with self._releasing():
@@ -151,13 +168,13 @@ class ZooCLI(LightningCLI):
         """The arguments, after the model of weights or checkpoint."""
         start = self.given.start()
         path = ckpt_path or start["ckpt_path"]
+        self._resumes = start["weights"] is None
         model = None
         if text := start["weights"] or (path if path != "last" else None):
             read = source.find if start["weights"] else source.of_checkpoint
             self.source = read(text, "give --{place} {path}", self.given.named())
-            notes.check_arguments(self.source)
-            # Without the vocabulary, which the data module gets: both must number words alike.
-            model = self.source.config
+            self.source.check()
+            model = self.source.classes
         return self.given.complete(model, ckpt_path)
 
     @contextlib.contextmanager
@@ -170,6 +187,11 @@ class ZooCLI(LightningCLI):
             raise
 
     # Parsing
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        parser = super().init_parser(**kwargs)
+        parser.complete = self._complete  # type: ignore[attr-defined]
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name in _LINKS:
@@ -219,16 +241,23 @@ class ZooCLI(LightningCLI):
         if path := self.settings.get("ckpt_path"):
             assert self.source is not None
             mine = self.settings.model.clone()
-            # As Lightning does, but without the vocabulary, whose check takes quadratic time.
-            stored = self.source.config
-            hparams = {"class_path": stored["class_path"], "dict_kwargs": stored["init_args"]}
-            self.config = self.parser.parse_object(
-                {self.config.subcommand: {"model": hparams}}, self.config
-            )
-            notes.note_ignored(mine, self.settings.model, path)
+            # Only the class: values of a file are no settings, which the parser reads.
+            model = {"model": {"class_path": self.source.class_path}}
+            self.config = self.parser.parse_object({self.config.subcommand: model}, self.config)
+            notes.note_ignored(self.given, mine, self.source, path)
         # After the checkpoint's model is known, whose norm is part of the folder's name.
         self._name_loggers()
         self._rate_of_model = self._settle_optimizer()
+
+    def _is_given(self, argument: str) -> bool:
+        """Whether the user's value of a model argument replaces that of the weights."""
+        return not self._resumes and self.given.sets(f"model.{argument}")
+
+    def _argument(self, name: str) -> Any:
+        """An argument of the model as plain data: the user's, or that of weights or checkpoint."""
+        if self.source and name in self.source.stored and not self._is_given(name):
+            return self.source.stored[name]
+        return (self.settings.model.get("init_args") or Namespace()).get(name)
 
     def _settle_optimizer(self) -> bool:
         """Use the optimizer and schedule of the resumed checkpoint, or the user's.
@@ -236,19 +265,42 @@ class ZooCLI(LightningCLI):
         Returns whether the optimizer's learning rate is the model's.
         """
         path = self.settings.get("ckpt_path")
+        asked = Namespace({option: self.settings[option] for option in optimizers.OPTIONS})
+        self._optimization = asked
         if not path or self.config.subcommand != "fit":
-            return optimizers.use_rate_of_model(self.settings, self.given)
-        asked = self.settings.clone()
+            return optimizers.use_rate_of_model(asked.optimizer, self._argument("lr"), self.given)
         assert self.source is not None
         assert self.source.checkpoint is not None
         trained = optimizers.of_checkpoint(self.source.checkpoint, path, self.given)
-        if kept := {option: value for option, value in trained.items() if value is not None}:
-            self.config = self.parser.parse_object({"fit": kept}, self.config)
-        for option in ("optimizer", "lr_scheduler"):
-            if option not in kept:
-                self.settings[option] = None
-        optimizers.note_ignored(asked, self.settings, self.given, path)
+        optimizers.note_ignored(asked, trained, self.given, path)
+        self._optimization = trained
         return False
+
+    def _complete(self, text: str, links: bool) -> str:
+        """The text of a configuration with what weights or checkpoint determine.
+
+        ``links``: with arguments that the data determine. The vocabulary stays in its file:
+        thousands of words take seconds to write.
+        """
+        if self.source is None:
+            return text
+        whole = yaml.safe_load(text)
+        content = whole.get(self.given.command, whole)
+        own = content["model"].setdefault("init_args", {})
+        for name, value in self.source.stored.items():
+            if name == "vocabulary" or (name in _LINKS and not links):
+                continue
+            if not self._is_given(name):
+                own[name] = value
+            elif name == "norm" and (own[name] or {}).get("class_path") == value["class_path"]:
+                kept = (value.get("init_args") or {}).items()
+                own[name]["init_args"] = (own[name].get("init_args") or {}) | {
+                    k: v for k, v in kept if not self._is_given(f"norm.{k}")
+                }
+        if self._optimization is not None:
+            content |= notes.plain(self._optimization)
+        header = text[: text.index("\n") + 1] if text.startswith("#") else ""
+        return header + yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
 
     @property
     def settings(self) -> Namespace:
@@ -296,7 +348,7 @@ class ZooCLI(LightningCLI):
 
     def _run_name(self) -> str:
         settings = self.settings.clone()
-        norm = settings.model.get("init_args", Namespace()).get("norm")
+        norm = self._argument("norm")
         if norm is None:
             # The default is known only to an instance.
             settings.pop("trainer")
@@ -307,22 +359,46 @@ class ZooCLI(LightningCLI):
 
     # Instantiating
 
+    def _add_instantiators(self) -> None:
+        super()._add_instantiators()
+        if self.source is not None:
+            self.parser.add_instantiator(self._build_stored, ZooModule, subclasses=True)
+
+    def _build_stored(
+        self,
+        cls: type[ZooModule],
+        *args: Any,
+        applied_instantiation_links: dict[str, Any],
+        **kwargs: Any,
+    ) -> ZooModule:
+        """The model with the arguments of weights or checkpoint, as objects."""
+        assert self.source is not None
+        linked = {name.rpartition(".")[2] for name in applied_instantiation_links}
+        stored = self.source.arguments
+        known = inspect.signature(cls).parameters.values()
+        takes = {p.name for p in known} | set(kwargs)
+        others = any(p.kind is p.VAR_KEYWORD for p in known)
+        for name, value in stored.items():
+            if name not in linked and not self._is_given(name) and (others or name in takes):
+                kwargs[name] = value
+        norm: Any = kwargs.get("norm")
+        if self._is_given("norm") and norm and type(norm) is type(stored.get("norm")):
+            given = {k: v for k, v in vars(norm).items() if self._is_given(f"norm.{k}")}
+            kwargs["norm"] = replace(stored["norm"], **given)
+        build = _InstantiatorFn(self, "model")
+        links = {"applied_instantiation_links": applied_instantiation_links}
+        model: ZooModule = build(cls, *args, **links, **kwargs)
+        return model
+
     def instantiate_classes(self) -> None:
-        words = self.source and self.source.words
-        if words is None:
+        data = self.settings.data.get("init_args") or Namespace()
+        if self.source is None or self.source.words is None or "vocabulary" not in data:
             return super().instantiate_classes()
-        # The configuration holds the words only here: config.yaml names the weights, and
-        # thousands of words take seconds to check and to write.
+        # Both must number words alike. The configuration holds them only here.
         self._dump_config()
-        parts = (self.settings[part] for part in ("data", "model"))
-        arguments = [part.get("init_args") or Namespace() for part in parts]
-        holders = [init_args for init_args in arguments if "vocabulary" in init_args]
-        kept = [init_args.vocabulary for init_args in holders]
-        for init_args in holders:
-            init_args.vocabulary = words
+        kept, data.vocabulary = data.vocabulary, self.source.words
         super().instantiate_classes()
-        for init_args, value in zip(holders, kept, strict=True):
-            init_args.vocabulary = value
+        data.vocabulary = kept
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self._get(self.config_init, "trainer")
@@ -348,7 +424,7 @@ class ZooCLI(LightningCLI):
         if self.subcommand == "predict":
             wanted = [PredictionWriter]
         elif self.subcommand == "fit":
-            record = optimizers.install(self.model, self.settings, self._rate_of_model)
+            record = optimizers.install(self.model, self._optimization, self._rate_of_model)
             wanted = [FiniteLoss]
             if not settings.fast_dev_run:
                 wanted += [CurvesPlot, CurvesInCheckpoint]
@@ -378,7 +454,7 @@ class ZooCLI(LightningCLI):
             notes.check_words(self.datamodule, self.source.words, given, self.source.where)
         if settings.get("ckpt_path"):
             assert self.source.checkpoint is not None
-            self._loaded = self.source.state()
+            self._loaded = self.source.state
             source.check_fits(self.model, self._loaded, self.source.where)
             notes.check_complete(self.source.checkpoint, self.source.where, str(self.subcommand))
         else:

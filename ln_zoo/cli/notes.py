@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.models.base import ZooModule, public_module
-from ln_zoo.zoo.names import nearest
 from ln_zoo.zoo.source import Source
 
 #: The largest numbers that are valid in torch.
@@ -50,17 +49,6 @@ def check_numbers(settings: Namespace) -> None:
                 raise ValueError(f"{name} must be a number of at most {largest:.2g}, got {each:g}")
             if each < _LEAST.get(name, each):
                 raise ValueError(f"{name} must be at least {_LEAST[name]}, got {each}")
-
-
-def check_arguments(source: Source) -> None:
-    """Raises ValueError for a class that is no model, or does not take the stored arguments."""
-    parameters = inspect.signature(source.cls).parameters
-    unknown = [name for name in source.init_args if name not in parameters]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise ValueError(
-            f"{source.where} holds {', '.join(unknown)}, which {source.cls.__name__} does not take"
-            f"{nearest(unknown[0], parameters)}: it was written by another version of this class"
-        )
 
 
 def check_fit(model: LightningModule, data: LightningDataModule) -> None:
@@ -121,17 +109,17 @@ def check_finite(values: Mapping[str, Tensor], what: str) -> None:
 # Notes
 
 
-def note_ignored(given: Namespace, used: Namespace, path: str) -> None:
-    """Notes the user's model arguments that the checkpoint overrides.
+def note_ignored(given: Arguments, asked: Namespace, source: Source, path: str) -> None:
+    """Notes the user's model arguments that the checkpoint at ``path`` overrides.
 
-    ``given`` has the checkpoint's as defaults; ``used`` is the model in the checkpoint at ``path``.
+    ``asked`` are the parsed settings of the model, ``source`` is the checkpoint's.
     """
-    asked, stored = _flat(given), _flat(used)
-    for name, value in asked.items():
+    stored = _flat({"class_path": source.class_path, "init_args": source.stored})
+    for name, value in _flat(plain(asked)).items():
         # None stands for the model's default. `note_linked` and `check_words` note a vocabulary.
         if name == "model.vocabulary" or value is None or name not in stored:
             continue
-        if stored[name] != value:
+        if stored[name] != value and given.has(name):
             print_note(
                 f"{name} = {value} is ignored: {path} was trained with {stored[name]} "
                 "(--weights in place of --ckpt_path starts afresh from its weights)"
@@ -154,16 +142,13 @@ def note_default_norm(given: Arguments, model: ZooModule) -> None:
         )
 
 
-def _flat(model: Namespace) -> dict[str, Any]:
-    flat = {"model": _one_path(model.class_path)}
-    for part in ("init_args", "dict_kwargs"):
-        values = model.get(part) or Namespace()
-        items = vars(values.as_flat() if isinstance(values, Namespace) else Namespace(values))
-        for key, value in items.items():
-            name = f"model.{key.replace('init_args.', '')}"
-            if name.endswith(".class_path"):
-                name, value = name.removesuffix(".class_path"), _one_path(value)
-            flat[name] = value
+def _flat(value: object, name: str = "model") -> dict[str, Any]:
+    """Classes and arguments by option, such as ``model.norm.eps``."""
+    if not (isinstance(value, dict) and "class_path" in value):
+        return {name: value}
+    flat: dict[str, Any] = {name: _one_path(value["class_path"])}
+    for key, inner in (value.get("init_args") or {}).items():
+        flat |= _flat(inner, f"{name}.{key}")
     return flat
 
 
@@ -171,3 +156,16 @@ def _one_path(class_path: str) -> str:
     """The public path of a class that can be imported from several."""
     cls: Any = locate(class_path)
     return f"{public_module(cls)}.{cls.__qualname__}"
+
+
+def plain(value: Any) -> Any:
+    """Settings as plain data; classes and functions by their path."""
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value

@@ -5,9 +5,8 @@ Checkpoints store both, so that a resumed run keeps them.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from jsonargparse import Namespace
@@ -21,11 +20,12 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ln_zoo.cli.arguments import Arguments
-from ln_zoo.cli.notes import print_note
+from ln_zoo.cli.notes import plain, print_note
 from ln_zoo.models.base import ZooModule, fused_on_cpu
-from ln_zoo.zoo import trust
+from ln_zoo.zoo import schema, trust
 
 #: Key under which checkpoints hold the optimizer and schedule that replaced the model's own.
 OPTIMIZATION = "optimization"
@@ -53,40 +53,41 @@ def add_arguments(parser: LightningArgumentParser) -> None:
     parser.add_class_arguments(SchedulerConfig, "lr_scheduler_config")
 
 
-def use_rate_of_model(settings: Namespace, given: Arguments) -> bool:
-    """Set the optimizer's learning rate to the model's, unless the user gave one.
+def use_rate_of_model(optimizer: Namespace | None, rate: float | None, given: Arguments) -> bool:
+    """Set the learning rate of ``--optimizer`` to the model's, unless the user gave one.
 
-    Changes the subcommand's ``settings``, and returns whether the model's rate is used.
+    Returns whether the model's rate is used.
     """
-    if settings.optimizer is None:
-        return False
-    rate = (settings.model.get("init_args") or Namespace()).get("lr")
-    init_args = settings.optimizer.init_args
-    if rate is None or "lr" not in init_args:
+    if optimizer is None or rate is None or "lr" not in optimizer.init_args:
         return False
     if given.has("optimizer.lr"):
-        if init_args.lr != rate:
-            print_note(f"model.lr = {rate} is ignored: optimizer.lr is {init_args.lr}")
+        if optimizer.init_args.lr != rate:
+            print_note(f"model.lr = {rate} is ignored: optimizer.lr is {optimizer.init_args.lr}")
         return False
-    init_args.lr = rate
+    optimizer.init_args.lr = rate
     return True
 
 
-def of_checkpoint(checkpoint: Mapping[str, Any], path: str, given: Arguments) -> dict[str, Any]:
+def of_checkpoint(checkpoint: Mapping[str, Any], path: str, given: Arguments) -> Namespace:
     """The options that a checkpoint was trained with; None for the model's own optimizer.
 
     Raises:
-        ValueError: if a class is neither loaded nor named by the user in ``given``.
+        CardError: if a value is not of its argument's kind, or a class or function is neither
+            loaded nor named by the user in ``given``.
     """
-    found = checkpoint.get(OPTIMIZATION) or {}
-    for option in OPTIONS[:2]:
-        class_path = (found.get(option) or {}).get("class_path")
-        if class_path and class_path not in given.named() and not trust.is_loaded(class_path):
-            raise ValueError(
-                f"{path} asks for {class_path}, and modules named in a file are not imported: if "
-                f"you trust the file, give --{option} {class_path}"
-            )
-    return {option: found.get(option) for option in OPTIONS}
+    stored = schema.read_as(dict, checkpoint.get(OPTIMIZATION) or {}, f"{path}: {OPTIMIZATION}")
+    reader = trust.Reader(path, "give --{place} {path}", given.named())
+    found = Namespace(dict.fromkeys(OPTIONS))
+    for option, base in (("optimizer", Optimizer), ("lr_scheduler", LRScheduler)):
+        if config := stored.get(option):
+            config = schema.read_as(dict, config, f"{path}: {option}")
+            cls = reader.find(config.get("class_path"), base, option)
+            arguments = reader.arguments(cls, config.get("init_args", {}), option)
+            found[option] = Namespace(config | {"init_args": Namespace(arguments)})
+    config = stored.get(OPTIONS[2]) or {}
+    arguments = reader.arguments(SchedulerConfig, config, OPTIONS[2])
+    found[OPTIONS[2]] = Namespace(asdict(SchedulerConfig(**arguments)))
+    return found
 
 
 def note_ignored(asked: Namespace, used: Namespace, given: Arguments, path: str) -> None:
@@ -96,7 +97,7 @@ def note_ignored(asked: Namespace, used: Namespace, given: Arguments, path: str)
     """
     names = {each.name.partition(".")[0] for each in given.options}
     for option in OPTIONS:
-        if option in names and _plain(asked[option]) != _plain(used[option]):
+        if option in names and plain(asked[option]) != plain(used[option]):
             stored = used[option] and used[option].get("class_path", "another one")
             print_note(
                 f"--{option} is ignored: {path} was trained with "
@@ -142,7 +143,7 @@ class _StoreOptions(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint[OPTIMIZATION] = {option: _plain(self.settings[option]) for option in OPTIONS}
+        checkpoint[OPTIMIZATION] = {option: plain(self.settings[option]) for option in OPTIONS}
 
 
 def _optimizer(model: ZooModule, config: dict[str, Any]) -> Optimizer:
@@ -164,15 +165,3 @@ def _single(model: ZooModule, configured: OptimizerLRScheduler) -> Optimizer:
             "--optimizer together with --lr_scheduler to replace them"
         )
     return configured
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Namespace):
-        value = value.as_dict()
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if inspect.isroutine(value) or inspect.isclass(value):
-        return f"{value.__module__}.{value.__qualname__}"
-    return value

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ln_zoo.files import UserFile
 from ln_zoo.layers import LSTM, Linear, orthogonal_
 from ln_zoo.models.arguments import check_sizes, check_vocabulary, check_words
 from ln_zoo.models.classifier import Classifier
@@ -101,7 +102,7 @@ class AttentiveReader(Classifier):
 
     def __init__(
         self,
-        vocabulary: list[str] | str | None = None,
+        vocabulary: list[str] | UserFile | None = None,
         hidden_size: int = 240,
         dropout: float = 0.5,
         norm: Norm | None = None,

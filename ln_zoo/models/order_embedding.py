@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
+from ln_zoo.files import UserFile
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Retrieval
 from ln_zoo.models.arguments import check_positive, check_sizes, check_vocabulary, check_words
@@ -120,7 +121,7 @@ class OrderEmbedding(ZooModule):
 
     def __init__(
         self,
-        vocabulary: list[str] | str | None = None,
+        vocabulary: list[str] | UserFile | None = None,
         image_features: int | None = None,
         embedding_features: int = 300,
         hidden_size: int = 1024,

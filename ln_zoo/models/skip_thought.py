@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
+from ln_zoo.files import UserFile
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Ratio
 from ln_zoo.models.arguments import check_positive, check_sizes, check_vocabulary, check_words
@@ -115,7 +116,7 @@ class SkipThought(ZooModule):
 
     def __init__(
         self,
-        vocabulary: list[str] | str | None = None,
+        vocabulary: list[str] | UserFile | None = None,
         hidden_size: int = 2400,
         embedding_features: int = 620,
         norm: Norm | None = None,

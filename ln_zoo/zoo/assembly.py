@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,23 +13,23 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ln_zoo.files import open_regular
 from ln_zoo.models.base import ZooModule
-from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import Card, CardError
 
-#: Upper bound for untrusted weights; ours have at most 32 tensors.
-_MAX_TENSORS = 10_000
+#: Upper bounds for untrusted weights: tensors, and bytes of their names and sizes; ours have 32.
+_MAX_TENSORS, _MAX_HEADER = 10_000, 4_000_000
 
 
 class _Limited(TorchFunctionMode):
     """Abort a build that calls torch more often than the number of weights explains."""
 
-    def __init__(self, card: Card, tensors: int) -> None:
+    def __init__(self, where: str, tensors: int) -> None:
         super().__init__()
         self.left = 1000 + 100 * tensors
         self.message = (
-            f"{card.folder / catalog.CONFIG} describes a far larger model than the {tensors} "
-            f"tensors of {catalog.WEIGHTS} are of: the card was written by hand, or is damaged"
+            f"{where} describes a far larger model than its {tensors} tensors are of: it was "
+            "written by hand, or is damaged"
         )
 
     def __torch_function__(
@@ -38,35 +41,47 @@ class _Limited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_size(
-    build: Callable[[], ZooModule], card: Card, state: dict[str, Tensor], is_own: bool
-) -> None:
-    """Build a model on the meta device and compare it with the weights of its card.
+def check_header(path: Path) -> None:
+    """Raise CardError if a safetensors file lists more than any model has, before it is read."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _MAX_HEADER:
+            raise CardError(f"{path} has a header of {size:,} bytes, more than any model needs")
 
-    A card may claim any size; this costs neither the memory nor the time of such a model.
+
+def check_size(
+    build: Callable[[], ZooModule],
+    where: str,
+    state: Mapping[str, Tensor],
+    parameters: int | None,
+    is_own: bool,
+) -> None:
+    """Build a model on the meta device and compare it with its weights.
+
+    A file may claim any size; this costs neither the memory nor the time of such a model.
+    ``parameters`` is the number that a card states; ``is_own`` that the class is the user's, which
+    may need numbers to be built.
     """
     if len(state) > _MAX_TENSORS:
-        raise CardError(
-            f"{card.folder / catalog.WEIGHTS} holds {len(state):,} tensors, more than any model"
-        )
-    limit = _Limited(card, len(state))
+        raise CardError(f"{where} holds {len(state):,} tensors, more than any model")
+    limit = _Limited(where, len(state))
     try:
-        with limit, torch.device("meta"):
+        with warnings.catch_warnings(action="ignore"), limit, torch.device("meta"):
             sketch = build()
     except CardError:
         if limit.left < 0 or not is_own:
             raise
         return
     count = sum(parameter.numel() for parameter in sketch.parameters())
-    if count != card.parameters:
+    if parameters not in (None, count):
         raise CardError(
-            f"{card.folder / catalog.CONFIG} says {card.parameters:,} parameters, the model it "
-            f"describes has {count:,}: the card was written by hand, or by another ln_zoo"
+            f"{where} says {parameters:,} parameters, the model it describes has {count:,}: the "
+            "card was written by hand, or by another ln_zoo"
         )
-    check_fits(sketch, state, str(card.path(catalog.WEIGHTS)))
+    check_fits(sketch, state, where)
 
 
-def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> None:
+def check_fits(model: torch.nn.Module, state: Mapping[str, Tensor], where: str) -> None:
     """Raises CardError, naming the keys, unless the state has the model's keys and shapes."""
     expected = model.state_dict()
     differing = [f"{k} is missing" for k in expected if k not in state]

@@ -17,6 +17,10 @@ class CardError(ValueError):
         super().__init__(printable(message))
 
 
+class NotAllowedError(CardError):
+    """A file names a class that it may not choose."""
+
+
 def printable(text: str) -> str:
     """Text with control characters escaped, as ``\\x1b``; newlines and tabs stay.
 

@@ -1,19 +1,16 @@
-"""The classes that a downloaded file may name: those in ln_zoo, by short name.
-
-Card folders are untrusted. A class path in a card is never imported, since importing runs code. A
-card of a user's class has its dotted path, and the caller passes the class.
-"""
+"""Classes of the zoo by the short names in cards; a class of a card's author has a dotted path."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import ln_zoo.models
 import ln_zoo.norms
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
-from ln_zoo.zoo.errors import CardError, first_line
+from ln_zoo.zoo.errors import CardError
 from ln_zoo.zoo.names import nearest
 
 
@@ -28,8 +25,8 @@ NORMS: dict[str, type[Norm]] = _subclasses(ln_zoo.norms, Norm)
 
 
 def model_class(name: str) -> type[ZooModule]:
-    """The model of this class name."""
-    return _look_up(name, MODELS, "model")
+    """The model of this short name."""
+    return MODELS[class_path(name, MODELS, "model").rpartition(".")[2]]
 
 
 def is_own(name: str) -> bool:
@@ -77,54 +74,13 @@ def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def decode_norm(config: dict[str, Any]) -> Norm:
-    """The norm that a card names."""
-    return build(_look_up(config["class"], NORMS, "norm"), config["init_args"])
-
-
-def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
-    """An instance of one of our classes from a card's plain arguments."""
-    known = list(inspect.signature(cls).parameters)
-    for key, value in init_args.items():
-        if key not in known:
-            raise CardError(
-                f"{cls.__name__} takes no argument {key!r}{nearest(key, known)}; the card was "
-                "written by another version of ln_zoo, or by hand. Known are "
-                f"{', '.join(known)}"
-            )
-        if _names_a_class(value):
-            raise CardError(
-                f"{cls.__name__}: argument {key!r} holds a class path; none is imported from a card"
-            )
-    try:
-        return cls(**init_args)
-    except CardError:
-        raise
-    except Exception as error:
-        # Of any class: an argument of a wrong type fails where it is first used.
-        raise CardError(
-            f"{cls.__name__} refuses the card's arguments: {first_line(error)}"
-        ) from error
-
-
-def _names_a_class(value: Any) -> bool:
-    # Models build a norm from such a dict, importing the path.
-    if isinstance(value, dict):
-        return "class_path" in value or any(map(_names_a_class, value.values()))
-    return isinstance(value, list) and any(map(_names_a_class, value))
-
-
-def _look_up(name: str, classes: dict[str, type[Any]], what: str) -> type[Any]:
+def class_path(name: str, classes: Mapping[str, type[Any]], what: str) -> str:
+    """The path of one of our classes; of a class of the card's author, its name is the path."""
     if name in classes:
-        return classes[name]
+        return f"ln_zoo.{what}s.{name}"
     if is_own(name):
-        instance = name.rpartition(".")[2] + ("()" if what == "norm" else "")
-        raise CardError(
-            f"the card's {what} {name!r} is not one of ln_zoo's, and classes named in a file are "
-            f"not imported: if it is yours, import it and pass it, as in load(..., "
-            f"{what}={instance})"
-        )
+        return name
     raise CardError(
-        f"unknown {what} {name!r}: it is not one of ln_zoo's, and nothing was imported; known are "
+        f"unknown {what} {name!r}: it is not one of ln_zoo's; known are "
         f"{', '.join(sorted(classes))}{nearest(name, classes)}"
     )

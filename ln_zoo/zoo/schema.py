@@ -1,16 +1,30 @@
-"""Data of a file, read into dataclasses: exact keys and types, and conditions on values."""
+"""Values of a file, read as annotations say: exact types and keys, and conditions on values."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from ln_zoo.zoo.errors import CardError
+from ln_zoo.files import FROM_USER
+from ln_zoo.zoo.errors import CardError, NotAllowedError
 from ln_zoo.zoo.names import nearest
 
 _T = TypeVar("_T")
+#: Reads a value for an annotation that is not one of plain values: annotation, value, place.
+Resolve = Callable[[Any, Any, str], Any]
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class Record:
@@ -33,8 +47,7 @@ class Must(NamedTuple):
 def read(kind: type[_T], value: Any, where: str) -> _T:
     """An instance of a dataclass from the content of a file. Fields with a default are optional.
 
-    Types of fields may be dataclasses, unions, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``,
-    plain classes, and these with a condition. ``where`` is the place of the value, for messages.
+    Annotations of fields are those of `read_as`. ``where`` is the place of the value, for messages.
 
     Raises:
         CardError: for a missing or unknown key, another type, or a condition that does not hold.
@@ -65,35 +78,77 @@ def read(kind: type[_T], value: Any, where: str) -> _T:
             raise CardError(
                 f"{where}: unknown key {key!r:.80}{guess}; known are {', '.join(known)}"
             )
-    return kind(**{key: _read_as(hints[key], v, f"{where}: {key}") for key, v in value.items()})
+    return kind(**{key: read_as(hints[key], v, f"{where}: {key}") for key, v in value.items()})
 
 
-def _read_as(kind: Any, value: Any, where: str) -> Any:
+def read_as(kind: Any, value: Any, where: str, resolve: Resolve | None = None) -> Any:
+    """A value of an annotated type.
+
+    Args:
+        kind: a plain class, a dataclass, ``Literal``, ``dict[str, X]``, ``list[X]``, a tuple, a
+            union, or one of these with a condition.
+        value: plain data.
+        where: place of the value, for messages.
+        resolve: reads values of ``Any`` and of all other annotations; plain mappings then have no
+            key ``class_path``. Default: ``Any`` takes every value, and other annotations take
+            instances of theirs.
+
+    Raises:
+        CardError: for another type, or a condition that does not hold.
+
+    Example:
+        >>> read_as(tuple[int, int] | None, [28, 28], "config.json: image_size")
+        (28, 28)
+    """
     origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
     if origin is Annotated:
-        found, (fit, be) = _read_as(inner[0], value, where), inner[1]
-        if fit(found):
-            return found
-        raise CardError(f"{where} must be {be}, got {value!r:.200}")
-    if is_dataclass(kind):
-        return read(kind, value, where)  # type: ignore[arg-type]
-    if origin in (Union, types.UnionType):
-        for each in inner:
+        if FROM_USER in inner:
+            raise CardError(f"{where} cannot name a file, got {value!r:.200}")
+        found = read_as(inner[0], value, where, resolve)
+        for fit, be in (each for each in inner[1:] if isinstance(each, Must)):
+            if not fit(found):
+                raise CardError(f"{where} must be {be}, got {value!r:.200}")
+        return found
+    elif origin in (Union, types.UnionType):
+        fitting = [k for k in inner if k is not type(None) or value is None]
+        # A list stays a list where both lists and tuples are accepted.
+        fitting.sort(key=lambda k: (get_origin(k) or k) is not type(value))
+        if len(fitting) == 1:
+            return read_as(fitting[0], value, where, resolve)
+        for each in fitting:
             try:
-                return _read_as(each, value, where)
+                return read_as(each, value, where, resolve)
+            except NotAllowedError:
+                raise
             except CardError:
                 continue
-    elif origin in (list, tuple) and isinstance(value, list):
-        return origin(_read_as(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    elif origin is dict and isinstance(value, dict):
-        return {str(k): _read_as(inner[1], v, f"{where}[{k!r:.80}]") for k, v in value.items()}
-    elif (
-        origin is None
-        and isinstance(value, (int, float) if kind is float else kind)
-        and isinstance(value, bool) == (kind is bool)  # to Python a bool is an int
-    ):
+    elif origin is Literal:
+        for word in inner:
+            if type(word) is type(value) and word == value:
+                return word
+        raise CardError(f"{where} must be one of {', '.join(map(repr, inner))}, got {value!r:.200}")
+    elif origin in (list, tuple):
+        alike = origin is list or inner[-1] is ...
+        if isinstance(value, list | tuple) and (alike or len(inner) == len(value)):
+            if alike and inner[0] in _PLAIN and {*map(type, value)} <= {inner[0]}:
+                return origin(value)  # a vocabulary has thousands of words
+            kinds = [inner[0]] * len(value) if alike else inner
+            both = enumerate(zip(kinds, value, strict=True))
+            return origin(read_as(k, v, f"{where}[{i}]", resolve) for i, (k, v) in both)
+    elif origin is dict:
+        if isinstance(value, dict) and not (resolve and "class_path" in value):
+            pairs = value.items()
+            return {str(k): read_as(inner[1], v, f"{where}[{k!r:.80}]", resolve) for k, v in pairs}
+    elif kind in _PLAIN:
+        number = (int, float) if kind is float else kind
+        # To Python a bool is an int.
+        if isinstance(value, number) and isinstance(value, bool) == (kind is bool):
+            return value
+    elif resolve is not None:
+        return resolve(kind, value, where)
+    elif is_dataclass(kind):
+        return read(kind, value, where)  # type: ignore[arg-type]
+    elif kind is Any or (origin is None and isinstance(value, kind)):
         return value
     name = str(getattr(kind, "__name__", kind) if origin is None else kind)
     raise CardError(f"{where} must be of type {name.replace('typing.', '')}, got {value!r:.200}")

@@ -8,13 +8,13 @@ because a file names it (see `ln_zoo.zoo.trust`).
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import pickle
 import re
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,19 +26,26 @@ from torch import Tensor
 from ln_zoo.checkpoints import check_whole
 from ln_zoo.files import check_checkpoint
 from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
-from ln_zoo.norms import Norm, from_config, to_config
+from ln_zoo.norms import Norm
 from ln_zoo.training_runs import Run, named
 from ln_zoo.zoo import catalog, hub, registry, trust
-from ln_zoo.zoo.assembly import check_fits, check_size, head_weights, with_head
+from ln_zoo.zoo.assembly import check_fits, check_header, check_size, head_weights, with_head
 from ln_zoo.zoo.catalog import Card, CardError
+from ln_zoo.zoo.errors import first_line
 
 _M = TypeVar("_M", bound=ZooModule)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 #: Enough of a sha256 to tell versions apart.
 _DIGEST = re.compile("[0-9a-f]{8,64}")
-#: Suggestion of commands for a class that may not be imported; see `trust.check_classes`.
+#: Suggestion of commands for a class that may not be imported; see `trust.Reader`.
 IMPORT_IT = "give --import {module}"
+#: Errors of torch for content that weights-only loading rejects.
+_REFUSED = (
+    re.compile(r"GLOBAL (\S+)"),
+    re.compile(r"load (\S+) whose module \S+ is blocked"),
+    re.compile(r"instantiate class (\S+)"),
+)
 #: Within the folder of a run.
 _LAST = "checkpoints/last.ckpt"
 
@@ -48,49 +55,35 @@ class Source:
     """The class, arguments and weights of a model."""
 
     where: str  #: name of the source in messages
-    class_path: str
-    init_args: dict[str, Any]  #: the norm as ``class_path`` and ``init_args``
+    cls: type[ZooModule]
+    stored: dict[str, Any]  #: arguments of the class as plain data
+    arguments: dict[str, Any]  #: the same as objects
     card: Card | None = None  #: of a published model
     checkpoint: dict[str, Any] | None = None  #: content of the checkpoint, of any other
-    given: type[ZooModule] | None = None  #: class that the caller passed in place of the card's
+    options: hub.HubOptions = hub.DEFAULTS  #: of weights that are downloaded
 
     @property
     def words(self) -> list[str] | None:
         """The vocabulary; ``None`` for a model that reads no text."""
-        return self.init_args.get("vocabulary")
+        return self.arguments.get("vocabulary")
 
     @property
-    def config(self) -> dict[str, Any]:
-        """``class_path`` and ``init_args`` without the vocabulary, as a command line takes them."""
-        init_args = {k: v for k, v in self.init_args.items() if k != "vocabulary"}
+    def class_path(self) -> str:
+        """The path of the class, as configurations name it."""
+        return f"{public_module(self.cls)}.{self.cls.__qualname__}"
+
+    @property
+    def classes(self) -> dict[str, Any]:
+        """Class path of the model, and of its norm, as configurations name them."""
+        norm = self.stored.get("norm")
+        init_args = {"norm": {"class_path": norm["class_path"]}} if norm else {}
         return {"class_path": self.class_path, "init_args": init_args}
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether model and norm are what a card of ln_zoo's own names."""
-        norm = self.init_args.get("norm")
-        paths = [self.class_path, *([norm["class_path"]] if isinstance(norm, dict) else [])]
-        ours = all(path.startswith("ln_zoo.") for path in paths)
-        return ours and self.given is None and not isinstance(norm, Norm)
-
-    @property
-    def cls(self) -> type[ZooModule]:
-        """The class, imported."""
-        if self.given is not None:
-            return self.given
-        module, _, name = self.class_path.rpartition(".")
-        cls = getattr(importlib.import_module(module), name, None)
-        if not (isinstance(cls, type) and issubclass(cls, ZooModule)):
-            raise ValueError(
-                f"{self.where} is of {self.class_path}, which is neither a model of ln_zoo nor "
-                "derived from its base class"
-            )
-        return cls
-
+    @cached_property
     def state(self) -> dict[str, Tensor]:
         """The weights by name."""
         if self.card is not None:
-            return read_weights(self.card)
+            return read_weights(self.card, self.options)
         assert self.checkpoint is not None
         state: dict[str, Tensor] = self.checkpoint["state_dict"]
         return state
@@ -106,44 +99,53 @@ class Source:
 
     def build(self) -> ZooModule:
         """The model with fresh random weights."""
-        init_args = dict(self.init_args)
-        if isinstance(norm := init_args.get("norm"), dict):
-            init_args["norm"] = from_config(norm)
-        if self.card is not None:
-            built: ZooModule = registry.build(self.cls, init_args)
-            return built
-        cls = self.cls
         try:
-            return cls(**init_args)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.where}: {error}") from error
+            return self.cls(**self.arguments)
+        except CardError:
+            raise
+        except Exception as error:
+            # Of any class: an argument out of range fails where it is first used.
+            raise CardError(
+                f"{self.where}: {self.cls.__name__} refuses its arguments: {first_line(error)}"
+            ) from error
 
-    def load(
-        self, num_classes: int | None = None, options: hub.HubOptions = hub.DEFAULTS
-    ) -> ZooModule:
+    def check(self) -> None:
+        """Raise CardError unless the weights and all files are those of the model.
+
+        A file may claim any size: the model is built on the meta device, within the limits that the
+        weights set.
+        """
+        parameters = None
+        if self.card is not None:
+            parameters = self.card.parameters
+            for name in self.card.config.files:
+                if name != catalog.WEIGHTS:
+                    catalog.verified_bytes(self.card, name)
+        norm = self.arguments.get("norm")
+        is_own = self.cls not in registry.MODELS.values() or (
+            norm is not None and type(norm) not in registry.NORMS.values()
+        )
+        check_size(self.build, self.where, self.state, parameters, is_own)
+
+    def load(self, num_classes: int | None = None) -> ZooModule:
         """The model with its weights, in evaluation mode, on the CPU."""
+        self.check()
         if self.card is None:
-            return self._filled(self.state()).eval()
-        for name in self.card.config.files:
-            if name != catalog.WEIGHTS:
-                catalog.verified_bytes(self.card, name)
-        card = with_weights(self.card, options)
-        state = read_weights(card)
+            return self._filled().eval()
         # Random initial weights must not move the user's generator.
         with torch.random.fork_rng(devices=[]):
-            check_size(self.build, card, state, is_own=not self.is_ours)
-            model = self._filled(state)
+            model = self._filled()
             if num_classes is not None:
-                model = with_head(model, card, num_classes)
+                model = with_head(model, self.card, num_classes)
         # Set in `__dict__`: torch's stubs admit tensors and modules only.
-        model.__dict__["card"] = card
-        model.training_runs = card.training_runs
+        model.__dict__["card"] = with_weights(self.card, self.options)
+        model.training_runs = self.card.training_runs
         return model.eval()
 
-    def _filled(self, state: dict[str, Tensor]) -> ZooModule:
+    def _filled(self) -> ZooModule:
         model = self.build()
-        check_fits(model, state, self.where)
-        model.load_state_dict(state)
+        check_fits(model, self.state, self.where)
+        model.load_state_dict(self.state)
         return model
 
     def load_into(self, model: ZooModule, new_head: bool = False) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ class Source:
         Returns:
             Names of the weights that stayed fresh.
         """
-        state, own = self.state(), model.state_dict()
+        state, own = self.state, model.state_dict()
         head = {name: own[name] for name in head_weights(model)} if new_head else {}
         if all(state[k].shape == value.shape for k, value in head.items() if k in state):
             head = {}
@@ -166,16 +168,11 @@ class Source:
 def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
     """The source of a name, a card's folder, a hub id, a .ckpt file or a run's folder.
 
-    ``remedy`` and ``named`` are those of `trust.check_classes`.
+    ``remedy`` and ``named`` are those of `trust.Reader`.
     """
     if (path := checkpoint_in(text)) is not None:
         return of_checkpoint(path, remedy, named)
-    found = of_card(find_card(text), trusted=True)
-    asked: dict[str, Any] = {"_class_path": found.class_path}
-    if norm := found.init_args.get("norm"):
-        asked["norm"] = {"class_path": norm["class_path"]}
-    trust.check_classes(asked, text, remedy, named)
-    return found
+    return of_card(find_card(text), trust.Reader(text, remedy, named))
 
 
 def checkpoint_in(text: str) -> str | None:
@@ -187,38 +184,38 @@ def checkpoint_in(text: str) -> str | None:
 def of_checkpoint(path: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
     """The source of a Lightning checkpoint; arguments as for `find`."""
     checkpoint = read_checkpoint(path)
-    hparams = trust.check_classes(checkpoint.get("hyper_parameters"), path, remedy, named)
-    stored = {k: v for k, v in hparams.items() if not k.startswith("_")}
-    init_args = _renamed(hparams["_class_path"], stored)
-    return Source(path, hparams["_class_path"], init_args, checkpoint=checkpoint)
+    stored = checkpoint.get("hyper_parameters")
+    if not (isinstance(stored, dict) and "_class_path" in stored):
+        raise ValueError(
+            f"{path} does not name its model class: it was not written by a model of ln_zoo"
+        )
+    reader = trust.Reader(path, remedy, named)
+    cls = reader.find(stored["_class_path"], ZooModule)
+    own = {name: value for name, value in stored.items() if str(name)[:1] != "_"}
+    own = _renamed(stored["_class_path"], own)
+    return Source(path, cls, own, reader.arguments(cls, own), checkpoint=checkpoint)
 
 
 def of_card(
     card: Card,
+    reader: trust.Reader,
     norm: Norm | None = None,
     model: type[ZooModule] | None = None,
-    trusted: bool = False,
+    options: hub.HubOptions = hub.DEFAULTS,
 ) -> Source:
-    """The source of a card; norm and class replace the card's.
-
-    Unless ``trusted``, classes of the card's author are refused.
-    """
-    class_path = card.model
-    if model is None and not (trusted and registry.is_own(card.model)):
-        cls = registry.model_class(card.model)
-        class_path = f"{public_module(cls)}.{cls.__qualname__}"
-    init_args = _renamed(class_path, card.config.init_args)
-    if isinstance(file := init_args.get("vocabulary"), str):
-        init_args["vocabulary"] = _words(card, file)
+    """The source of a card; norm and class replace the card's."""
+    path = registry.class_path(card.model, registry.MODELS, "model")
+    cls = model or reader.find(path, ZooModule)
+    own = _renamed(path, card.config.init_args)
+    if (stored := own.pop("norm", None)) is not None and norm is None:
+        class_path = registry.class_path(stored["class"], registry.NORMS, "norm")
+        own["norm"] = {"class_path": class_path, "init_args": stored["init_args"]}
+    if isinstance(file := own.get("vocabulary"), str):
+        own["vocabulary"] = _words(card, file)
+    arguments = reader.arguments(cls, own)
     if norm is not None:
-        init_args["norm"] = norm
-    elif (stored := init_args.get("norm")) is not None:
-        if trusted and registry.is_own(stored["class"]):
-            stored = {"class_path": stored["class"], "init_args": stored["init_args"]}
-        else:
-            stored = to_config(registry.decode_norm(stored))
-        init_args["norm"] = stored
-    return Source(card.name, class_path, init_args, card=card, given=model)
+        arguments["norm"] = norm
+    return Source(card.name, cls, own, arguments, card=card, options=options)
 
 
 #: Arguments of models and norms in version 0.1, with their present names.
@@ -317,7 +314,10 @@ def load(
     else:
         options = hub.HubOptions(cache_dir, token, local_files_only, force_download)
         card = find_card(name_or_path, revision, options)
-        found = of_card(card, norm, model).load(num_classes, options)
+        # Classes of a card's author are passed, so that it is plain whose code runs.
+        remedy = "import it and pass it, as in load(..., {argument})"
+        reader = trust.Reader(card.name, remedy, loaded=False)
+        found = of_card(card, reader, norm, model, options).load(num_classes)
     return found.to(device=device, dtype=dtype)
 
 
@@ -351,7 +351,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a readable Lightning checkpoint (damaged, cut short, or written by "
-            f"another program): {trust.why_unreadable(error)}"
+            f"another program): {_why_unreadable(error)}"
         ) from error
     state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
@@ -361,6 +361,24 @@ def read_checkpoint(path: str) -> dict[str, Any]:
             f"{textwrap.shorten(holds, 80) or f'a {type(checkpoint).__name__}'}"
         )
     return checkpoint
+
+
+def _why_unreadable(error: Exception) -> str:
+    """Why torch could not read a checkpoint, in a few words.
+
+    torch's own account of what it refuses to run recommends to run it (``weights_only=False``).
+    """
+    text = str(error)
+    for pattern in _REFUSED:
+        if match := pattern.search(text):
+            name = match[1].rstrip(".,")
+            return (
+                f"it asks for {name}, and only tensors and plain values are read: others can run "
+                "code"
+            )
+    if text.strip() and isinstance(error, OSError | RuntimeError):
+        return first_line(error)
+    return "it holds something other than a checkpoint"
 
 
 # Cards
@@ -410,9 +428,10 @@ def _of_version(folders: list[Path], revision: str | None) -> Card:
     )
 
 
-def read_weights(card: Card) -> dict[str, Tensor]:
+def read_weights(card: Card, options: hub.HubOptions = hub.DEFAULTS) -> dict[str, Tensor]:
     """The weights of a card, with the size and sha256 of the local card, also if downloaded."""
-    card = with_weights(card)
+    card = with_weights(card, options)
+    check_header(card.path(catalog.WEIGHTS))
     try:
         return safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
     except safetensors.SafetensorError as error:

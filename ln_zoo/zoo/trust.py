@@ -1,162 +1,171 @@
-"""What an untrusted checkpoint may contain: plain values, and names of ln_zoo's classes.
+"""What a file of a stranger may choose: values of the kinds that annotations name, and classes.
 
-Importing a module runs its code. A class of another package is used only if it is loaded already or
-if the user names it. Imports no torch.
+A file selects, it never spells: its values reach constructors as Python objects, no text in it is
+parsed, and no module is imported because it names one. Imports no torch.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import importlib
-import re
+import inspect
+import json
 import sys
-from collections.abc import Collection, Mapping
-from typing import Any
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, get_args, get_origin
 
-from ln_zoo.zoo.errors import first_line
+from ln_zoo.zoo import schema
+from ln_zoo.zoo.errors import CardError, NotAllowedError
+from ln_zoo.zoo.names import nearest
 
-
-class OwnModuleError(ValueError):
-    """A module that the user named cannot be imported."""
-
-
-#: Errors of torch for content that weights-only loading rejects.
-_REFUSED = (
-    re.compile(r"GLOBAL (\S+)"),
-    re.compile(r"load (\S+) whose module \S+ is blocked"),
-    re.compile(r"instantiate class (\S+)"),
-)
-#: Text in which a parser may find the path of a class, or a file: also as YAML or JSON.
-_CLASS = re.compile(r"\w\.\w|\{|class_path|\\[xuUN]")
+#: Annotations that any plain value, or any mapping or sequence of them, fits.
+_ANY = (Any, object, dict, list, tuple)
 
 
-def check_classes(
-    hyper_parameters: object, where: str, remedy: str, named: Collection[str] = ()
-) -> dict[str, Any]:
-    """The hyperparameters of a checkpoint, if all classes that they name may be imported.
+@dataclass(frozen=True)
+class Reader:
+    """Reads the arguments of classes that a file holds, as their annotations say.
 
-    Those are classes of ``ln_zoo``, of modules that are already imported, and in ``named``, the
-    class paths that the user gave. Nothing is imported here.
-
-    Args:
-        hyper_parameters: as the checkpoint holds them.
-        where: name of the checkpoint in errors.
-        remedy: suggestion for a class of another module that the user trusts; ``{place}``
-            (``model``, ``model.norm``), ``{path}`` and ``{module}`` stand for it.
-        named: class paths that the user gave.
-
-    Raises:
-        ValueError: for any other class, or if they are not what a model of ln_zoo stores.
-
-    Example:
-        >>> stored = {"_class_path": "my_models.Mine", "norm": None}
-        >>> check_classes(stored, "x.ckpt", "give --{place} {path}")
-        Traceback (most recent call last):
-            ...
-        ValueError: x.ckpt is of my_models.Mine, ... give --model my_models.Mine
-        >>> check_classes(stored, "x.ckpt", "", named={"my_models.Mine"}) == stored
-        True
+    A class may be one of ln_zoo's, a subclass of the annotated class whose module is imported
+    already, or one that the user named.
     """
-    if not isinstance(hyper_parameters, Mapping) or "_class_path" not in hyper_parameters:
-        raise ValueError(
-            f"{where} does not name its model class: it was not written by a model of ln_zoo"
+
+    where: str  #: name of the file, in errors
+    #: What to do about a class that the user trusts; ``{place}`` (``model``, ``model.norm``),
+    #: ``{path}``, ``{module}`` and ``{argument}`` (``model=Mine``, ``norm=Mine()``) stand for it.
+    remedy: str = "give --import {module}"
+    named: Collection[str] = ()  #: class paths that the user gave
+    loaded: bool = True  #: whether a module that is imported already will do
+
+    def find(self, path: object, base: type, place: str = "model") -> Any:
+        """The subclass of ``base`` at a class path; NotAllowedError if it may not be chosen."""
+        found = None
+        if isinstance(path, str):
+            if path in self.named:
+                found = _imported(path, self.where)
+            elif self.loaded or path.startswith("ln_zoo."):
+                found = _loaded(path)
+        if found is None:
+            self._refuse(path, place)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise NotAllowedError(f"{self.where}: {place} is {path}, not a {base.__name__}")
+        return found
+
+    def arguments(
+        self, cls: type, values: Mapping[str, Any], place: str = "model"
+    ) -> dict[str, Any]:
+        """The arguments of a class, as objects. CardError for an unknown one or another kind."""
+        _check_plain(values, f"{self.where}: {place}")
+        known, others = _annotations(cls)
+        found = {}
+        for name, value in values.items():
+            if name not in known and not others:
+                raise CardError(
+                    f"{self.where}: {cls.__name__} takes no argument {name!r:.80}"
+                    f"{nearest(str(name), known)}; it was written by another version of this "
+                    f"class, or by hand. Known are {', '.join(known)}"
+                )
+            at = f"{self.where}: {place}.{name}"
+            found[name] = schema.read_as(known.get(name, Any), value, at, self._resolve)
+        return found
+
+    def _resolve(self, kind: Any, value: Any, where: str) -> Any:
+        """A class, a function, an instance, or plain values that name no class."""
+        place = where.removeprefix(f"{self.where}: ")
+        if get_origin(kind) is type:
+            path = value.get("class_path") if isinstance(value, dict) else value
+            return self.find(path, get_args(kind)[0], place)
+        if get_origin(kind) is Callable:
+            if isinstance(value, str) and value in self.named:
+                return _imported(value, self.where)
+            self._refuse(value, place)
+        if kind not in _ANY and isinstance(kind, type):
+            if not (isinstance(value, dict) and "class_path" in value):
+                raise CardError(f"{where} must be of type {kind.__name__}, got {value!r:.200}")
+            cls = self.find(value["class_path"], kind, place)
+            init_args = schema.read_as(dict, value.get("init_args", {}), where)
+            arguments = self.arguments(cls, init_args, place)
+            try:
+                return cls(**arguments)
+            except (TypeError, ValueError) as error:
+                raise CardError(f"{where}: {error}") from error
+        if (path := _class_path(value)) is not None:
+            self._refuse(path, place)
+        if kind in _ANY[2:] and not isinstance(value, kind):
+            raise CardError(f"{where} must be of type {kind.__name__}, got {value!r:.200}")
+        return value
+
+    def _refuse(self, path: object, place: str) -> NoReturn:
+        module, _, name = str(path).rpartition(".")
+        value = name if place == "model" else f"{name}()"
+        argument = f"{place.rpartition('.')[2]}={value}"
+        how = self.remedy.format(place=place, path=path, module=module, argument=argument)
+        raise NotAllowedError(
+            f"{self.where}: {place} asks for {path!r:.80}, which is not one of ln_zoo's classes, "
+            f"and nothing is imported because a file names it: if you trust the file, {how}"
         )
-    norm = hyper_parameters.get("norm")
-    if norm is not None and not (isinstance(norm, Mapping) and "class_path" in norm):
-        # A name or a path given as text would be looked up, or read as a configuration file.
-        raise ValueError(
-            f"{where}: norm must be stored as class_path and init_args, got {norm!r:.80}: it was "
-            "not written by a model of ln_zoo"
-        )
-    for place, path in _class_paths(hyper_parameters):
-        if not isinstance(path, str):
-            raise ValueError(f"{where}: a class path must be text, got {path!r:.80}")
-        if path not in named and not is_loaded(path):
-            verb = "is of" if place == "model" else "asks for"
-            how = remedy.format(place=place, path=path, module=path.rpartition(".")[0])
-            raise ValueError(
-                f"{where} {verb} {path}, which is not one of ln_zoo's classes, and modules named "
-                f"in a file are not imported: if you trust the file, {how}"
-            )
-    return dict(hyper_parameters)
 
 
-def is_loaded(class_path: str) -> bool:
-    """Whether importing a class runs no code but ours: its module is ours, or imported already.
+def _annotations(cls: type) -> tuple[dict[str, Any], bool]:
+    """Annotations of a constructor's parameters, and whether it takes others.
 
-    Example:
-        >>> is_loaded("ln_zoo.norms.LayerNorm"), is_loaded("my_norm.MyNorm")
-        (True, False)
+    Keyword arguments that are passed on are looked up in the base classes.
     """
-    module, *names = class_path.split(".")
-    if module == "ln_zoo":
-        return True
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
+            continue
+        init: Any = base.__init__  # type: ignore[misc]
+        # Some modules import names of annotations for type checkers only.
+        names = vars(typing) | vars(collections.abc) | getattr(init, "__globals__", {})
+        try:
+            hints = typing.get_type_hints(init, names, include_extras=True)
+        except (NameError, TypeError, AttributeError):
+            hints = {}
+        parameters = list(inspect.signature(base).parameters.values())
+        passed_on = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                found.setdefault(parameter.name, hints.get(parameter.name, Any))
+        if not passed_on:
+            return found, False
+    return found, True
+
+
+def _check_plain(values: object, where: str) -> None:
+    """Raises CardError unless all values are plain, finitely many and nested in few levels."""
+    try:
+        json.dumps(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CardError(f"{where}: expected numbers, text, lists and mappings: {error}") from error
+
+
+def _class_path(value: object) -> Any:
+    """The first class path within plain values, or None."""
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            return value["class_path"] or ""
+        value = list(value.values())
+    inner = map(_class_path, value if isinstance(value, list | tuple) else ())
+    return next((path for path in inner if path is not None), None)
+
+
+def _loaded(path: str) -> object:
+    """The object at a path whose module is imported already, or None."""
+    module, *names = path.split(".")
     found: object = sys.modules.get(module)
     for name in names:
         module = f"{module}.{name}"
         # Without asking: a module may import another when it is asked for a name.
         found = sys.modules.get(module) or getattr(found, "__dict__", {}).get(name)
-    return found is not None
-
-
-def why_unreadable(error: Exception) -> str:
-    """Why torch could not read a checkpoint, in a few words.
-
-    torch's own account of what it refuses to run recommends to run it (``weights_only=False``).
-
-    Example:
-        >>> why_unreadable(ValueError("... Unsupported global: GLOBAL os.system was"))
-        'it asks for os.system, and only tensors and plain values are read: others can run code'
-    """
-    text = str(error)
-    for pattern in _REFUSED:
-        if match := pattern.search(text):
-            name = match[1].rstrip(".,")
-            return (
-                f"it asks for {name}, and only tensors and plain values are read: others can run "
-                "code"
-            )
-    if text.strip() and isinstance(error, OSError | RuntimeError):
-        return first_line(error)
-    return "it holds something other than a checkpoint"
-
-
-def import_own(module: str) -> None:
-    """Imports a module that the user named with ``--import``."""
-    try:
-        importlib.import_module(module)
-    except (ImportError, ValueError, TypeError) as error:
-        raise OwnModuleError(
-            f"--import {module}: {error}: give the name of a module, such as my_models for "
-            "my_models.py in the current folder"
-        ) from error
-
-
-def _class_paths(hyper_parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Every class path, with the option that sets it."""
-    found: list[tuple[str, Any]] = [("model", hyper_parameters["_class_path"])]
-    # Text in arguments of other classes is theirs to read: the user named them.
-    ours = str(hyper_parameters["_class_path"]).startswith("ln_zoo.")
-    arguments = {k: v for k, v in hyper_parameters.items() if not str(k).startswith("_")}
-    waiting: list[tuple[str, Any]] = [("model", arguments)]
-    seen: set[int] = set()  # a pickle may hold itself
-    while waiting:
-        place, value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, Mapping):
-            if "class_path" in value:
-                found.append((place, value["class_path"]))
-            for key, inner in value.items():
-                if key == "vocabulary" and isinstance(inner, list):
-                    continue
-                if key == "vocabulary" and isinstance(inner, str) and ours:
-                    found.append((f"{place}.{key}", inner))  # any word may name a file
-                    continue
-                waiting.append((place if key == "init_args" else f"{place}.{key}", inner))
-        elif isinstance(value, str) and ours and _CLASS.search(value):
-            # An argument that takes a class would import it.
-            found.append((place, value))
-        elif isinstance(value, list | tuple | set | frozenset):
-            waiting += [(place, inner) for inner in value]
     return found
+
+
+def _imported(path: str, where: str) -> object:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CardError(f"{where}: {path} cannot be imported: {error}") from error

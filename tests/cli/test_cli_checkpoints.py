@@ -178,7 +178,7 @@ def test_one_source_of_models(trained: Path, here: Path, monkeypatch: Patch) -> 
     measured = []
     for text in (trained, trained.parents[1], here / "cards/mlp.again", "mlp.again"):
         found = source.find(str(text))
-        assert (found.cls, found.init_args["hidden_sizes"]) == (MLPClassifier, [8]), text
+        assert (found.cls, found.arguments["hidden_sizes"]) == (MLPClassifier, [8]), text
         for loaded in (found.load(), ln_zoo.load(text)):
             assert not loaded.training
             assert same(dict(loaded.state_dict()), dict(state)), text
@@ -255,12 +255,12 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
     for given, says in (
         ("test --ckpt_path=model.ckpt", "model.ckpt redteam.Foo"),
         ("test --ckpt_path=norm.ckpt", "--model.norm redteam.Foo"),
-        ("test --ckpt_path=path.ckpt", "norm class_path"),
-        ("test --ckpt_path=cell.ckpt", "redteam.Foo"),
-        ("fit --weights=json.ckpt", "redteam.Foo"),
-        ("fit --weights=yaml.ckpt", "redteam.Foo"),
-        ("test --weights=words.ckpt", "mine.yaml"),
-        ("test --weights=file.ckpt", "mine"),
+        ("test --ckpt_path=path.ckpt", "norm norm.yaml"),
+        ("test --ckpt_path=cell.ckpt", "activation redteam.Foo"),
+        ("fit --weights=json.ckpt", "activation redteam.Foo"),
+        ("fit --weights=yaml.ckpt", "activation redteam.Foo"),
+        ("test --weights=words.ckpt", "vocabulary"),
+        ("test --weights=file.ckpt", "vocabulary"),
         ("test --weights=model.ckpt", "--model redteam.Foo"),
         ("fit --ckpt_path=norm.ckpt", "redteam.Foo"),
         ("predict --weights=norm.ckpt", "redteam.Foo"),
@@ -319,7 +319,7 @@ def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> Non
         assert "ignored" not in succeed("test", *argv, "--data=Digits", *QUIET).err
     fit(*own, "--ckpt_path=last", epochs=2)
     assert load(last(3, "Decayed-Mine"))["hyper_parameters"]["norm"]["init_args"]["eps"] == 1e-3
-    # Both of its classes are to be named.
-    fails("test", "--ckpt_path", mine, own[0], "--data=Digits", *QUIET,
-          says=["--model.norm my_models.Mine"])  # fmt: skip
+    # A class of a module that the user names is imported with it.
+    succeed("test", "--ckpt_path", mine, own[0], "--data=Digits", *QUIET)
+    fails("test", "--ckpt_path", mine, "--data=Digits", *QUIET, says=["--model my_models.Decayed"])
     fails("analyze", "dynamics", "--ckpt", mine, "--import=my_models", code=1, says=["Decayed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ln_zoo.cli import optimizers
 from ln_zoo.cli.arguments import Arguments
+from ln_zoo.cli.notes import plain
 from ln_zoo.cli.optimizers import OPTIMIZATION
 from ln_zoo.models import Handwriting, MLPClassifier, ZooModule
 
@@ -114,7 +116,8 @@ def test_a_users_model_with_a_schedule_of_its_own() -> None:
 
 def test_whose_learning_rate_it_is(capsys: Capture) -> None:
     given = settings("AdamW {lr: 0.001}")
-    assert optimizers.use_rate_of_model(given, Arguments(["fit", "--optimizer", "AdamW"]))
+    use = optimizers.use_rate_of_model
+    assert use(given.optimizer, 0.02, Arguments(["fit", "--optimizer", "AdamW"]))
     assert given.optimizer.init_args.lr == 0.02
     model = MLPClassifier(64, [8], lr=0.02)
     model.lr = 0.5  # as a learning rate finder sets it
@@ -124,15 +127,14 @@ def test_whose_learning_rate_it_is(capsys: Capture) -> None:
     assert capsys.readouterr().err == ""
 
     given = settings("AdamW {lr: 0.001}")
-    assert not optimizers.use_rate_of_model(given, Arguments(["fit", "--optimizer.lr=0.001"]))
+    assert not use(given.optimizer, 0.02, Arguments(["fit", "--optimizer.lr=0.001"]))
     assert given.optimizer.init_args.lr == 0.001
     note = capsys.readouterr().err
     assert all(word in note for word in ("model.lr", "0.02", "optimizer.lr", "0.001"))
     # A model without a rate, an optimizer without one, no optimizer.
-    given.model.init_args = Namespace()
-    assert not optimizers.use_rate_of_model(given, Arguments(["fit"]))
-    assert not optimizers.use_rate_of_model(settings("Adafactor2 {}"), Arguments(["fit"]))
-    assert not optimizers.use_rate_of_model(settings(), Arguments(["fit"]))
+    assert not use(given.optimizer, None, Arguments(["fit"]))
+    assert not use(settings("Adafactor2 {}").optimizer, 0.02, Arguments(["fit"]))
+    assert not use(None, 0.02, Arguments(["fit"]))
 
 
 def test_functions_are_stored_by_their_path() -> None:
@@ -149,10 +151,25 @@ def test_functions_are_stored_by_their_path() -> None:
     assert stored["lr_scheduler"]["init_args"]["lr_lambda"].endswith(".square")
 
 
-def test_a_checkpoint_imports_no_optimizer_because_it_names_it() -> None:
-    named = {"optimizer": {"class_path": "my_lion.Lion", "init_args": {}}}
-    with pytest.raises(ValueError, match=r"my_lion\.Lion.* --optimizer my_lion"):
-        optimizers.of_checkpoint({OPTIMIZATION: named}, "a.ckpt", Arguments(["fit"]))
-    mine = Arguments(["fit", "--optimizer=my_lion.Lion"])
-    found = optimizers.of_checkpoint({OPTIMIZATION: named}, "a.ckpt", mine)
-    assert found["optimizer"] == named["optimizer"]
+def test_a_checkpoint_imports_no_optimizer_because_it_names_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "my_lion.py").write_text(
+        "import torch\nclass Lion(torch.optim.SGD): pass\ndef halve(epoch): return 0.5**epoch\n"
+    )
+    monkeypatch.syspath_prepend(here)
+    schedule = {
+        "class_path": "torch.optim.lr_scheduler.LambdaLR",
+        "init_args": {"lr_lambda": "my_lion.halve"},
+    }
+    stored = {"optimizer": {"class_path": "my_lion.Lion", "init_args": {"lr": 0.5}}}
+    for named, place in ((stored, "optimizer"), ({"lr_scheduler": schedule}, "lr_lambda")):
+        with pytest.raises(ValueError, match=rf"my_lion.*--\S*{place} my_lion"):
+            optimizers.of_checkpoint({OPTIMIZATION: named}, "a.ckpt", Arguments(["fit"]))
+    assert "my_lion" not in sys.modules
+    mine = ["fit", "--optimizer=my_lion.Lion", "--lr_scheduler.lr_lambda=my_lion.halve"]
+    stored["lr_scheduler"] = schedule
+    found = optimizers.of_checkpoint({OPTIMIZATION: stored}, "a.ckpt", Arguments(mine))
+    assert plain(found) == stored | {"lr_scheduler_config": {"interval": "epoch", "frequency": 1}}
+    assert found.lr_scheduler.init_args.lr_lambda is sys.modules["my_lion"].halve
+    monkeypatch.delitem(sys.modules, "my_lion")

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import os
 import pathlib
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
 from refusals import refused
 
-from ln_zoo import models
-from ln_zoo.models import ZooModule
+from ln_zoo.cli.commands import own_module
+from ln_zoo.layers import GRU
+from ln_zoo.models import DRAW, Handwriting, MLPClassifier, SequenceClassifier, SkipThought
 from ln_zoo.norms import LayerNorm, to_config
 from ln_zoo.zoo import source
-from ln_zoo.zoo.trust import OwnModuleError, check_classes, import_own, is_loaded, why_unreadable
+from ln_zoo.zoo.source import _why_unreadable
+from ln_zoo.zoo.trust import Reader
 
-OURS = "ln_zoo.models.MLPClassifier"
 NORM = to_config(LayerNorm())
 
 
@@ -36,100 +35,123 @@ def red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def read(stored: Any, **options: Any) -> dict[str, Any]:
+    return Reader("x.ckpt", "give --{place} {path}", **options).arguments(MLPClassifier, stored)
+
+
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        ({"_class_path": "redteam_mod.Foo"}, "is of redteam_mod.Foo, .*, give --model redteam_mod"),
-        (
-            {"_class_path": OURS, "norm": {"class_path": "redteam_mod.Foo"}},
-            "asks for redteam_mod.Foo, which is not .*, give --model.norm redteam_mod",
-        ),
-        (
-            {"_class_path": OURS, "norm": NORM | {"init_args": {"eps": {"class_path": "red.X"}}}},
-            "asks for red.X, .*, give --model.norm.eps red.X",
-        ),
-        ({"_class_path": OURS, "sizes": [{"class_path": "red.X"}]}, "asks for red.X"),
-        ({"_class_path": OURS, "norm": "redteam_mod.Foo"}, r"norm.*class_path"),
-        ({"_class_path": OURS, "norm": "/path.yaml"}, r"norm.*class_path"),
-        ({"_class_path": OURS, "norm": ["redteam_mod.Foo"]}, r"norm.*class_path"),
-        ({"_class_path": ["redteam_mod"]}, "a class path must be text"),
-        # What import would look for inside of a package that is there.
-        ({"_class_path": "os.redteam_mod.Foo"}, "is of os.redteam_mod.Foo"),
-        ({"_class_path": "lib2to3.pgen2.driver.Driver"}, "is of lib2to3"),
-        ({"_class_path": "redteam_mod"}, "is of redteam_mod,"),
-        ({"_class_path": ""}, "is of ,"),
-        ({"norm": None}, r"x.ckpt.*model class"),
-        ([1, 2], r"x.ckpt.*model class"),
-        (None, r"x.ckpt.*model class"),
+        ({"norm": {"class_path": "redteam_mod.Foo"}}, "norm .*redteam_mod.Foo.*--model.norm red"),
+        ({"norm": NORM | {"init_args": {"eps": {"class_path": "red.X"}}}}, "norm.eps .*red.X"),
+        ({"norm": NORM | {"init_args": ["eps"]}}, "norm .*eps"),
+        ({"norm": {"class_path": "ln_zoo.models.MLPClassifier"}}, "MLPClassifier, not a Norm"),
+        ({"norm": {"class_path": "os.system"}}, "os.system, not a Norm"),
+        ({"norm": {"class_path": ["redteam_mod"]}}, "norm .*redteam_mod"),
+        ({"norm": {"class_path": "lib2to3.pgen2.driver.Driver"}}, "lib2to3"),
+        ({"norm": "redteam_mod.Foo"}, "norm .*redteam_mod.Foo"),
+        ({"norm": "/path.yaml"}, "norm .*/path.yaml"),
+        ({"norm": ["redteam_mod.Foo"]}, "norm .*redteam_mod.Foo"),
+        ({"hidden_sizes": [{"class_path": "red.X"}]}, "hidden_sizes"),
+        ({"hidden_sizes": [1.5]}, "hidden_sizes"),
+        ({"hidden_sizes": "[8]"}, "hidden_sizes"),
+        ({"num_classes": True}, "num_classes"),
+        ({"activation": "softsign"}, "activation .*'relu', 'tanh'.*softsign"),
+        ({"lr": "1e-3"}, "lr .*1e-3"),
+        ({"lr": b"1"}, "bytes"),
+        ({"hiden_sizes": [8]}, "'hiden_sizes'.*hidden_sizes"),
+        ({"lr": {1: 2}}, "lr"),
     ],
 )
-def test_foreign_classes_are_refused(red: Path, stored: Any, message: str) -> None:
-    refused(message, check_classes, stored, "x.ckpt", "give --{place} {path}")
+def test_what_does_not_fit_its_kind_is_refused(red: Path, stored: Any, message: str) -> None:
+    refused(f"x.ckpt.*{message}", read, stored)
     assert not (red / "imported").exists()
 
 
-#: Spellings of a class that some reader of arguments would import: plain, YAML, JSON, nested.
-SPELLINGS: list[Any] = [
-    *("redteam_mod.Foo", " redteam_mod.Foo", '"redteam_mod.Foo"', "[redteam_mod.Foo]"),
-    "class_path: redteam_mod.Foo",
-    '{"class_path": "redteam_mod.Foo"}',
-    '{"class_path": "redteam\\u005fmod\\u002eFoo"}',
-    {"class_path": "redteam_mod.Foo"},
-    {"class_path": "redteam_mod.Foo", "init_args": {}},
-    {"init_args": {"class_path": "redteam_mod.Foo"}},
-    ["redteam_mod.Foo"],
-    [["redteam_mod.Foo"]],
-    [{"class_path": "redteam_mod.Foo"}],
-]
+def test_values_arrive_as_objects() -> None:
+    found = read({"hidden_sizes": [8], "normalize_logits": None, "lr": 1, "norm": NORM})
+    assert found == {"hidden_sizes": [8], "normalize_logits": None, "lr": 1, "norm": LayerNorm()}
+    reader = Reader("x.ckpt")
+    draw = reader.arguments(DRAW, {"image_size": [28, 28], "normalize": ["input"]})
+    assert draw == {"image_size": (28, 28), "normalize": ["input"]}
+    text = "class_path: redteam_mod.Foo"  # an alphabet may be any text
+    assert reader.arguments(Handwriting, {"alphabet": text}) == {"alphabet": text}
+    cell = {"class_path": "ln_zoo.layers.GRU"}
+    assert reader.arguments(SequenceClassifier, {"cell": cell}) == {"cell": GRU}
+    refused("vocabulary.*words.txt", reader.arguments, SkipThought, {"vocabulary": "words.txt"})
 
 
-def arguments() -> list[tuple[type[ZooModule], str]]:
-    classes = [getattr(models, name) for name in models.__all__]
-    mine = [c for c in classes if inspect.isclass(c) and issubclass(c, ZooModule)]
-    return [(c, name) for c in mine for name in get_type_hints(c.__init__) if name != "return"]
+class Encoder(torch.nn.Module):
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+        self.size = size
+
+
+class Mine(MLPClassifier):
+    """A user's class: untyped, passed on, and classes of its own."""
+
+    def __init__(self, shape, encoder: Encoder, sizes: Sequence[int] = (), **options: Any) -> None:
+        super().__init__(64, **options)
+
+
+def test_arguments_of_a_users_class() -> None:
+    reader = Reader("x.ckpt")
+    encoder = {"class_path": f"{__name__}.Encoder", "init_args": {"size": 3}}
+    stored = {"shape": {"a": ["any.text"]}, "encoder": encoder, "sizes": [1], "norm": NORM}
+    found = reader.arguments(Mine, stored)
+    assert found.pop("encoder").size == 3
+    assert found == {"shape": {"a": ["any.text"]}, "sizes": [1], "norm": LayerNorm()}
+    refused("hidden_sizes", reader.arguments, Mine, {"hidden_sizes": "x"})  # of the base class
+    refused("red.X", reader.arguments, Mine, {"shape": [{"class_path": "red.X"}]})
+    linear = {"class_path": "torch.nn.Linear", "init_args": {}}
+    refused("not a Encoder", reader.arguments, Mine, {"encoder": linear})
+
+
+def test_named_and_imported_classes_are_admitted(red: Path) -> None:
+    (red / "redteam_mod.py").write_text(
+        "from ln_zoo.norms import RMSNorm\nopen('imported', 'w')\nclass Foo(RMSNorm): pass\n"
+    )
+    stored = {"norm": {"class_path": "redteam_mod.Foo"}}
+    refused(r"redteam_mod\.Foo", read, stored, named={"redteam_mod.Bar"})
+    assert not (red / "imported").exists()
+    refused(r"redteam_mod\.Bar", read, {"norm": {"class_path": "redteam_mod.Bar"}},
+            named={"redteam_mod.Bar"})  # fmt: skip
+    (found,) = read(stored, named={"redteam_mod.Foo"}).values()
+    assert type(found).__name__ == "Foo"
+    assert read(stored) == {"norm": found}  # it is imported now
+    refused(r"redteam_mod\.Foo", read, stored, loaded=False)
+
+
+def test_values_that_hold_themselves_or_too_much() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    refused("x.ckpt", read, {"hidden_sizes": endless})
+    refused("x: model", Reader("x").arguments, Mine, {"shape": endless})
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), arguments(), ids=[f"{c.__name__}-{name}" for c, name in arguments()]
+    ("stored", "message"),
+    [
+        ({"_class_path": "redteam_mod.Foo"}, r"redteam_mod.Foo.*--import redteam_mod"),
+        ({"_class_path": ["redteam_mod"]}, "redteam_mod"),
+        ({"_class_path": "os.redteam_mod.Foo"}, "os.redteam_mod.Foo"),
+        ({"_class_path": "torch.nn.Linear"}, "torch.nn.Linear, not a ZooModule"),
+        ({"_class_path": "ln_zoo.models.MLPClassifier", 5: 1}, "5"),
+        ({"norm": None}, "model class"),
+        ([1, 2], "model class"),
+        (None, "model class"),
+    ],
 )
-def test_no_argument_of_a_model_imports_a_module(
-    red: Path, model: type[ZooModule], name: str
-) -> None:
-    """In no type of argument and no spelling, also if building fails afterwards."""
-    for spelling in SPELLINGS:
-        stored = {"_class_path": f"ln_zoo.models.{model.__name__}", name: spelling}
-        torch.save({"state_dict": {}, "hyper_parameters": stored}, "x.ckpt")
-        if name == "vocabulary" and isinstance(spelling, list):  # words of a text
-            with contextlib.suppress(ValueError):
-                source.find("x.ckpt").build()
-        else:
-            refused(r"x\.ckpt", source.find, "x.ckpt")
-        assert not (red / "imported").exists(), spelling
-
-
-def test_our_own_and_named_and_imported_classes_are_admitted(red: Path) -> None:
-    ours = {"_class_path": OURS, "norm": NORM, "hidden_sizes": [8]}
-    assert check_classes(ours, "x", "") == ours
-    theirs = {"_class_path": "redteam_mod.Foo", "norm": {"class_path": "redteam_mod.Bar"}}
-    named = {"redteam_mod.Foo", "redteam_mod.Bar"}
-    assert check_classes(theirs, "x", "", named) == theirs
-    refused(r"redteam_mod\.Bar", check_classes, theirs, "x", "", {"redteam_mod.Foo"})
+def test_checkpoints_of_other_classes(red: Path, stored: Any, message: str) -> None:
+    torch.save({"state_dict": {}, "hyper_parameters": stored}, "x.ckpt")
+    refused(rf"x\.ckpt.*{message}", source.find, "x.ckpt")
     assert not (red / "imported").exists()
-    import_own("redteam_mod")
-    assert is_loaded("redteam_mod.Foo")
-    assert not is_loaded("redteam_mod.Bar")  # no such class
-
-
-def test_values_that_hold_themselves() -> None:
-    endless: dict[str, Any] = {"_class_path": OURS}
-    endless["again"] = [endless]
-    assert check_classes(endless, "x", "") == endless
 
 
 def test_the_import_option() -> None:
-    import_own("json")
+    own_module("--import", "json")
     for name in ("no_such_module", "", ".relative", "a..b"):
-        refused("--import", import_own, name, error=OwnModuleError)
+        refused("--import", own_module, "--import", name)
 
 
 class Payload:
@@ -153,7 +175,7 @@ def test_why_a_file_is_refused(red: Path, write: Callable[[Path], object], reaso
     write(red / "x.ckpt")
     with pytest.raises((pickle.UnpicklingError, LookupError, EOFError, RuntimeError)) as caught:
         torch.load(red / "x.ckpt", weights_only=True)
-    told = why_unreadable(caught.value)
+    told = _why_unreadable(caught.value)
     assert told.startswith(reason)
     assert "weights_only" not in told
     assert "\n" not in told
