@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ln_zoo.data.archives import damage_named, read_archive, read_rest
+from ln_zoo.data.archives import damage_named, damaged, read_archive, read_rest
 from ln_zoo.files import open_regular
 
 _MAX_BYTES = 4_000_000_000
@@ -20,7 +20,7 @@ def map_array(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy evaluates the header, which can fail in any way
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -32,9 +32,5 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         try:
             arrays[name.removesuffix(".npy")] = np.load(file, allow_pickle=False)
         except Exception as error:
-            raise _damaged(where, error) from error
+            raise damaged(where, error) from error
     return arrays
-
-
-def _damaged(where: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"{where} cannot be read ({error}): it is damaged or not an array")

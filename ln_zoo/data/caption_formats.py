@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.archives import open_file, read_file
+from ln_zoo.data.archives import damaged, open_file, read_file
 from ln_zoo.data.array_files import map_array, read_npz
 from ln_zoo.data.base_captions import CaptionedSet, caption_words
 from ln_zoo.data.folders import check_folder, find_files, listing
+from ln_zoo.data.ragged import check_offsets
 from ln_zoo.data.text_files import read_lines
+from ln_zoo.files import decode_picture
 
 CAPTIONS = "captions.tsv"
 THUMBNAILS = "thumbs64_jpeg.npz"
 
 _MAX_BYTES = 4_000_000_000
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 #: Splits in caption files, and the sets they belong to.
 _SPLITS = {"train": "train", "dev": "val", "val": "val", "test": "test", "restval": "restval"}
 _SETS = ("train", "val", "test")
@@ -77,16 +80,20 @@ def read_thumbnails(path: Path) -> Callable[[str], np.ndarray | None]:
         names, offsets, data = (arrays[name] for name in ("image", "offsets", "data"))
     except KeyError as error:
         raise ValueError(f"{path} is not an archive of thumbnails: no array {error}") from error
+    check_offsets(offsets, data.size, path)
+    if names.shape != (len(offsets) - 1,) or data.ndim != 1 or data.dtype != np.uint8:
+        raise ValueError(
+            f"{path}: offsets of {len(offsets) - 1:,} images with names {names.shape} and data "
+            f"{data.dtype} {data.shape}, expected names (N,) and uint8 (M,)"
+        )
     place = {str(name): i for i, name in enumerate(names)}
 
     def picture(name: str) -> np.ndarray | None:
-        from PIL import Image
-
         if name not in place:
             return None
         i = place[name]
-        with Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]].tobytes())) as image:
-            return np.asarray(image.convert("RGB"))
+        content = data[offsets[i] : offsets[i + 1]].tobytes()
+        return decode_picture(content, f"{path}, image {i}", "RGB", ("JPEG",))
 
     return picture
 
@@ -113,7 +120,9 @@ def _read_karpathy(
     images = []
     for number, image in enumerate(content["images"]):
         try:
-            name, split = str(image.get("filename", number)), str(image["split"])
+            name, split = str(image.get("filename", number)), image["split"]
+            if not isinstance(split, str):
+                raise TypeError(f"a split of type {type(split).__name__}")
             captions = [_tokens(sentence) for sentence in image["sentences"][:each]]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -177,6 +186,8 @@ def _read_released(root: Path, arrays: dict[str, Path], each: int) -> dict[str, 
 
 def _tokens(sentence: dict[str, Any]) -> list[str]:
     tokens = sentence["tokens"] if "tokens" in sentence else caption_words(sentence["raw"])
+    if not isinstance(tokens, list):
+        raise TypeError(f"tokens of type {type(tokens).__name__}")
     # Words of a vocabulary have no white space.
     return [word for token in tokens for word in token.split()]
 
@@ -198,20 +209,30 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_features(path: Path) -> np.ndarray:
-    if path.suffix == ".npy":
-        array = map_array(path)
-    else:
-        from scipy.io import loadmat
-
-        try:
-            content = loadmat(io.BytesIO(read_file(path, _MAX_BYTES)))
-            arrays = {key: v for key, v in content.items() if not key.startswith("__")}
-            array = arrays.get("feats", next(iter(arrays.values())))
-        except (OSError, ValueError, NotImplementedError, StopIteration, TypeError) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
-    if array.ndim != 2:
-        raise ValueError(f"{path} must be a matrix (images, features), got {array.shape}")
+    array = map_array(path) if path.suffix == ".npy" else _read_mat(path)
+    if not isinstance(array, np.ndarray) or array.ndim != 2:
+        raise ValueError(
+            f"{path} must be a dense matrix (images, features), got {type(array).__name__} "
+            f"{array.shape}"
+        )
     return array
+
+
+def _read_mat(path: Path) -> Any:
+    """Read ``feats``, or the first variable, of a MATLAB file."""
+    from scipy.io import loadmat, whosmat
+
+    content = read_file(path, _MAX_BYTES)
+    if _HDF5 in (content[:8], content[512:520]):
+        raise ValueError(
+            f"{path} is a file of MATLAB 7.3: save it as version 7 (save -v7), or as .npy"
+        )
+    try:
+        names = [name for name, *_ in whosmat(io.BytesIO(content))]
+        name = "feats" if "feats" in names else names[0]
+        return loadmat(io.BytesIO(content), variable_names=[name])[name]
+    except Exception as error:  # a damaged file can raise anything
+        raise damaged(path, error) from error
 
 
 def _choose(paths: Sequence[Path], wanted: str | None, where: Path) -> Path:

@@ -52,8 +52,11 @@ def test_coordinates_of_the_description_are_no_points_and_empty_strokes_none() -
         (xml([[(1, "two")]]), "malformed XML: could not convert string to float: 'two'"),
         (xml([]), "^no strokes$"),
         (xml([[], []]), "^no strokes$"),
-        (xml([[(1, 2), (3, "nan")]]), "^coordinates that are not finite$"),
-        (xml([[("-inf", 2)]]), "^coordinates that are not finite$"),
+        (xml([[(1, 2), (3, "nan")]]), "not finite"),
+        (xml([[("-inf", 2)]]), "not finite"),
+        (xml([[(1, 2), (3, "1e39")]]), "not finite in float32"),
+        (xml([[("2e38", 2)], [("-2e38", 2)]]), "not finite in float32"),
+        (xml([[("1e308", 2)], [("-1e308", 2)]]), "not finite in float32"),
     ],
 )
 def test_damaged_files_say_what_is_wrong(content: bytes, message: str) -> None:
@@ -224,7 +227,7 @@ def test_more_than_one_in_a_hundred_is_an_error_until_they_are_mended(tmp_path: 
     source = write_files(tmp_path / "x", many(damaged))
     message = refused(r"3 of 203", convert, source, tmp_path / "compact")
     for name in damaged:
-        assert f"{name}.xml (coordinates that are not finite)" in message
+        assert f"{name}.xml (coordinates or steps that are not finite" in message
     assert not list((tmp_path / "compact").glob("strokes_*"))
     # After one was mended there are few enough.
     (source / "lineStrokes/d00/d00-001/d00-001-01.xml").write_bytes(xml([[(1, 2), (3, 4)]]))
