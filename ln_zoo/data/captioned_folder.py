@@ -32,6 +32,8 @@ class CaptionedImages(CaptionedData):
       dropped) and five raw captions per image; ``<features>.npy`` (default ``mobilenetv2_pool``)
       with the same rows; and optionally thumbnails, ``thumbs64_jpeg.npz``.
 
+    Captions without words are kept, with a warning.
+
     COCO's captions are under CC BY 4.0; Flickr8k and Flickr30k are for non-commercial research.
 
     Args:

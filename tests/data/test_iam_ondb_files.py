@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 import tracemalloc
 from pathlib import Path
 
@@ -329,6 +330,20 @@ def test_a_file_of_any_size_takes_little_memory(tmp_path: Path, ending: str, mon
     assert peak < 20_000_000
     (why,) = found.left_out.values()
     assert "1,000,000 bytes" in why
+
+
+def test_links_in_an_archive_are_reported(tmp_path: Path) -> None:
+    source = tmp_path / "all.tar"
+    write_archive(source, without(many({}), "d00-007-01"))
+    with tarfile.open(source, "a") as archive:
+        link = tarfile.TarInfo("lineStrokes/d00/d00-007/d00-007-01.xml")
+        link.type, link.linkname = tarfile.SYMTYPE, "../d00-008/d00-008-01.xml"
+        archive.addfile(link)
+    found = convert(source, tmp_path / "compact")
+    ((name, why),) = found.left_out.items()
+    assert name == "d00-007-01.xml"
+    assert "all.tar" in why
+    assert "link" in why
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
