@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.archives import damaged, open_file, read_file
-from ln_zoo.data.array_files import map_array, read_npz
+from ln_zoo.data.archives import open_file, read_file
+from ln_zoo.data.array_files import map_array, read_mat, read_npz
 from ln_zoo.data.base_captions import CaptionedSet, caption_words
 from ln_zoo.data.folders import check_folder, find_files, listing
 from ln_zoo.data.ragged import check_offsets
@@ -22,7 +21,6 @@ CAPTIONS = "captions.tsv"
 THUMBNAILS = "thumbs64_jpeg.npz"
 
 _MAX_BYTES = 4_000_000_000
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 #: Splits in caption files, and the sets they belong to.
 _SPLITS = {"train": "train", "dev": "val", "val": "val", "test": "test", "restval": "restval"}
 _SETS = ("train", "val", "test")
@@ -209,30 +207,10 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_features(path: Path) -> np.ndarray:
-    array = map_array(path) if path.suffix == ".npy" else _read_mat(path)
-    if not isinstance(array, np.ndarray) or array.ndim != 2:
-        raise ValueError(
-            f"{path} must be a dense matrix (images, features), got {type(array).__name__} "
-            f"{array.shape}"
-        )
+    array = map_array(path) if path.suffix == ".npy" else read_mat(path, "feats")
+    if array.ndim != 2:
+        raise ValueError(f"{path} must be a matrix (images, features), got {array.shape}")
     return array
-
-
-def _read_mat(path: Path) -> Any:
-    """Read ``feats``, or the first variable, of a MATLAB file."""
-    from scipy.io import loadmat, whosmat
-
-    content = read_file(path, _MAX_BYTES)
-    if _HDF5 in (content[:8], content[512:520]):
-        raise ValueError(
-            f"{path} is a file of MATLAB 7.3: save it as version 7 (save -v7), or as .npy"
-        )
-    try:
-        names = [name for name, *_ in whosmat(io.BytesIO(content))]
-        name = "feats" if "feats" in names else names[0]
-        return loadmat(io.BytesIO(content), variable_names=[name])[name]
-    except Exception as error:  # a damaged file can raise anything
-        raise damaged(path, error) from error
 
 
 def _choose(paths: Sequence[Path], wanted: str | None, where: Path) -> Path:

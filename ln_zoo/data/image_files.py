@@ -130,6 +130,7 @@ def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
                 batches = pa.ipc.open_stream(file)
             for batch in batches:
                 batch.validate(full=True)  # damaged offsets would read other memory
+                _ = batch.schema.names  # raises if they are not UTF-8
                 yield batch
     except Exception as error:  # a damaged table can raise anything
         raise damaged(path, error) from error
