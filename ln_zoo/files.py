@@ -1,4 +1,4 @@
-"""Files: bounded reads, atomic writes, small pictures."""
+"""Files: bounded reads, atomic writes, pictures."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import contextlib
 import os
 import stat
 import sys
+import warnings
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Marks annotations of values that only the user gives, never a file; see `ln_zoo.zoo.trust`.
 FROM_USER = "from the user"
 #: Name of a file as an argument.
 UserFile = Annotated[str, FROM_USER]
+#: Pixels of the largest picture that is decoded.
+MAX_PIXELS = 25_000_000
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
@@ -81,12 +87,45 @@ def relative(path: str | Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
+def decode_picture(
+    content: bytes,
+    where: str | Path,
+    mode: Literal["L", "RGB"],
+    formats: tuple[str, ...] = ("PNG", "JPEG"),
+) -> np.ndarray:
+    """Decode a picture file in memory to uint8: grey levels (H, W) or RGB (H, W, 3).
+
+    Mode ``"L"`` requires a grey picture, ``"RGB"`` converts. Only ``formats`` are tried: other
+    formats of PIL can run programs (EPS starts Ghostscript). ValueError, with ``where``, if the
+    picture has another format, is damaged, or has more than `MAX_PIXELS` pixels.
+    """
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    def opened() -> Image.Image:
+        return Image.open(BytesIO(content), formats=formats)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = opened()
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"it has {image.size} pixels, more than {MAX_PIXELS:,} in all")
+            if mode == "L" and image.mode != mode:
+                raise ValueError(f"it has mode {image.mode}, expected grey, mode {mode}")
+            image.verify()  # checksums of PNG, which decoding skips
+            return np.asarray(opened().convert(mode))
+    except Exception as error:  # a damaged picture can raise anything
+        unknown = isinstance(error, UnidentifiedImageError)
+        why = "it has another format or a damaged header" if unknown else error
+        raise ValueError(f"{where} must be a {' or '.join(formats)} picture: {why}") from error
+
+
 def quantize_png(picture: Path) -> None:
     """Reduce a PNG to 256 colours, a third to a half of its size; no-op for other formats."""
     if picture.suffix.lower() != ".png":
         return
     from PIL import Image
 
-    with Image.open(picture) as image:
-        small = image.convert("RGB").quantize(256)
-    small.save(picture, optimize=True)
+    pixels = decode_picture(picture.read_bytes(), picture, "RGB", ("PNG",))
+    Image.fromarray(pixels).quantize(256).save(picture, optimize=True)

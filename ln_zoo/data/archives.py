@@ -37,6 +37,8 @@ _DAMAGE = (
 )
 #: Bytes of the longest extended tar header (a path); tarfile itself reads any length.
 _MAX_HEADER = 1_000_000
+#: Bytes that are read at a time.
+_PIECE = 1 << 20
 #: Maximum characters of a library's message, which may quote damaged content.
 _MAX_CAUSE = 200
 _EXTENDED_HEADERS = (
@@ -58,10 +60,15 @@ def damage_named(path: str | Path) -> Iterator[None]:
         damage = error
     else:
         return
-    raise ValueError(
-        f"{path} cannot be read: {str(damage)[:_MAX_CAUSE]}. It is truncated, damaged or of "
-        "another format; get it again"
-    ) from damage
+    raise damaged(path, damage) from damage
+
+
+def damaged(path: str | Path, cause: BaseException) -> ValueError:
+    """The error for a damaged file, in one line."""
+    why = " ".join(str(cause).split())[:_MAX_CAUSE]
+    return ValueError(
+        f"{path} cannot be read: {why}. It is truncated, damaged or of another format; get it again"
+    )
 
 
 @contextmanager
@@ -90,18 +97,23 @@ def read_file(path: str | Path, most: int) -> bytes:
 
 def read_rest(stream: IO[bytes], most: int, where: str | Path) -> bytes:
     """Rest of a stream of at most ``most`` bytes; stated sizes are not trusted."""
-    content = stream.read(most + 1)
-    if len(content) > most:
+    content = io.BytesIO()
+    # In pieces: a read of ``most`` bytes would reserve them first.
+    while content.tell() <= most and (piece := stream.read(_PIECE)):
+        content.write(piece)
+    if content.tell() > most:
         raise ValueError(f"{where} is longer than {most:,} bytes, the most that such a file has")
-    return content
+    return content.getvalue()
 
 
 def read_archive(path: str | Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Iterate over names and contents of the regular files of a tar or zip archive.
+    """Iterate over names and contents of the files of a tar or zip archive.
 
     A content is valid until the next one. A tar, also compressed, must end with two zero blocks,
-    and checksums must match. Damaged headers raise; ``tarfile`` would end silently.
+    and checksums must match. Damaged headers raise; ``tarfile`` would end silently. Links and
+    devices in a tar raise when they are read.
     """
+    members: Iterator[tuple[str, IO[bytes] | None]]
     with damage_named(path), ExitStack() as stack:
         file = stack.enter_context(open_regular(path))
         if file.peek(4).startswith(b"PK"):
@@ -120,7 +132,7 @@ def _decompressed(file: Any, stack: ExitStack) -> IO[bytes]:
     return file
 
 
-def _zip_members(archive: zipfile.ZipFile, file: Any) -> Iterator[tuple[str, IO[bytes]]]:
+def _zip_members(archive: zipfile.ZipFile, file: Any) -> Iterator[tuple[str, IO[bytes] | None]]:
     entries = archive.infolist()
     # zipfile does not compare its entries with their number in the end record.
     file.seek(-12 - len(archive.comment), os.SEEK_END)
@@ -132,15 +144,15 @@ def _zip_members(archive: zipfile.ZipFile, file: Any) -> Iterator[tuple[str, IO[
                 yield entry.filename, content
 
 
-def _tar_members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+def _tar_members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes] | None]]:
     with tarfile.open(fileobj=stream, mode="r:", tarinfo=_CheckedHeader) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # a corpus has 400,000
-            if member.isfile() and (content := archive.extractfile(member)) is not None:
-                yield member.name, content
+            if not member.isdir():
+                yield member.name, archive.extractfile(member) if member.isfile() else None
     # tarfile has read one zero block, at which it ends.
     zeros = 0
-    while block := stream.read(1 << 20):
+    while block := stream.read(_PIECE):
         if block.count(0) < len(block):
             raise tarfile.ReadError("data after the end of the archive")
         zeros += len(block)
@@ -160,6 +172,8 @@ class _Named(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with damage_named(self._where):
+            if self._stream is None:
+                raise tarfile.ReadError("a link or a device (tar --dereference packs files)")
             data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ln_zoo.data.archives import open_file, read_file
-from ln_zoo.data.array_files import map_array, read_npz
+from ln_zoo.data.array_files import map_array, read_mat, read_npz
 from ln_zoo.data.base_captions import CaptionedSet, caption_words
 from ln_zoo.data.folders import check_folder, find_files, listing
+from ln_zoo.data.ragged import check_offsets
 from ln_zoo.data.text_files import read_lines
+from ln_zoo.files import decode_picture
 
 CAPTIONS = "captions.tsv"
 THUMBNAILS = "thumbs64_jpeg.npz"
@@ -77,16 +78,20 @@ def read_thumbnails(path: Path) -> Callable[[str], np.ndarray | None]:
         names, offsets, data = (arrays[name] for name in ("image", "offsets", "data"))
     except KeyError as error:
         raise ValueError(f"{path} is not an archive of thumbnails: no array {error}") from error
+    check_offsets(offsets, data.size, path)
+    if names.shape != (len(offsets) - 1,) or data.ndim != 1 or data.dtype != np.uint8:
+        raise ValueError(
+            f"{path}: offsets of {len(offsets) - 1:,} images with names {names.shape} and data "
+            f"{data.dtype} {data.shape}, expected names (N,) and uint8 (M,)"
+        )
     place = {str(name): i for i, name in enumerate(names)}
 
     def picture(name: str) -> np.ndarray | None:
-        from PIL import Image
-
         if name not in place:
             return None
         i = place[name]
-        with Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]].tobytes())) as image:
-            return np.asarray(image.convert("RGB"))
+        content = data[offsets[i] : offsets[i + 1]].tobytes()
+        return decode_picture(content, f"{path}, image {i}", "RGB", ("JPEG",))
 
     return picture
 
@@ -113,7 +118,9 @@ def _read_karpathy(
     images = []
     for number, image in enumerate(content["images"]):
         try:
-            name, split = str(image.get("filename", number)), str(image["split"])
+            name, split = str(image.get("filename", number)), image["split"]
+            if not isinstance(split, str):
+                raise TypeError(f"a split of type {type(split).__name__}")
             captions = [_tokens(sentence) for sentence in image["sentences"][:each]]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -177,6 +184,8 @@ def _read_released(root: Path, arrays: dict[str, Path], each: int) -> dict[str, 
 
 def _tokens(sentence: dict[str, Any]) -> list[str]:
     tokens = sentence["tokens"] if "tokens" in sentence else caption_words(sentence["raw"])
+    if not isinstance(tokens, list):
+        raise TypeError(f"tokens of type {type(tokens).__name__}")
     # Words of a vocabulary have no white space.
     return [word for token in tokens for word in token.split()]
 
@@ -198,17 +207,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_features(path: Path) -> np.ndarray:
-    if path.suffix == ".npy":
-        array = map_array(path)
-    else:
-        from scipy.io import loadmat
-
-        try:
-            content = loadmat(io.BytesIO(read_file(path, _MAX_BYTES)))
-            arrays = {key: v for key, v in content.items() if not key.startswith("__")}
-            array = arrays.get("feats", next(iter(arrays.values())))
-        except (OSError, ValueError, NotImplementedError, StopIteration, TypeError) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
+    array = map_array(path) if path.suffix == ".npy" else read_mat(path, "feats")
     if array.ndim != 2:
         raise ValueError(f"{path} must be a matrix (images, features), got {array.shape}")
     return array

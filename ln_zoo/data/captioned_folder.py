@@ -26,11 +26,13 @@ class CaptionedImages(CaptionedData):
       lines of tokens per image, and ``images/<features>/<set>.npy``, float32 (N, 4096), with
       ``<features>`` ``10crop`` (default) or ``1crop``;
     * Karpathy's ``dataset.json`` (or ``dataset_coco.json``, ...) and a file of features: ``.npy``
-      with a row per image, or ``.mat`` with a column per image, as his ``vgg_feats.mat``. The first
-      five captions of an image are used;
+      with a row per image, or ``.mat`` (version 5 to 7) with a column per image, as his
+      ``vgg_feats.mat``. The first five captions of an image are used;
     * ``captions.tsv``, with a header, name, split (``train``, ``dev``, ``test``; others are
       dropped) and five raw captions per image; ``<features>.npy`` (default ``mobilenetv2_pool``)
       with the same rows; and optionally thumbnails, ``thumbs64_jpeg.npz``.
+
+    Captions without words are kept, with a warning.
 
     COCO's captions are under CC BY 4.0; Flickr8k and Flickr30k are for non-commercial research.
 

@@ -136,9 +136,11 @@ def read_strokes(content: bytes) -> np.ndarray:
     if not rows:
         raise ValueError("no strokes")
     table = np.array(rows)
-    if not np.isfinite(table).all():
-        raise ValueError("coordinates that are not finite")
-    table[1:, :2] = np.diff(table[:, :2], axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        table[1:, :2] = np.diff(table[:, :2], axis=0)
+        finite = np.isfinite(table.astype(np.float32)).all()
+    if not finite:
+        raise ValueError("coordinates or steps that are not finite in float32")
     return table
 
 

@@ -1,23 +1,29 @@
-"""Labelled images from IDX files, Hugging Face ``datasets`` copies, or the hub.
+"""Labelled images from IDX files, Arrow and Parquet tables, or the Hugging Face hub.
 
-``datasets`` is imported where it is used: importing it takes a second.
+Tables are read with pyarrow: ``datasets`` would follow the paths and URLs in them, and decode every
+format that PIL knows.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ln_zoo.data.archives import read_file
+from ln_zoo.data.archives import damage_named, damaged, read_file
 from ln_zoo.data.folders import check_folder, find_files, listing
+from ln_zoo.files import decode_picture, open_regular
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -25,6 +31,9 @@ SPLITS = {"train": "train", "test": "t10k"}
 """Splits, and the prefixes of their IDX files."""
 _UNSIGNED_BYTE = 8
 _MAX_BYTES = 1_000_000_000
+_ROWS = 1000  # rows of a table in memory at a time
+_SHOWN = 200  # characters of types and names in an error
+_SHARDS = re.compile(r"-of-(\d{1,9})")
 
 
 class LocalImages:
@@ -39,8 +48,8 @@ class LocalImages:
         check_folder(root, "give the folder of a local copy")
         self.root = root
         self.idx = _find_idx(root)
-        self.parquet = {} if self.idx else _find_parquet(root)
-        if not (self.idx or self.parquet or (root / "dataset_dict.json").is_file()):
+        self.tables = {} if self.idx else _find_tables(root)
+        if not (self.idx or self.tables):
             raise ValueError(
                 f"{root} is not a dataset: expected train-images-idx3-ubyte and its "
                 "three siblings (also .gz), a folder written by DatasetDict.save_to_disk, or "
@@ -51,19 +60,13 @@ class LocalImages:
         """Images uint8 (N, H, W) and labels int64 (N,) of each split."""
         if self.idx:
             return {split: _read_idx_pair(*paths) for split, paths in self.idx.items()}
-        from datasets import Dataset, DatasetDict, load_from_disk
-
-        try:
-            if self.parquet:
-                tables = {k: pq.read_table(v, partitioning=None) for k, v in self.parquet.items()}
-                dataset = DatasetDict({k: Dataset(table) for k, table in tables.items()})
-            else:
-                dataset = load_from_disk(str(self.root))
-        except (OSError, ValueError, LookupError) as error:
-            raise ValueError(
-                f"{self.root} cannot be read: {error}. The copy may be incomplete: make it again"
-            ) from error
-        return to_arrays(dataset, str(self.root))
+        return {
+            split: _stack(
+                (row for path in paths for row in _rows(_read_batches(path), str(path))),
+                f"{split} set of {self.root}",
+            )
+            for split, paths in self.tables.items()
+        }
 
 
 def load_from_hub(repo_id: str) -> DatasetDict:
@@ -91,30 +94,96 @@ def to_arrays(dataset: DatasetDict, where: str) -> dict[str, Arrays]:
     missing = set(SPLITS) - set(dataset)
     if missing:
         raise ValueError(f"{where} has the splits {sorted(dataset)}, expected {[*SPLITS]}")
-    return {split: _split_arrays(dataset[split], f"{split} set of {where}") for split in SPLITS}
+    names = {split: f"{split} set of {where}" for split in SPLITS}
+    return {
+        split: _stack(_rows(dataset[split].data.to_batches(_ROWS), name), name)
+        for split, name in names.items()
+    }
 
 
-def _split_arrays(split: Dataset, where: str) -> Arrays:
-    missing = {"image", "label"} - set(split.features)
-    if missing or not len(split):
-        raise ValueError(
-            f"{where} has {len(split)} rows of the columns {sorted(split.features)}, expected "
-            "image and label"
-        )
-    if any(split.data.column(column).null_count for column in ("image", "label")):
-        raise ValueError(f"{where}: image or label has missing values")
-    # By default integers become int64.
-    kept = {"dtype": np.uint8} if getattr(split.features["image"], "dtype", "") == "uint8" else {}
-    images = split.select_columns("image").with_format("numpy", **kept)[:]["image"]
-    labels = split.select_columns("label").with_format("numpy")[:]["label"]
-    if images.dtype != np.uint8 or images.ndim != 3:
-        raise ValueError(
-            f"{where}: {split.features['image']} with values {images.dtype} {images.shape}, "
-            "expected grey images of one size, uint8 (N, H, W)"
-        )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{where}: labels of type {labels.dtype}, expected integers")
-    return images, labels.astype(np.int64)
+def _stack(rows: Iterable[tuple[np.ndarray, int]], where: str) -> Arrays:
+    images: list[np.ndarray] = []
+    labels = []
+    for image, label in rows:
+        images.append(image)
+        labels.append(label)
+        if image.shape != images[0].shape or not image.size:
+            raise ValueError(
+                f"{where}: image {len(images) - 1} has {image.shape} pixels, the first "
+                f"{images[0].shape}: expected images of one size"
+            )
+        if image.size * len(images) > _MAX_BYTES:
+            raise ValueError(f"{where} has more than {_MAX_BYTES:,} pixels")
+    if not images:
+        raise ValueError(f"{where} has no images: copy it again")
+    return np.stack(images), np.array(labels, np.int64)
+
+
+def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with damage_named(path):
+        open_regular(path).close()
+    try:
+        with pa.memory_map(str(path)) as file:
+            if path.suffix == ".parquet":
+                batches = pq.ParquetFile(file).iter_batches(_ROWS)
+            else:
+                batches = pa.ipc.open_stream(file)
+            for batch in batches:
+                batch.validate(full=True)  # damaged offsets would read other memory
+                _ = batch.schema.names  # raises if they are not UTF-8
+                yield batch
+    except Exception as error:  # a damaged table can raise anything
+        raise damaged(path, error) from error
+
+
+def _rows(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[tuple[np.ndarray, int]]:
+    """Iterate over images, uint8 (H, W), and labels."""
+    start = 0
+    for batch in batches:
+        names = batch.schema.names
+        if names.count("image") != 1 or names.count("label") != 1:
+            raise ValueError(
+                f"{where} has the columns {str(names)[:_SHOWN]}, expected image and label"
+            )
+        labels = batch.column("label")
+        if not pa.types.is_integer(labels.type) or labels.null_count:
+            raise ValueError(
+                f"{where}: labels of type {str(labels.type)[:_SHOWN]} with {labels.null_count} "
+                "missing values, expected integers"
+            )
+        images = _images(batch.column("image"), where, start)
+        yield from zip(images, labels.to_numpy().astype(np.int64), strict=True)
+        start += len(batch)
+
+
+def _images(column: pa.Array, where: str, start: int) -> Iterator[np.ndarray]:
+    column = getattr(column, "storage", column)  # an extension type, such as Array2D
+    if pa.types.is_struct(column.type) and (i := column.type.get_field_index("bytes")) >= 0:
+        for row, content in enumerate(column.flatten()[i].to_pylist(), start):
+            if not isinstance(content, bytes):
+                raise ValueError(
+                    f"{where}, row {row}: image has no bytes, and paths or URLs are not followed: "
+                    "write the picture files into the table"
+                )
+            yield decode_picture(content, f"{where}, row {row}", "L")
+        return
+    if _is_list(column.type) and _is_list(column.type.value_type):
+        lines = column.flatten()
+        pixels = lines.flatten()
+        sizes = [set(pc.list_value_length(a).to_pylist()) for a in (column, lines)]
+        if pixels.type == pa.uint8() and not pixels.null_count and [*map(len, sizes)] == [1, 1]:
+            (height,), (width,) = sizes
+            yield from pixels.to_numpy().reshape(-1, height, width)
+            return
+    raise ValueError(
+        f"{where}: images of type {str(column.type)[:_SHOWN]}, expected grey images of one size: "
+        "PNG or JPEG files as bytes, or lists (H, W) of uint8"
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -163,17 +232,26 @@ def _find_idx(root: Path) -> dict[str, list[Path]]:
     return {split: [found[split, kind] for kind in ("images", "labels")] for split in SPLITS}
 
 
-def _find_parquet(root: Path) -> dict[str, list[str]]:
-    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-    folders = [folder for folder in folders if any(folder.glob("*.parquet"))]
-    if not folders:
-        return {}
-    if len(folders) > 1:
-        raise ValueError(
-            f"{root} has parquet files in {', '.join(map(str, folders))}: give the one to use"
-        )
-    files = {split: sorted(map(str, folders[0].glob(f"{split}*.parquet"))) for split in SPLITS}
+def _find_tables(root: Path) -> dict[str, list[Path]]:
+    """Files of each split in order, or {}."""
+    if (root / "dataset_dict.json").is_file():
+        files = {split: sorted((root / split).glob("data*.arrow")) for split in SPLITS}
+    else:
+        folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
+        folders = [folder for folder in folders if any(folder.glob("*.parquet"))]
+        if not folders:
+            return {}
+        if len(folders) > 1:
+            raise ValueError(
+                f"{root} has parquet files in {', '.join(map(str, folders))}: give the one to use"
+            )
+        files = {split: sorted(folders[0].glob(f"{split}*.parquet")) for split in SPLITS}
     for split, paths in files.items():
-        if not paths:
-            raise FileNotFoundError(f"{folders[0]} has no {split}*.parquet beside its other files")
+        counts = {int(shards[1]) for path in paths if (shards := _SHARDS.search(path.name))}
+        if not paths or counts - {len(paths)}:
+            wanted = " or ".join(map(str, sorted(counts))) or "at least 1"
+            raise FileNotFoundError(
+                f"{root} has {len(paths)} files of the {split} set, expected {wanted}: complete "
+                "the copy"
+            )
     return files

@@ -30,8 +30,8 @@ class MNIST(ImageClassificationData):
 
     ``root`` has the four IDX files (gzipped or not; ``train-images-idx3-ubyte`` or
     ``train-images.idx3-ubyte``), a ``DatasetDict`` written by ``save_to_disk``, or parquet files
-    ``train*`` and ``test*`` with columns ``image`` and ``label``. Tables list data with other
-    labels, such as Fashion-MNIST, as ``mnist-unpublished``.
+    ``train*`` and ``test*`` with columns ``image`` (PNG or JPEG files as bytes, or uint8 lists) and
+    ``label``. Tables list data with other labels, such as Fashion-MNIST, as ``mnist-unpublished``.
 
     Args:
         root: folder of a local copy; default: the folder ``mnist`` in ``$LN_ZOO_DATA``.

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ln_zoo.data.array_files import map_array, read_npz
+from ln_zoo.data.ragged import check_offsets
 
 LongSteps = Literal["drop", "clip"]
 
@@ -64,18 +65,12 @@ class PenLines:
         if not all(np.issubdtype(a.dtype, np.number) and a.dtype.kind in "iuf" for a in (dx, dy)):
             raise ValueError(f"{where}: dx and dy must be real, got {dx.dtype} and {dy.dtype}")
         ends = np.asarray(offsets)
-        if ends.ndim != 1 or not np.issubdtype(ends.dtype, np.integer) or len(ends) < 1:
-            raise ValueError(f"{where}: offsets must be integers (L + 1,), got {ends.dtype}")
-        if ends[0] != 0 or ends[-1] != len(dx) or (np.diff(ends) < 0).any():
-            raise ValueError(
-                f"{where}: offsets must increase from 0 to the {len(dx):,} points, got "
-                f"{ends[0]:,} to {ends[-1]:,}: files of different sets, or a damaged one"
-            )
+        check_offsets(ends, len(dx), where)
         count = len(ends) - 1
-        if len(line_id) != count or len(text) != count:
+        if not line_id.shape == text.shape == (count,):
             raise ValueError(
-                f"{where}: offsets of {count:,} lines with {len(line_id):,} names and "
-                f"{len(text):,} texts"
+                f"{where}: offsets of {count:,} lines with {line_id.shape} names and {text.shape} "
+                "texts"
             )
         if len(pen_up) and not np.isin(pen_up, (0, 1)).all():
             raise ValueError(f"{where}: pen_up must be 0 or 1, got {np.unique(pen_up)[:5]}")

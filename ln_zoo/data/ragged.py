@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -48,3 +49,17 @@ def pad(rows: Sequence[np.ndarray], ends: int = 0) -> tuple[Tensor, Tensor]:
     padded = np.full((len(rows), int(lengths.max(initial=0)) + ends), EOS, np.int64)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.concatenate(rows)
     return torch.from_numpy(padded), torch.from_numpy(lengths + ends)
+
+
+def check_offsets(offsets: np.ndarray, total: int, where: str | Path) -> None:
+    """Raise ValueError unless offsets (N + 1,) divide ``total`` items into N parts."""
+    if offsets.ndim != 1 or not np.issubdtype(offsets.dtype, np.integer) or not len(offsets):
+        raise ValueError(
+            f"{where}: offsets must be integers (N + 1,), got {offsets.dtype} {offsets.shape}"
+        )
+    # Not np.diff, which wraps in unsigned types.
+    if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(
+            f"{where}: offsets must increase from 0 to {total:,}, got {offsets[0]:,} to "
+            f"{offsets[-1]:,}: files of different sets, or a damaged one"
+        )

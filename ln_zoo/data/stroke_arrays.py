@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import zipfile
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -11,8 +10,9 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from ln_zoo.data.archives import damage_named, open_file
-from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.data.archives import damage_named, damaged, open_file
+from ln_zoo.data.array_files import map_array, read_npz
+from ln_zoo.data.pen_lines import PenLines, first_names
 from ln_zoo.data.text_files import read_lines
 from ln_zoo.files import open_regular
 
@@ -106,7 +106,7 @@ def load_objects(path: Path) -> np.ndarray:
                 "get the file elsewhere"
             ) from None
         except Exception as error:  # a damaged pickle can raise anything
-            raise ValueError(f"{path} cannot be read ({error}): it is damaged") from error
+            raise damaged(path, error) from error
     if not isinstance(loaded, np.ndarray):
         raise ValueError(f"{path} holds a {type(loaded).__name__}, expected an array of arrays")
     return loaded
@@ -140,18 +140,16 @@ def read_offsets(path: Path) -> torch.Tensor:
 
     The end of strokes becomes the last column, and a null vector at the start is dropped.
     """
-    try:
-        with open_regular(path) as file:
-            content = np.load(file, allow_pickle=False)
-            if path.suffix == ".npz":
-                if len(content.files) != 1:
-                    raise ValueError(f"expected one array, it holds {content.files}")
-                content = content[content.files[0]]
-            line = np.asarray(content, np.float64)
-    except (EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as an array of offsets: {error}") from error
-    if line.ndim != 2 or line.shape[1] != 3 or not np.isfinite(line).all():
-        raise ValueError(f"{path} must hold finite offsets (T, 3), got {line.shape}")
+    arrays = read_npz(path) if path.suffix == ".npz" else {path.stem: map_array(path)}
+    if len(arrays) != 1:
+        raise ValueError(f"{path} must hold one array, it holds {first_names(list(arrays))}")
+    (array,) = arrays.values()
+    if array.dtype.kind not in "biuf" or array.ndim != 2 or array.shape[1] != 3:
+        raise ValueError(f"{path} must hold offsets (T, 3), got {array.dtype} {array.shape}")
+    with np.errstate(over="ignore"):
+        line = array.astype(np.float32)
+    if not np.isfinite(line).all():
+        raise ValueError(f"{path} has offsets that are not finite in float32")
     lift = end_of_stroke_column([line], str(path))
     line = line[:, [*(column for column in range(3) if column != lift), lift]]
-    return torch.tensor(line if line[0, :2].any() else line[1:], dtype=torch.float32)
+    return torch.from_numpy(line if line[0, :2].any() else line[1:])

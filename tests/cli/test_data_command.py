@@ -1,12 +1,13 @@
-"""``ln-zoo data``: what it prints and writes, and how it fails."""
+"""``ln-zoo data``: what it prints and writes, and how it fails; data of others in training."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_support import Capture, Patch, fails
-from data_support import ready
+from data_support import image_table, picture, ready
 from handwriting_support import small_distribution, write_files, xml
 
 from ln_zoo.cli import main
@@ -48,4 +49,19 @@ def test_damage_is_one_line(source: Path) -> None:
     damaged = "a01-000u-02.xml"
     (source / "lineStrokes/a01/a01-000" / damaged).write_bytes(b"<a>")
     fails("data", "iam_ondb", source, "compact", code=1, says=["1 of 9", damaged])
+    for x, next_x in (("1e39", 0), ("1e308", "-1e308")):
+        file = source / "lineStrokes/a01/a01-000" / damaged
+        file.write_bytes(xml([[(x, 2), (next_x, 4)]]))
+        says = ["1 of 9", damaged, "float32"]
+        fails("data", "iam_ondb", source, "compact", code=1, says=says)
     fails("data", "iam_ondb", "nowhere", "compact", code=1, says=["nowhere"])
+
+
+def test_an_address_in_a_table_is_not_followed(here: Path) -> None:
+    cells = [{"bytes": picture(np.zeros((28, 28), np.uint8)), "path": None}] * 9
+    cells.append({"bytes": None, "path": "http://127.0.0.1:9/x.png"})
+    for split in ("train", "test"):
+        (here / f"{split}.parquet").write_bytes(image_table(cells, "parquet"))
+    fit = ["fit", "--model=MLPClassifier", "--data=MNIST", "--data.root=.", "--data.train_size=5"]
+    says = ["train.parquet", "row 9", "bytes"]
+    fails(*fit, "--data.val_size=5", "--trainer.logger=false", code=1, says=says)

@@ -197,6 +197,8 @@ def test_primed_by_a_line_of_the_database(
         ("--prime objects.npy", "objects.npy"),
         ("--prime flat.npy", "flat.npy (3, 2)"),
         ("--prime infinite.npy", "infinite.npy"),
+        ("--prime large.npy --prime_text a", "large.npy"),
+        ("--prime broken.npz", "broken.npz"),
         ("--prime id --data none", "none"),
         ("--prime test-3 --data iam", "'test-3' 'test-1'"),
         ("--prime test-1 --data iam", "test-1 --prime_text"),
@@ -218,6 +220,10 @@ def _prepare(here: Path, checkpoint: Path) -> None:
     np.save("objects.npy", np.array([GIVEN, None], dtype=object), allow_pickle=True)
     np.save("flat.npy", GIVEN[:3, :2])
     np.save("infinite.npy", np.where(GIVEN == 9, np.inf, GIVEN))
+    np.save("large.npy", np.where(GIVEN == 9, 1e39, GIVEN))
+    np.savez_compressed("broken.npz", GIVEN)
+    broken = Path("broken.npz").read_bytes()
+    Path("broken.npz").write_bytes(broken[:70] + b"\xff" * 20 + broken[90:])
     state = torch.load(checkpoint, weights_only=True)
     state["state_dict"]["output.bias"][3] = torch.nan
     torch.save(state, here / "diverged.ckpt")

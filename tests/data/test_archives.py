@@ -7,14 +7,17 @@ import gzip
 import io
 import lzma
 import os
+import sys
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from archive_support import packed
 from refusals import refused
 
 from ln_zoo.data.archives import open_file, read_archive, read_file, read_rest
+from ln_zoo.data.array_files import read_npz
 
 FILES = {f"books/b{i}.txt": f"text {i}\n".encode() * (i + 1) for i in range(4)}
 LONG = f"{'d' * 120}/long.txt"
@@ -95,6 +98,45 @@ def test_files_are_bounded_after_decompression(tmp_path: Path) -> None:
     assert read_file(path, 1000) == bytes(1000)
     refused(r"bomb\.gz.*999", read_file, path, 999)
     refused(r"a member.*2 bytes", read_rest, io.BytesIO(b"abc"), 2, "a member")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_small_file_takes_little_address_space(tmp_path: Path) -> None:
+    import resource
+
+    np.savez(tmp_path / "strokes.npz", dx=np.arange(9))
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(bytes(1000)))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 500_000_000, hard))
+    try:
+        assert read_npz(tmp_path / "strokes.npz")["dx"].tolist() == list(range(9))
+        assert read_file(path, 4_000_000_000) == bytes(1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, b"Z"])
+def test_links_and_devices_in_an_archive_are_listed_and_not_read(
+    tmp_path: Path, kind: bytes
+) -> None:
+    path = tmp_path / "books.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("a.txt", "b.txt", "c.txt"):
+            member = tarfile.TarInfo(name)
+            if name == "b.txt":
+                member.type, member.linkname = kind, "a.txt"
+            member.size = 0 if name == "b.txt" else 4
+            archive.addfile(member, io.BytesIO(b"text"))
+    names = []
+    for name, content in read_archive(path):
+        names.append(name)
+        if name == "b.txt":
+            refused(r"books\.tar, b\.txt.*link", content.read)
+        else:
+            assert content.read() == b"text"
+    assert names == ["a.txt", "b.txt", "c.txt"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs named pipes")

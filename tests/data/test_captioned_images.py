@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_support import ready, real_folder
+from data_support import picture, ready, real_folder
 from refusals import refused as refuse
 from scipy.io import savemat
+from scipy.sparse import csc_array
 
 from ln_zoo.data import CaptionedImages
 from ln_zoo.data.base_captions import caption_words
@@ -369,9 +370,13 @@ def test_files_that_are_missing(released: Path, tmp_path: Path) -> None:
         ('{"images": [{"split": "val"}]}', "image 0.*sentences"),
         ('{"images": [{"split": "val", "sentences": [{"raw": 3}]}]}', "image 0"),
         ('{"images": [{"split": "val", "sentences": [{}]}]}', "image 0.*raw"),
-        ('{"images": [{"split": [1], "sentences": []}]}', "no images"),
+        ('{"images": [{"split": ["train"], "sentences": []}]}', "image 0.*split.*list"),
+        (
+            '{"images": [{"split": "val", "sentences": [{"tokens": "a b"}]}]}',
+            "image 0.*tokens.*str",
+        ),
     ],
-    ids=["cut", "nested", "list", "none", "number", "empty", "split"],
+    ids=["cut", "nested", "list", "none", "number", "empty", "split", "tokens"],
 )
 def test_a_damaged_json(tmp_path: Path, content: str, mentioned: str) -> None:
     root = karpathy(tmp_path / "k")
@@ -386,3 +391,87 @@ def test_texts_are_utf8_with_lines_of_some_length(released: Path, tmp_path: Path
     root = table(tmp_path / "t")
     (root / "captions.tsv").write_bytes(b"x" * 12_000_000)
     refused(root, r"captions\.tsv.{,200}$")
+
+
+JPEG = picture(np.arange(192, dtype=np.uint8).reshape(8, 8, 3), "JPEG")
+
+
+def thumbnails(root: Path, content: bytes = JPEG, **changes: Any) -> CaptionedImages:
+    """A table with thumbnails of all images; returns its data."""
+    names = [f"{i}.jpg" for i in range(5)]
+    contents = [JPEG, content, JPEG, JPEG, JPEG]
+    arrays = {
+        "image": np.array(names),
+        "offsets": np.cumsum([0, *map(len, contents)]),
+        "data": np.frombuffer(b"".join(contents), np.uint8),
+    }
+    np.savez(table(root) / "thumbs64_jpeg.npz", **(arrays | changes))
+    return made(root)
+
+
+def test_thumbnails(tmp_path: Path) -> None:
+    data = thumbnails(tmp_path, picture(np.full((8, 8), 200, np.uint8), "JPEG"))
+    first, grey = data.thumbnail("0.jpg"), data.thumbnail("1.jpg")
+    assert first is not None
+    assert (first.shape, first.dtype) == ((8, 8, 3), np.uint8)
+    np.testing.assert_array_equal(grey, np.full((8, 8, 3), 200))
+    assert data.thumbnail("5.jpg") is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n",
+        picture(np.zeros((8, 8), np.uint8)),
+        picture(np.zeros((5000, 5001), np.uint8), "JPEG")[:700],
+        JPEG[:-40],
+        b"",
+        b"/etc/hostname",
+    ],
+    ids=["EPS", "PNG", "huge", "cut", "empty", "path"],
+)
+def test_thumbnails_that_are_no_jpeg(tmp_path: Path, content: bytes) -> None:
+    data = thumbnails(tmp_path, content)
+    assert data.thumbnail("0.jpg") is not None
+    refuse(r"^\S*thumbs64_jpeg.npz, image 1 .*JPEG[^\n]*$", data.thumbnail, "1.jpg")
+
+
+@pytest.mark.parametrize(
+    ("changes", "mentioned"),
+    [
+        ({"offsets": np.arange(3)}, "offsets.* 0 to 2"),
+        ({"offsets": np.zeros(6)}, "offsets.*float64"),
+        ({"offsets": np.array(3)}, r"offsets.*int64 \(\)"),
+        ({"offsets": np.array([0, len(JPEG) * 5])}, r"offsets of 1 .*names \(5,\)"),
+        ({"image": np.array("0.jpg")}, r"names \(\)"),
+        ({"data": np.zeros(5 * len(JPEG))}, "data float64"),
+    ],
+)
+def test_contradictions_in_thumbnails(tmp_path: Path, changes: Any, mentioned: str) -> None:
+    data = thumbnails(tmp_path, **changes)
+    refuse(rf"thumbs64_jpeg\.npz.*{mentioned}", data.thumbnail, "0.jpg")
+
+
+MATLAB_7_3 = b"MATLAB 7.3 MAT-file".ljust(512) + b"\x89HDF\r\n\x1a\n" + bytes(900)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "sparse", "7.3", "HDF5", "nothing"])
+def test_a_damaged_mat(tmp_path: Path, damage: str) -> None:
+    root = karpathy(tmp_path / "k")
+    (root / "vgg.npy").unlink()
+    path = root / "vgg_feats.mat"
+    arrays = {} if damage == "nothing" else {"feats": features(7).T}
+    savemat(path, {"feats": csc_array(features(7).T)} if damage == "sparse" else arrays)
+    whole = path.read_bytes()
+    contents = {"cut": whole[:-40], "empty": b"", "other": b"x" * 900}
+    contents |= {"7.3": MATLAB_7_3, "HDF5": MATLAB_7_3[512:]}
+    path.write_bytes(contents.get(damage, whole))
+    more = {"sparse": "dense", "7.3": "7.3.*-v7", "HDF5": "7.3.*-v7"}.get(damage, "")
+    refused(root, rf"vgg_feats\.mat.*{more}")
+
+
+def test_features_of_a_mat_are_found_among_others(tmp_path: Path) -> None:
+    root = karpathy(tmp_path / "k")
+    (root / "vgg.npy").unlink()
+    savemat(root / "vgg_feats.mat", {"a": np.ones((2, 2)), "feats": features(7).T})
+    np.testing.assert_array_equal(made(root).captioned("test").features, features(7)[[2, 6]])

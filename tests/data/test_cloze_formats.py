@@ -131,14 +131,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_archives(tmp_path: Path, mode: Any) -> None:
+    """A link beside the questions is skipped; one in place of a question is an error."""
     write_corpus(tmp_path / "cnn" / "questions")
-    with tarfile.open(tmp_path / "cnn.tar", mode) as archive:
-        archive.add(tmp_path / "cnn", "cnn")
-        link = tarfile.TarInfo("cnn/questions/test/e.question")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(link)
+    for linked in ("README", "questions/test/e.question"):
+        with tarfile.open(tmp_path / f"{Path(linked).stem}.tar", mode) as archive:
+            archive.add(tmp_path / "cnn", "cnn")
+            link = tarfile.TarInfo(f"cnn/{linked}")
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            archive.addfile(link)
     before = sorted(tmp_path.rglob("*"))
-    assert summary(read_question_archive(tmp_path / "cnn.tar")) == EXPECTED
+    assert summary(read_question_archive(tmp_path / "README.tar")) == EXPECTED
+    refused(r"e\.tar.*e\.question.*link", read_question_archive, tmp_path / "e.tar")
     assert sorted(tmp_path.rglob("*")) == before
 
 

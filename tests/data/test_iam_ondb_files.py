@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 import tracemalloc
 from pathlib import Path
 
@@ -52,8 +53,11 @@ def test_coordinates_of_the_description_are_no_points_and_empty_strokes_none() -
         (xml([[(1, "two")]]), "malformed XML: could not convert string to float: 'two'"),
         (xml([]), "^no strokes$"),
         (xml([[], []]), "^no strokes$"),
-        (xml([[(1, 2), (3, "nan")]]), "^coordinates that are not finite$"),
-        (xml([[("-inf", 2)]]), "^coordinates that are not finite$"),
+        (xml([[(1, 2), (3, "nan")]]), "not finite"),
+        (xml([[("-inf", 2)]]), "not finite"),
+        (xml([[(1, 2), (3, "1e39")]]), "not finite in float32"),
+        (xml([[("2e38", 2)], [("-2e38", 2)]]), "not finite in float32"),
+        (xml([[("1e308", 2)], [("-1e308", 2)]]), "not finite in float32"),
     ],
 )
 def test_damaged_files_say_what_is_wrong(content: bytes, message: str) -> None:
@@ -224,7 +228,7 @@ def test_more_than_one_in_a_hundred_is_an_error_until_they_are_mended(tmp_path: 
     source = write_files(tmp_path / "x", many(damaged))
     message = refused(r"3 of 203", convert, source, tmp_path / "compact")
     for name in damaged:
-        assert f"{name}.xml (coordinates that are not finite)" in message
+        assert f"{name}.xml (coordinates or steps that are not finite" in message
     assert not list((tmp_path / "compact").glob("strokes_*"))
     # After one was mended there are few enough.
     (source / "lineStrokes/d00/d00-001/d00-001-01.xml").write_bytes(xml([[(1, 2), (3, 4)]]))
@@ -326,6 +330,20 @@ def test_a_file_of_any_size_takes_little_memory(tmp_path: Path, ending: str, mon
     assert peak < 20_000_000
     (why,) = found.left_out.values()
     assert "1,000,000 bytes" in why
+
+
+def test_links_in_an_archive_are_reported(tmp_path: Path) -> None:
+    source = tmp_path / "all.tar"
+    write_archive(source, without(many({}), "d00-007-01"))
+    with tarfile.open(source, "a") as archive:
+        link = tarfile.TarInfo("lineStrokes/d00/d00-007/d00-007-01.xml")
+        link.type, link.linkname = tarfile.SYMTYPE, "../d00-008/d00-008-01.xml"
+        archive.addfile(link)
+    found = convert(source, tmp_path / "compact")
+    ((name, why),) = found.left_out.items()
+    assert name == "d00-007-01.xml"
+    assert "all.tar" in why
+    assert "link" in why
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

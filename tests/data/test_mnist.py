@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_support import idx, ready
+from data_support import idx, image_table, picture, ready
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
 from PIL import Image as Picture
 from refusals import refused
@@ -151,6 +151,11 @@ def test_the_hub_id_is_used_without_a_local_copy(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", load)
     check_small(None, repo_id="someone/digits")
     assert set(asked) == {"someone/digits"}
+    monkeypatch.setattr("datasets.load_dataset", lambda _: DatasetDict(train=pictures()["train"]))
+    refused(r"MNIST.* \['train'\].*'test'", MNIST(repo_id="MNIST", **SMALL).setup)
+    unwritten = dataset(lambda images: ["no.png"] * len(images), Image())
+    monkeypatch.setattr("datasets.load_dataset", lambda _: unwritten)
+    refused("train set of MNIST, row 0.*no bytes", MNIST(repo_id="MNIST", **SMALL).setup)
 
 
 @pytest.mark.slow
@@ -219,19 +224,19 @@ def test_folders_that_are_no_dataset_are_refused(tmp_path, idx_folder):
 
 
 def test_incomplete_copies_are_refused(tmp_path):
-    pictures().save_to_disk(tmp_path / "arrow")
-    shutil.rmtree(tmp_path / "arrow" / "test")
-    refused("arrow", MNIST(str(tmp_path / "arrow"), **SMALL).setup)
+    folder = tmp_path / "arrow"
+    pictures().save_to_disk(folder, num_shards={"train": 2, "test": 1})
+    check_small(folder)
+    (folder / "train/data-00000-of-00002.arrow").unlink()
+    refused(r"arrow.* 1 .*train.* 2", MNIST, str(folder), **SMALL, error=FileNotFoundError)
+    shutil.rmtree(folder / "train")
+    refused(r"arrow.* 0 .*train", MNIST, str(folder), **SMALL, error=FileNotFoundError)
 
     folder = write_parquet(tmp_path / "parquet", pictures())
-    cut("train-00000-of-00002.parquet", 500)(folder)
-    refused("parquet", MNIST(str(folder), **SMALL).setup)
-    pictures()["train"].select([]).to_parquet(folder / "train-00000-of-00002.parquet")
-    (folder / "train-00001-of-00002.parquet").unlink()
-    refused(r"train.*parquet", MNIST(str(folder), **SMALL).setup)
-    for file in folder.glob("test-*"):
-        file.unlink()
-    refused(r"parquet.*test", MNIST, str(folder), **SMALL, error=FileNotFoundError)
+    (folder / "test-00001-of-00002.parquet").unlink()
+    refused(r"parquet.* 1 .*test.* 2", MNIST, str(folder), **SMALL, error=FileNotFoundError)
+    (folder / "test-00000-of-00002.parquet").unlink()
+    refused(r"parquet.* 0 .*test", MNIST, str(folder), **SMALL, error=FileNotFoundError)
 
 
 def test_two_parquet_datasets_are_not_mixed(tmp_path):
@@ -247,17 +252,92 @@ def changed(data: DatasetDict, column: str, values) -> DatasetDict:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.rename_column("image", "picture"), r"columns \['label', 'picture'\]"),
+        (lambda d: d.rename_column("image", "picture"), r"\['label', 'picture'\]|\['picture', 'l"),
         (lambda d: d.remove_columns("label"), r"columns \['image'\]"),
-        (lambda d: DatasetDict(train=d["train"]), r"splits \['train'\]"),
-        (lambda d: pictures("RGB"), r"\(30, 28, 28, 3\).*grey"),
-        (lambda d: changed(d, "label", lambda _, i: {"label": i / 2}), "labels.*float"),
-        (lambda d: changed(d, "image", lambda _, i: {"image": [1, 2]}), "int64.*expected grey"),
+        (lambda d: pictures("RGB"), r"row 0.*RGB.*grey"),
+        (lambda d: d.map(lambda _, i: {"label": [0.5, None][i % 2]}, with_indices=True), "label"),
+        (lambda d: changed(d, "label", lambda _, i: {"label": i / 2}), "labels.*double"),
+        (lambda d: changed(d, "image", lambda _, i: {"image": [1, 2]}), "list.*int64.*grey"),
+        (lambda d: dataset(list, Array2D((28, 28), "int32")), "list.*int32.*grey"),
     ],
 )
 def test_copies_of_another_form_are_refused(tmp_path, change, message):
     change(pictures()).save_to_disk(tmp_path / "copy")
-    refused(message, MNIST(str(tmp_path / "copy"), **SMALL).setup)
+    refused(f"copy.*{message}", MNIST(str(tmp_path / "copy"), **SMALL).setup)
+
+
+def tables(folder: Path, form: str, cells: list) -> Path:
+    """Tables of images for both splits; returns the path of the training set."""
+    if form == "arrow":
+        folder.mkdir()
+        (folder / "dataset_dict.json").write_text("null")  # what it holds is not needed
+    ending = "/data.arrow" if form == "arrow" else ".parquet"
+    paths = [folder / f"{split}{ending}" for split in SIZES]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(image_table(cells, form))
+    return paths[0]
+
+
+GREY = arrays("train")[0]
+CELLS = [{"bytes": picture(image), "path": f"{i}.png"} for i, image in enumerate(GREY)]
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n%%EndComments\nshowpage\n%%EOF\n"
+PNG = CELLS[0]["bytes"]
+HUGE = picture(np.zeros((5000, 5001), np.uint8))[:60]
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+@pytest.mark.parametrize(
+    ("cell", "mentioned"),
+    [
+        ({"bytes": None, "path": "http://127.0.0.1:9/steal.png"}, "no bytes"),
+        ({"bytes": None, "path": "local.png"}, "no bytes"),
+        (None, "no bytes"),
+        ({"bytes": b"local.png", "path": None}, "PNG or JPEG"),
+        ({"bytes": EPS, "path": "28.png"}, "PNG or JPEG"),
+        ({"bytes": picture(GREY[0], "BMP"), "path": None}, "PNG or JPEG"),
+        ({"bytes": HUGE, "path": None}, "5001, 5000.*25,000,000"),
+        ({"bytes": PNG[:-30] + b"?" + PNG[-29:], "path": None}, "PNG or JPEG"),
+        ({"bytes": PNG[:-20], "path": None}, "PNG or JPEG"),
+        ({"bytes": picture(GREY[0][:20]), "path": None}, r"train set.* 9 .*\(20, 28\).*\(28, 28\)"),
+    ],
+    ids=["URL", "path", "null", "name", "EPS", "BMP", "huge", "flipped", "cut", "size"],
+)
+@pytest.mark.filterwarnings("error")
+def test_pictures_are_decoded_from_bytes_of_two_formats(
+    tmp_path, monkeypatch, form, cell, mentioned
+):
+    """A path or URL is not followed, and no program is run, as PIL does for EPS."""
+    monkeypatch.chdir(tmp_path)
+    Path("local.png").write_bytes(PNG)
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "gs").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    asked = []
+    monkeypatch.setattr("socket.socket.connect", lambda _, address: asked.append(address))
+    path = tables(tmp_path / "x", form, [*CELLS[:9], cell, *CELLS[10:]])
+    message = refused(f"(?s){mentioned}", MNIST(str(tmp_path / "x"), **SMALL).setup)
+    assert "\n" not in message
+    assert f"{path}, row 9" in message or "train set" in mentioned
+    assert not asked
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_damaged_tables_are_named_in_one_line(tmp_path, form):
+    path = tables(tmp_path / "x", form, CELLS)
+    MNIST(str(tmp_path / "x"), **SMALL).setup()
+    whole = path.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], whole[:-9], b"x" * 100, b"PAR1" * 9, bytes(64)):
+        path.write_bytes(content)
+        message = refused("x", MNIST(str(tmp_path / "x"), **SMALL).setup)
+        assert str(path) in message
+        assert "\n" not in message
+    path.write_bytes(image_table([], form))
+    refused("train set.*no images", MNIST(str(tmp_path / "x"), **SMALL).setup)
+    path.unlink()
+    os.mkfifo(path)
+    refused(str(path), MNIST(str(tmp_path / "x"), **SMALL).setup)
 
 
 def test_splits_larger_than_the_source_are_refused(idx_folder):

@@ -12,7 +12,10 @@ from refusals import refused
 from ln_zoo.data import SentenceFile
 from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
 
-BAD_ROWS = "1\tA\tB\tx\tNEUTRAL\n", "1\tA\tB\t0.5\tNEUTRAL\n", "1\tA\t \t2\tNEUTRAL\n", "1\tA\n"
+BAD_ROWS = (
+    *("1\tA\tB\tx\tNEUTRAL\n", "1\tA\tB\t0.5\tNEUTRAL\n", "1\tA\t \t2\tNEUTRAL\n", "1\tA\n"),
+    *("1\tA\tB\t2\tNEUTRAL\tmore\n", f"1\t{'a' * 200_000}\tB\t9\tNEUTRAL\n"),
+)
 HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
 
 
@@ -91,16 +94,27 @@ def test_pairs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("content", "mentioned"),
     [
-        *((row, "line 2: expected two sentences and a score from 1 to 5") for row in BAD_ROWS),
-        ("", r"SICK_train.txt must be a table .* has no row"),
+        *((f"{HEADER}\n{row}", "line 3: .* 5 fields.*1 to 5.{,300}$") for row in BAD_ROWS),
+        (HEADER, "holds no sentence"),
+        ("", "sentence_A, sentence_B, relatedness_score"),
+        (HEADER.replace("_B", "_C") + "1\tA\tB\t2\tNEUTRAL\tmore\n", "sentence_B.*sentence_C"),
     ],
 )
-def test_damaged_pairs(tmp_path: Path, row: str, message: str) -> None:
+def test_damaged_pairs(tmp_path: Path, content: str, mentioned: str) -> None:
     for name in ("train", "trial", "test_annotated"):
-        (tmp_path / f"SICK_{name}.txt").write_text(HEADER + row)
-    refused(message, read_task, "SICK", str(tmp_path))
+        (tmp_path / f"SICK_{name}.txt").write_text(content)
+    refused(rf"SICK_train\.txt.*{mentioned}", read_task, "SICK", str(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:.*items here")
+def test_sentences_of_pairs_may_be_long(tmp_path: Path) -> None:
+    long = "word " * 40_000
+    for name in ("train", "trial", "test_annotated"):
+        (tmp_path / f"SICK_{name}.txt").write_text(f"{HEADER}1\t{long}\tB\t2\tNEUTRAL\n")
+    task = read_task("SICK", str(tmp_path), split_words=False)
+    assert task.sentences == [long.strip(), "B"] * 3
 
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

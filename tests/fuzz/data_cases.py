@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 from archive_support import packed
-from data_support import idx
+from data_support import idx, image_table, picture
 from handwriting_support import drawn, small_distribution
 from hypothesis import strategies as st
+from scipy.io import savemat
 
 from ln_zoo.data import (
     MNIST,
@@ -159,6 +160,32 @@ def caption_table() -> Files:
     return {"captions.tsv": table, "mobilenetv2_pool.npy": npy(features(5).astype(np.float16))}
 
 
+def matlab() -> Files:
+    file = io.BytesIO()
+    savemat(file, {"feats": features(7).T}, do_compression=True)
+    return {"dataset_coco.json": karpathy()["dataset_coco.json"], "vgg.mat": file.getvalue()}
+
+
+def thumbnails() -> Files:
+    rng = np.random.default_rng(0)
+    pictures = [picture(a, "JPEG") for a in rng.integers(0, 256, (5, 9, 8, 3), dtype=np.uint8)]
+    names = np.array([f"{i}.jpg" for i in range(5)])
+    offsets = np.cumsum([0, *map(len, pictures)])
+    content = npz(image=names, offsets=offsets, data=np.frombuffer(b"".join(pictures), np.uint8))
+    return {"thumbs64_jpeg.npz": content} | caption_table()
+
+
+def image_tables(form: str) -> Files:
+    ending = "/data-00000-of-00001.arrow" if form == "arrow" else "-00000-of-00001.parquet"
+    files: Files = {"dataset_dict.json": b"{}"} if form == "arrow" else {}
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 5)):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        cells = [{"bytes": picture(image), "path": f"{i}.png"} for i, image in enumerate(images)]
+        files[f"{split}{ending}"] = image_table(cells, form)
+    return files
+
+
 def pen_steps(count: int) -> list[np.ndarray]:
     lines = drawn(np.random.default_rng(count).integers(12, 30, count).tolist(), seed=count)
     return [lines.steps(i) for i in range(count)]
@@ -222,6 +249,8 @@ def _sentences(root: Path) -> SentenceFile:
 FORMATS: dict[str, Format] = {
     "idx": Format(idx_files, _mnist),
     "idx.gz": Format(inside(gzip.compress, ".gz", idx_files), _mnist, checked=True),
+    "arrow": Format(lambda: image_tables("arrow"), _mnist),
+    "parquet": Format(lambda: image_tables("parquet"), _mnist),
     "amat": Format(amat, _binarized),
     "amat.gz": Format(inside(gzip.compress, ".gz", amat), _binarized, checked=True),
     "questions": Format(questions, _cloze()),
@@ -237,6 +266,8 @@ FORMATS: dict[str, Format] = {
     "books.zip": Format(lambda: {"books.zip": packed(books(), "zip")}, _books),
     "captions": Format(captions, _captions),
     "karpathy": Format(karpathy, _captions),
+    "matlab": Format(matlab, _captions),
+    "thumbnails": Format(thumbnails, _captions),
     "caption table": Format(caption_table, _captions),
     "stroke sets": Format(stroke_sets, _strokes),
     "mapped stroke sets": Format(mapped_stroke_sets, _strokes),

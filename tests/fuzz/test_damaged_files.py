@@ -36,7 +36,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def everything(name: str, root: Path) -> list[Any]:
-    """All batches of a dataset."""
+    """All batches of a dataset, and thumbnails."""
     torch.manual_seed(0)
     made, found = FORMATS[name], []
     data = made.data(root)
@@ -45,6 +45,9 @@ def everything(name: str, root: Path) -> list[Any]:
         data.setup(stage)
         loaders = ["train", "val"] if stage == "fit" else [stage]
         found += [list(getattr(data, f"{part}_dataloader")()) for part in loaders]
+    if name == "thumbnails":
+        pictures = [data.thumbnail(image) for image in data.captioned("train").names]
+        found += [torch.tensor(pixels) for pixels in pictures if pixels is not None]
     return found
 
 
