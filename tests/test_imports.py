@@ -55,7 +55,8 @@ BELOW = {
     "export": {"layers", "norms", "ops"},
     "late": set(),
     "models": {
-        *("late", "training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops")
+        *("late", "training_runs", "export", "files", "vocabulary", "metrics"),
+        *("layers", "norms", "ops"),
     },
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if not room.startswith(("_version", "testing", "rl"))}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections.abc
+import inspect
 import types
+import typing
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import (
@@ -152,3 +155,29 @@ def read_as(kind: Any, value: Any, where: str, resolve: Resolve | None = None) -
         return value
     name = str(getattr(kind, "__name__", kind) if origin is None else kind)
     raise CardError(f"{where} must be of type {name.replace('typing.', '')}, got {value!r:.200}")
+
+
+def annotations(cls: type) -> tuple[dict[str, Any], bool]:
+    """Annotations of a constructor's parameters, and whether it takes others.
+
+    Keyword arguments that are passed on are looked up in the base classes.
+    """
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
+            continue
+        init: Any = base.__init__  # type: ignore[misc]
+        # Some modules import names of annotations for type checkers only.
+        names = vars(typing) | vars(collections.abc) | getattr(init, "__globals__", {})
+        try:
+            hints = typing.get_type_hints(init, names, include_extras=True)
+        except (NameError, TypeError, AttributeError):
+            hints = {}
+        parameters = list(inspect.signature(base).parameters.values())
+        passed_on = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                found.setdefault(parameter.name, hints.get(parameter.name, Any))
+        if not passed_on:
+            return found, False
+    return found, True

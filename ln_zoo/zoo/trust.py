@@ -6,12 +6,10 @@ parsed, and no module is imported because it names one. Imports no torch.
 
 from __future__ import annotations
 
-import collections.abc
 import importlib
-import inspect
 import json
+import re
 import sys
-import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args, get_origin
@@ -20,6 +18,8 @@ from ln_zoo.zoo import schema
 from ln_zoo.zoo.errors import CardError, NotAllowedError
 from ln_zoo.zoo.names import nearest
 
+#: A public name of ours, which an argument without annotation may hold.
+_OWN_NORM = re.compile(r"ln_zoo\.norms\.\w+")
 #: Annotations that any plain value, or any mapping or sequence of them, fits.
 _ANY = (Any, object, dict, list, tuple)
 
@@ -58,7 +58,7 @@ class Reader:
     ) -> dict[str, Any]:
         """The arguments of a class, as objects. CardError for an unknown one or another kind."""
         _check_plain(values, f"{self.where}: {place}")
-        known, others = _annotations(cls)
+        known, others = schema.annotations(cls)
         found = {}
         for name, value in values.items():
             if name not in known and not others:
@@ -81,21 +81,27 @@ class Reader:
             if isinstance(value, str) and value in self.named:
                 return _imported(value, self.where)
             self._refuse(value, place)
-        if kind not in _ANY and isinstance(kind, type):
-            if not (isinstance(value, dict) and "class_path" in value):
-                raise CardError(f"{where} must be of type {kind.__name__}, got {value!r:.200}")
-            cls = self.find(value["class_path"], kind, place)
-            init_args = schema.read_as(dict, value.get("init_args", {}), where)
-            arguments = self.arguments(cls, init_args, place)
-            try:
-                return cls(**arguments)
-            except (TypeError, ValueError) as error:
-                raise CardError(f"{where}: {error}") from error
-        if (path := _class_path(value)) is not None:
+        path = _class_path(value)
+        base = kind if isinstance(kind, type) and kind not in _ANY else None
+        if kind in _ANY[:2] and isinstance(path, str) and isinstance(value, dict):
+            # An argument without annotation.
+            base = object if path in self.named or _OWN_NORM.fullmatch(path) else None
+        if base is not None and isinstance(value, dict) and "class_path" in value:
+            return self._build(base, value, where, place)
+        if base is None and path is not None:
             self._refuse(path, place)
-        if kind in _ANY[2:] and not isinstance(value, kind):
+        if base is not None or (kind in _ANY[2:] and not isinstance(value, kind)):
             raise CardError(f"{where} must be of type {kind.__name__}, got {value!r:.200}")
         return value
+
+    def _build(self, base: type, config: dict[str, Any], where: str, place: str) -> Any:
+        cls = self.find(config["class_path"], base, place)
+        init_args = schema.read_as(dict, config.get("init_args", {}), where)
+        arguments = self.arguments(cls, init_args, place)
+        try:
+            return cls(**arguments)
+        except (TypeError, ValueError) as error:
+            raise CardError(f"{where}: {error}") from error
 
     def _refuse(self, path: object, place: str) -> NoReturn:
         module, _, name = str(path).rpartition(".")
@@ -106,32 +112,6 @@ class Reader:
             f"{self.where}: {place} asks for {path!r:.80}, which is not one of ln_zoo's classes, "
             f"and nothing is imported because a file names it: if you trust the file, {how}"
         )
-
-
-def _annotations(cls: type) -> tuple[dict[str, Any], bool]:
-    """Annotations of a constructor's parameters, and whether it takes others.
-
-    Keyword arguments that are passed on are looked up in the base classes.
-    """
-    found: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if "__init__" not in base.__dict__:
-            continue
-        init: Any = base.__init__  # type: ignore[misc]
-        # Some modules import names of annotations for type checkers only.
-        names = vars(typing) | vars(collections.abc) | getattr(init, "__globals__", {})
-        try:
-            hints = typing.get_type_hints(init, names, include_extras=True)
-        except (NameError, TypeError, AttributeError):
-            hints = {}
-        parameters = list(inspect.signature(base).parameters.values())
-        passed_on = [p for p in parameters if p.kind is p.VAR_KEYWORD]
-        for parameter in parameters:
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                found.setdefault(parameter.name, hints.get(parameter.name, Any))
-        if not passed_on:
-            return found, False
-    return found, True
 
 
 def _check_plain(values: object, where: str) -> None:

@@ -103,6 +103,11 @@ def test_arguments_of_a_users_class() -> None:
     assert found == {"shape": {"a": ["any.text"]}, "sizes": [1], "norm": LayerNorm()}
     refused("hidden_sizes", reader.arguments, Mine, {"hidden_sizes": "x"})  # of the base class
     refused("red.X", reader.arguments, Mine, {"shape": [{"class_path": "red.X"}]})
+    # Without an annotation, a norm of ours or what the user named.
+    assert reader.arguments(Mine, {"shape": NORM}) == {"shape": LayerNorm()}
+    refused("Encoder", reader.arguments, Mine, {"shape": encoder})
+    named = Reader("x.ckpt", named={f"{__name__}.Encoder"})
+    assert named.arguments(Mine, {"shape": encoder})["shape"].size == 3
     linear = {"class_path": "torch.nn.Linear", "init_args": {}}
     refused("not a Encoder", reader.arguments, Mine, {"encoder": linear})
 
