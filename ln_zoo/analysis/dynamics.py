@@ -37,7 +37,7 @@ from ln_zoo.layers.cells import as_states, sites_by_role
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, batch_dependent
 from ln_zoo.ops import Cell, States, Weights
 from ln_zoo.ops.cells import Sites
-from ln_zoo.tables import markdown_table, write_csv
+from ln_zoo.utils.tables import markdown_table, write_csv
 
 #: Initialisation of an untrained layer: torch's, or `orthogonal_init` with this candidate.
 Start = Literal["torch", "orthogonal", "identity"]

@@ -45,7 +45,7 @@ from ln_zoo.norms import (
     keeps_statistics,
     population_statistics,
 )
-from ln_zoo.tables import csv_table, markdown_table, rich_table, write_csv
+from ln_zoo.utils.tables import csv_table, markdown_table, rich_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ln_zoo.data.archives import damage_named, read_archive, read_rest
-from ln_zoo.files import open_regular
+from ln_zoo.utils.files import open_regular
 
 _MAX_BYTES = 4_000_000_000
 

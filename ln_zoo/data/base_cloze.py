@@ -26,7 +26,7 @@ from ln_zoo.data.loading import (
     subset,
 )
 from ln_zoo.data.ragged import Ragged, pad
-from ln_zoo.vocabulary import UNK, Vocabulary
+from ln_zoo.utils.vocabulary import UNK, Vocabulary
 
 Entities = Literal["example", "batch", "file", "order"]
 

@@ -27,7 +27,7 @@ from ln_zoo.data.loading import (
     subset,
 )
 from ln_zoo.data.ragged import pad
-from ln_zoo.vocabulary import UNK, Vocabulary
+from ln_zoo.utils.vocabulary import UNK, Vocabulary
 
 SamplerName = Literal["round_robin", "proportional"]
 

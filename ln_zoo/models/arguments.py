@@ -6,7 +6,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from ln_zoo.norms.arguments import check_positive, check_sizes, check_words
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.vocabulary import Vocabulary
 
 __all__ = ["check_inputs", "check_positive", "check_sizes", "check_vocabulary", "check_words"]
 

@@ -17,7 +17,7 @@ from ln_zoo.models.arguments import check_sizes, check_vocabulary, check_words
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.norms.modes import evaluation_mode
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.vocabulary import Vocabulary
 
 Statistics = Literal["masked", "all"]
 InitialState = Literal["zeros", "learned"]

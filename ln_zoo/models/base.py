@@ -19,7 +19,7 @@ from ln_zoo import late
 from ln_zoo.export import Exported, ExportError, export
 from ln_zoo.models.run_counter import RunCounter
 from ln_zoo.norms import Identity, Norm, to_config
-from ln_zoo.training_runs import Run
+from ln_zoo.utils.training_runs import Run
 
 #: The only instantiator that Lightning accepts when it reads a checkpoint.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
@@ -154,7 +154,7 @@ class ZooModule(LightningModule, ABC):
 
     @property
     def training_runs(self) -> tuple[Run, ...]:
-        """The training runs behind the weights, oldest first; see `ln_zoo.training_runs`.
+        """The training runs behind the weights, oldest first; see `ln_zoo.utils.training_runs`.
 
         Set this when you replace the weights.
         """
@@ -279,7 +279,7 @@ class ZooModule(LightningModule, ABC):
 
 
 def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:
-    """The training runs behind the weights of a checkpoint; see `ln_zoo.training_runs`."""
+    """The training runs behind the weights of a checkpoint; see `ln_zoo.utils.training_runs`."""
     return RunCounter.restored(checkpoint.get(_RUNS)).runs(None)
 
 

@@ -20,7 +20,7 @@ from ln_zoo.models.base import ZooModule
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.order_penalty import order_violation
 from ln_zoo.norms import LayerNorm, Norm, from_config
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 Measure = Literal["order", "reversed", "cosine"]
 PenaltyPower = Literal["squared", "root"]

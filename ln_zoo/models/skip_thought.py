@@ -25,7 +25,7 @@ from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
 from ln_zoo.norms import LayerNorm, Norm, batch_dependent, from_config
 from ln_zoo.norms.modes import evaluation_mode
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 Encoder = Literal["uni", "bi"]
 Conditioning = Literal["init", "every_step"]
@@ -53,10 +53,10 @@ class SkipThought(ZooModule):
     26-28), not on embeddings, states and logits.
 
     A batch is a tuple of the sources, the next and the previous sentences, each a pair: word
-    indices, int64 (B, T), padded with `ln_zoo.vocabulary.EOS` after the sentence; and lengths (B,),
-    including one `EOS`, which the encoder reads and the decoders predict. A decoder's first input
-    is a zero vector. Padding is skipped. Losses are logged in nats per token: ``token_nll`` over
-    both neighbours, ``next_nll`` and ``previous_nll`` of each.
+    indices, int64 (B, T), padded with `ln_zoo.utils.vocabulary.EOS` after the sentence; and lengths
+    (B,), including one `EOS`, which the encoder reads and the decoders predict. A decoder's first
+    input is a zero vector. Padding is skipped. Losses are logged in nats per token: ``token_nll``
+    over both neighbours, ``next_nll`` and ``previous_nll`` of each.
 
     Differences from the released code behind the paper's runs: biases are added after normalisation
     only, as in eq. 26-28, where the code has others inside it too (``prenorm_bias``); the candidate
@@ -351,7 +351,7 @@ class SkipThought(ZooModule):
         """Vectors of sentences, float32 (n, D), in evaluation mode.
 
         Sentences of similar length are encoded together, without truncation. Words outside the
-        vocabulary and its expansion are read as `ln_zoo.vocabulary.UNK`.
+        vocabulary and its expansion are read as `ln_zoo.utils.vocabulary.UNK`.
 
         Args:
             sentences: words separated by white space, in the form of the training text.
@@ -410,7 +410,7 @@ class SkipThought(ZooModule):
         fitted on common words (Kiros et al. 2015, section 2.2, and the released code). Words of the
         vocabulary keep their own vectors. Training and checkpoints are not affected.
 
-        ``path`` is a file for `ln_zoo.vocabulary.read_word_vectors`.
+        ``path`` is a file for `ln_zoo.utils.vocabulary.read_word_vectors`.
 
         Raises:
             OSError: if the file cannot be read.

@@ -18,7 +18,7 @@ from scipy.io import savemat
 
 from ln_zoo.data import CaptionedImages
 from ln_zoo.data.base_captions import caption_words
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 SIZES = {"train": 12, "val": 4, "test": 3}
 

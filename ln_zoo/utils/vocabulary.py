@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ln_zoo.files import read_bounded
+from ln_zoo.utils.files import read_bounded
 
 #: Index of the token that ends a sentence; also the padding.
 EOS = 0
