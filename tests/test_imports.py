@@ -4,8 +4,8 @@ Beside torch alone, layers, norms, kernels and conversion work, and the rest say
 
     cli -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
 
-`callbacks` stand beside `models`, and may read data of their own. Each module of `utils` is a room
-of its own, since some need Lightning and most do not.
+`callbacks` stand beside `models`, and may read data of their own. Each module of `utils` and
+`testing` is a room of its own, since some need Lightning and most do not.
 """
 
 import ast
@@ -26,6 +26,8 @@ from ln_zoo.utils.packages import _DISTRIBUTIONS
 
 PACKAGE = Path(ln_zoo.__file__).parent
 
+#: Folders of modules that have little to do with each other.
+SHELVES = ("utils", "testing")
 #: What each room may import. The version is a constant that every room may read.
 BELOW = {
     "_version": set(),
@@ -34,8 +36,13 @@ BELOW = {
     "layers": {"norms", "ops"},
     "analysis": {"layers", "norms", "ops", "tables"},
     "conversion": {"layers", "norms", "ops", "tables"},
-    "testing": {"analysis", "layers", "norms", "ops", "testing_cases"},
-    "testing_cases": set(),
+    "testing": {"norm_case", "cell_case", "layer_case", "data_case", "callback_case"},
+    "layer_case": {"analysis", "layers", "norms"},
+    "norm_case": {"layer_case", "analysis", "layers", "norms", "ops"},
+    "cell_case": {"layer_case", "analysis", "layers", "norms"},
+    "argument_case": set(),
+    "data_case": {"argument_case"},
+    "callback_case": {"argument_case"},
     "rl": {"layers"},
     "utils": set(),
     "checkpoints": set(),
@@ -59,7 +66,8 @@ BELOW = {
         *("late", "training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops")
     },
 }
-_ALL_BELOW_ZOO = {room for room in BELOW if not room.startswith(("_version", "testing", "rl"))}
+_BESIDE = re.compile("_version|rl|testing|.*_case")
+_ALL_BELOW_ZOO = {room for room in BELOW if not _BESIDE.fullmatch(room)}
 BELOW["zoo"] = _ALL_BELOW_ZOO
 BELOW["sweeps"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
@@ -70,13 +78,14 @@ BELOW["__main__"] = {"cli"}
 #: They are loaded below where Lightning is not installed.
 WITHOUT_LIGHTNING = (
     *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl", "tables"),
+    *("layer_case", "norm_case", "cell_case"),
 )
 
 
 def room_of(parts: Sequence[str]) -> str:
     """The room of a module, from the parts of its name or path below the package."""
-    inside_utils = parts[0] == "utils" and len(parts) > 1 and parts[1] != "__init__.py"
-    return parts[int(inside_utils)].removesuffix(".py")
+    inside = parts[0] in SHELVES and len(parts) > 1 and parts[1] != "__init__.py"
+    return parts[int(inside)].removesuffix(".py")
 
 
 def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
@@ -272,7 +281,12 @@ print(json.dumps(found))
 
 def test_torch_alone_is_enough_for_layers() -> None:
     absent = sorted(_DISTRIBUTIONS.keys() - THERE)
-    rooms = [name.replace("tables", "utils.tables") for name in WITHOUT_LIGHTNING]
+    paths = (path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+    rooms = [
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in paths
+        if len(path.parts) <= 2 and room_of(path.parts) in WITHOUT_LIGHTNING
+    ]
     lists = [*absent, "pytorch_lightning"], rooms
     command = [sys.executable, "-c", CODE, *map(json.dumps, lists)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
