@@ -32,9 +32,9 @@ SHELVES = ("utils", "testing")
 BELOW = {
     "_version": set(),
     "ops": set(),
-    "norms": {"ops"},
-    "layers": {"norms", "ops"},
-    "analysis": {"layers", "norms", "ops", "tables"},
+    "norms": {"ops", "checks"},
+    "layers": {"norms", "ops", "checks"},
+    "analysis": {"layers", "norms", "ops", "checks", "tables"},
     "conversion": {"layers", "norms", "ops", "tables"},
     "testing": {"norm_case", "cell_case", "layer_case", "data_case", "callback_case"},
     "layer_case": {"analysis", "layers", "norms"},
@@ -46,24 +46,26 @@ BELOW = {
     "rl": {"layers"},
     "utils": set(),
     "checkpoints": set(),
+    "checks": set(),
     "files": set(),
     "packages": set(),
     "signals": set(),
     "tables": set(),
     "training_runs": set(),
-    "vocabulary": {"files"},
+    "vocabulary": {"checks", "files"},
     "yaml": {"files"},
-    "data": {"files", "vocabulary"},
-    "metrics": {"tables"},
-    "plots": {"analysis", "metrics", "files", "tables"},
+    "data": {"checks", "files", "vocabulary"},
+    "metrics": {"checks", "tables"},
+    "plots": {"analysis", "metrics", "checks", "files", "tables"},
     "callbacks": {
-        *("plots", "checkpoints", "signals", "data", "files", "vocabulary"),
+        *("plots", "checkpoints", "checks", "signals", "data", "files", "vocabulary"),
         *("metrics", "layers", "norms", "ops"),
     },
     "export": {"layers", "norms", "ops"},
     "late": set(),
     "models": {
-        *("late", "training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops")
+        *("late", "training_runs", "export", "checks", "vocabulary", "metrics", "layers", "norms"),
+        "ops",
     },
 }
 _BESIDE = re.compile("_version|rl|testing|.*_case")
@@ -77,8 +79,8 @@ BELOW["__main__"] = {"cli"}
 
 #: They are loaded below where Lightning is not installed.
 WITHOUT_LIGHTNING = (
-    *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl", "tables"),
-    *("layer_case", "norm_case", "cell_case"),
+    *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl"),
+    *("checks", "tables", "layer_case", "norm_case", "cell_case"),
 )
 
 

@@ -18,13 +18,14 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequenc
 
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Ratio
-from ln_zoo.models.arguments import check_positive, check_sizes, check_vocabulary, check_words
+from ln_zoo.models.arguments import check_vocabulary
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
 from ln_zoo.norms import LayerNorm, Norm, batch_dependent, from_config
 from ln_zoo.norms.modes import evaluation_mode
+from ln_zoo.utils.checks import check_at_least, check_choice, check_positive
 from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 Encoder = Literal["uni", "bi"]
@@ -131,19 +132,14 @@ class SkipThought(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_sizes(
-            hidden_size=hidden_size,
-            embedding_features=embedding_features,
-            softmax_samples=softmax_samples,
-        )
+        check_at_least(1, hidden_size=hidden_size, embedding_features=embedding_features)
+        check_at_least(1, softmax_samples=softmax_samples)
         check_positive(lr=lr)
-        check_words(
-            encoder=(encoder, get_args(Encoder)),
-            conditioning=(conditioning, get_args(Conditioning)),
-            softmax=(softmax, get_args(SoftmaxName)),
-            loss_reduction=(loss_reduction, get_args(Reduction)),
-            adam_bias_correction=(adam_bias_correction, get_args(AdamBiasCorrection)),
-        )
+        check_choice("encoder", encoder, get_args(Encoder))
+        check_choice("conditioning", conditioning, get_args(Conditioning))
+        check_choice("softmax", softmax, get_args(SoftmaxName))
+        check_choice("loss_reduction", loss_reduction, get_args(Reduction))
+        check_choice("adam_bias_correction", adam_bias_correction, get_args(AdamBiasCorrection))
         if vocabulary is None:
             raise ValueError(
                 "SkipThought needs a vocabulary: give a list of words or a text file with one "

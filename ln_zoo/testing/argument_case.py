@@ -21,7 +21,7 @@ class ArgumentCase:
     def test_invalid_arguments_are_named(self) -> None:
         for name, values in {**self._always_invalid, **self.invalid}.items():
             for value in values:
-                with pytest.raises(ValueError, match=name) as refused:
+                with pytest.raises((TypeError, ValueError), match=name) as refused:
                     self._made(**{name: value})
                 assert str(value) in str(refused.value), (
                     f"{name}={value!r}: the message must show the value: {refused.value}"
