@@ -62,9 +62,8 @@ BELOW = {
         *("metrics", "layers", "norms", "ops"),
     },
     "export": {"layers", "norms", "ops"},
-    "late": set(),
     "models": {
-        *("late", "training_runs", "export", "checks", "vocabulary", "metrics", "layers", "norms"),
+        *("training_runs", "export", "checks", "vocabulary", "metrics", "layers", "norms"),
         "ops",
     },
 }
@@ -90,10 +89,20 @@ def room_of(parts: Sequence[str]) -> str:
     return parts[int(inside)].removesuffix(".py")
 
 
+#: The one import that goes up: `ZooModule.from_pretrained`, `save_pretrained` and `push_to_hub`.
+UPWARD = ("ln_zoo.models.base", "ln_zoo.zoo.pretrained")
+
+
 def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
     """Line and absolute name of each import in a file, those inside functions and strings to
-    ``import_module`` as well."""
+    ``import_module`` as well, but not `UPWARD`."""
     parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+    for line, name in _imports(path, parts):
+        if (".".join(parts), name) != UPWARD:
+            yield line, name
+
+
+def _imports(path: Path, parts: list[str]) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -185,6 +194,7 @@ def test_imports_run_downward():
         ("ops/upward.py", "import importlib\nimportlib.import_module('ln_zoo.norms')"),
         ("models/upward.py", "from ln_zoo import LayerNorm"),
         ("models/base.py", "def f():\n    from ln_zoo.zoo import load"),
+        ("models/mlp.py", "def f():\n    from ln_zoo.zoo import pretrained"),
         ("models/sideways.py", "from ln_zoo.callbacks import CurvesPlot"),
         ("data/sideways.py", "import torch, ln_zoo.metrics"),
         ("metrics/sideways.py", "from ln_zoo.data.mnist import MNIST"),

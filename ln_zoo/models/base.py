@@ -15,7 +15,6 @@ from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 
-from ln_zoo import late
 from ln_zoo.export import Exported, ExportError, export
 from ln_zoo.models.run_counter import RunCounter
 from ln_zoo.norms import Identity, Norm, to_config
@@ -231,8 +230,9 @@ class ZooModule(LightningModule, ABC):
         Raises:
             ln_zoo.zoo.CardError: as `ln_zoo.load`; for a model of another class.
         """
-        model: Self = late.bound("pretrained").load_as(cls, name_or_path, **options)
-        return model
+        from ln_zoo.zoo import pretrained
+
+        return pretrained.load_as(cls, name_or_path, **options)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
         """Write weights, arguments and card to a folder, which `from_pretrained` reads.
@@ -258,8 +258,9 @@ class ZooModule(LightningModule, ABC):
             ...     sorted(file.name for file in path.iterdir())
             ['README.md', 'config.json', 'model.safetensors', 'results.json']
         """
-        path: Path = late.bound("pretrained").save(self, folder, **options)
-        return path
+        from ln_zoo.zoo import pretrained
+
+        return pretrained.save(self, folder, **options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:
         """Upload weights, arguments and card to the Hugging Face hub.
@@ -275,7 +276,9 @@ class ZooModule(LightningModule, ABC):
         Raises:
             ln_zoo.zoo.CardError: as `save_pretrained` and `ln_zoo.zoo.publish`.
         """
-        return late.bound("pretrained").push(self, repo_id, **options)
+        from ln_zoo.zoo import pretrained
+
+        return pretrained.push(self, repo_id, **options)
 
 
 def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:
