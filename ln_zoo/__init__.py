@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from ln_zoo import late
 from ln_zoo._version import __version__
 
 if TYPE_CHECKING:
@@ -90,10 +89,6 @@ __all__ = [
     "to_dialect",
     "zoo",
 ]
-
-
-# `ZooModule.from_pretrained` and the like are defined in `models`, below `zoo`.
-late.bind("pretrained", lambda: importlib.import_module("ln_zoo.zoo.pretrained"))
 
 
 def __getattr__(name: str) -> Any:

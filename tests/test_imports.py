@@ -4,8 +4,8 @@ Beside torch alone, layers, norms, kernels and conversion work, and the rest say
 
     cli -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
 
-`callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files`,
-`metrics` and `training_runs` import no other room, `vocabulary` only `files`, and `data` those two.
+`callbacks` stand beside `models`, and may read data of their own. Each module of `utils` and
+`testing` is a room of its own, since some need Lightning and most do not.
 """
 
 import ast
@@ -15,51 +15,60 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 import ln_zoo
-from ln_zoo.packages import _DISTRIBUTIONS
+from ln_zoo.utils.packages import _DISTRIBUTIONS
 
 PACKAGE = Path(ln_zoo.__file__).parent
 
+#: Folders of modules that have little to do with each other.
+SHELVES = ("utils", "testing")
 #: What each room may import. The version is a constant that every room may read.
 BELOW = {
     "_version": set(),
     "ops": set(),
-    "norms": {"ops"},
-    "layers": {"norms", "ops"},
-    "analysis": {"layers", "norms", "ops", "tables"},
+    "norms": {"ops", "checks"},
+    "layers": {"norms", "ops", "checks"},
+    "analysis": {"layers", "norms", "ops", "checks", "tables"},
     "conversion": {"layers", "norms", "ops", "tables"},
-    "testing": {"analysis", "layers", "norms", "ops", "testing_cases"},
-    "testing_cases": set(),
+    "testing": {"norm_case", "cell_case", "layer_case", "data_case", "callback_case"},
+    "layer_case": {"analysis", "layers", "norms"},
+    "norm_case": {"layer_case", "analysis", "layers", "norms", "ops"},
+    "cell_case": {"layer_case", "analysis", "layers", "norms"},
+    "argument_case": set(),
+    "data_case": {"argument_case"},
+    "callback_case": {"argument_case"},
     "rl": {"layers"},
-    "files": set(),
-    "tables": set(),
-    "packages": set(),
-    "strict_yaml": {"files"},
-    "vocabulary": {"files"},
-    "data": {"files", "vocabulary"},
-    "metrics": {"tables"},
+    "utils": set(),
     "checkpoints": set(),
-    "training_runs": set(),
+    "checks": set(),
+    "files": set(),
+    "packages": set(),
     "signals": set(),
-    "plots": {"analysis", "metrics", "files", "tables"},
+    "tables": set(),
+    "training_runs": set(),
+    "vocabulary": {"checks", "files"},
+    "yaml": {"files"},
+    "data": {"checks", "files", "vocabulary"},
+    "metrics": {"checks", "tables"},
+    "plots": {"analysis", "metrics", "checks", "files", "tables"},
     "callbacks": {
-        *("plots", "checkpoints", "signals", "data", "files", "vocabulary"),
+        *("plots", "checkpoints", "checks", "signals", "data", "files", "vocabulary"),
         *("metrics", "layers", "norms", "ops"),
     },
     "export": {"layers", "norms", "ops"},
-    "late": set(),
     "models": {
-        *("late", "training_runs", "export", "files", "vocabulary", "metrics"),
+        *("training_runs", "export", "checks", "files", "vocabulary", "metrics"),
         *("layers", "norms", "ops"),
     },
 }
-_ALL_BELOW_ZOO = {room for room in BELOW if not room.startswith(("_version", "testing", "rl"))}
+_BESIDE = re.compile("_version|rl|testing|.*_case")
+_ALL_BELOW_ZOO = {room for room in BELOW if not _BESIDE.fullmatch(room)}
 BELOW["zoo"] = _ALL_BELOW_ZOO
 BELOW["sweeps"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
@@ -69,19 +78,31 @@ BELOW["__main__"] = {"cli"}
 
 #: They are loaded below where Lightning is not installed.
 WITHOUT_LIGHTNING = (
-    *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl", "tables"),
+    *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl"),
+    *("checks", "tables", "layer_case", "norm_case", "cell_case"),
 )
 
 
-def room_of(path: Path, package: Path) -> str:
-    first = path.relative_to(package).parts[0]
-    return first.removesuffix(".py")
+def room_of(parts: Sequence[str]) -> str:
+    """The room of a module, from the parts of its name or path below the package."""
+    inside = parts[0] in SHELVES and len(parts) > 1 and parts[1] != "__init__.py"
+    return parts[int(inside)].removesuffix(".py")
+
+
+#: The one import that goes up: `ZooModule.from_pretrained`, `save_pretrained` and `push_to_hub`.
+UPWARD = ("ln_zoo.models.base", "ln_zoo.zoo.pretrained")
 
 
 def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
     """Line and absolute name of each import in a file, those inside functions and strings to
-    ``import_module`` as well."""
+    ``import_module`` as well, but not `UPWARD`."""
     parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+    for line, name in _imports(path, parts):
+        if (".".join(parts), name) != UPWARD:
+            yield line, name
+
+
+def _imports(path: Path, parts: list[str]) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -101,9 +122,9 @@ def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
 def violations(package: Path) -> list[str]:
     """Every import that runs upward or sideways, and every Lightning import out of its rooms."""
     found = []
-    rooms = {room_of(path, package) for path in package.rglob("*.py")}
+    rooms = {room_of(path.relative_to(package).parts) for path in package.rglob("*.py")}
     for path in sorted(package.rglob("*.py")):
-        room = room_of(path, package)
+        room = room_of(path.relative_to(package).parts)
         if room not in BELOW:
             found.append(f"{path.relative_to(package)}: room {room!r} has no place in BELOW")
             continue
@@ -114,7 +135,7 @@ def violations(package: Path) -> list[str]:
                 found.append(f"{place}: Lightning has no place here")
             if top != package.name:
                 continue
-            target = rest.partition(".")[0]
+            target = room_of(rest.split("."))
             # A name that is no room (``from ln_zoo import LayerNorm``) is the package's.
             target = target if target in rooms | set(BELOW) else "__init__"
             if target not in {room, "_version"} | BELOW[room]:
@@ -173,6 +194,7 @@ def test_imports_run_downward():
         ("ops/upward.py", "import importlib\nimportlib.import_module('ln_zoo.norms')"),
         ("models/upward.py", "from ln_zoo import LayerNorm"),
         ("models/base.py", "def f():\n    from ln_zoo.zoo import load"),
+        ("models/mlp.py", "def f():\n    from ln_zoo.zoo import pretrained"),
         ("models/sideways.py", "from ln_zoo.callbacks import CurvesPlot"),
         ("data/sideways.py", "import torch, ln_zoo.metrics"),
         ("metrics/sideways.py", "from ln_zoo.data.mnist import MNIST"),
@@ -271,7 +293,13 @@ print(json.dumps(found))
 
 def test_torch_alone_is_enough_for_layers() -> None:
     absent = sorted(_DISTRIBUTIONS.keys() - THERE)
-    lists = [*absent, "pytorch_lightning"], WITHOUT_LIGHTNING
+    paths = (path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+    rooms = [
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in paths
+        if len(path.parts) <= 2 and room_of(path.parts) in WITHOUT_LIGHTNING
+    ]
+    lists = [*absent, "pytorch_lightning"], rooms
     command = [sys.executable, "-c", CODE, *map(json.dumps, lists)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,8 @@ from ln_zoo.layers.cells import as_states, sites_by_role
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, batch_dependent
 from ln_zoo.ops import Cell, States, Weights
 from ln_zoo.ops.cells import Sites
-from ln_zoo.tables import markdown_table, write_csv
+from ln_zoo.utils.checks import check_choice
+from ln_zoo.utils.tables import markdown_table, write_csv
 
 #: Initialisation of an untrained layer: torch's, or `orthogonal_init` with this candidate.
 Start = Literal["torch", "orthogonal", "identity"]
@@ -366,8 +367,7 @@ def initial_dynamics(
         seed: seed of weights, initial states and perturbations.
     """
     cls_of_layer = recurrent_layer(cell)
-    if start not in ("torch", "orthogonal", "identity"):
-        raise ValueError(f"start must be 'torch', 'orthogonal' or 'identity', got {start!r}")
+    check_choice("start", start, ("torch", "orthogonal", "identity"))
     check_sequences("initial_dynamics", inputs)
     steps, _, features = inputs.shape
     for cls in norms:

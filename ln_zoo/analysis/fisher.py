@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, distributions
 from torch.nn import functional as F
 
+from ln_zoo.utils.checks import check_at_least, check_choice
+
 Family = Literal["gaussian", "bernoulli", "categorical"]
 Normalization = Literal["none", "bn", "wn", "ln"]
 
@@ -70,10 +72,8 @@ class GLM:
     eps: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, known in (("family", Family), ("norm", Normalization)):
-            value = getattr(self, name)
-            if value not in get_args(known):
-                raise ValueError(f"{name} must be one of {get_args(known)}, got {value!r}")
+        check_choice("family", self.family, get_args(Family))
+        check_choice("norm", self.norm, get_args(Normalization))
         sizes = [*self.inputs.shape, *self.weight.shape]
         if self.inputs.dim() != 2 or self.weight.dim() != 2 or 0 in sizes or sizes[1] != sizes[3]:
             raise ValueError(
@@ -308,8 +308,7 @@ def monte_carlo_fisher(model: GLM, draws: int, seed: int = 0) -> Tensor:
 
     It tends to F with an error of order 1 / sqrt(N draws).
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    check_at_least(1, draws=draws)
     s = model.natural_parameters()
     moments = torch.zeros(*s.shape, model.units, dtype=s.dtype, device=s.device)
     generator = _generator(model, seed)

@@ -32,7 +32,7 @@ from ln_zoo.analysis.fisher import (
     random_glm,
     squared_distance,
 )
-from ln_zoo.tables import csv_table, markdown_table, rich_table, write_csv
+from ln_zoo.utils.tables import csv_table, markdown_table, rich_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

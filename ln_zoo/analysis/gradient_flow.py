@@ -28,7 +28,7 @@ from ln_zoo.analysis.stepping import (
 from ln_zoo.layers import RecurrentLayer, orthogonal_init, recurrent_layer
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 from ln_zoo.ops import States
-from ln_zoo.tables import markdown_table, write_csv
+from ln_zoo.utils.tables import markdown_table, write_csv
 
 #: ``loss(outputs)``, outputs (T, N, H), a scalar.
 Loss = Callable[[Tensor], Tensor]

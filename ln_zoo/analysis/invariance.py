@@ -45,7 +45,8 @@ from ln_zoo.norms import (
     keeps_statistics,
     population_statistics,
 )
-from ln_zoo.tables import csv_table, markdown_table, rich_table, write_csv
+from ln_zoo.utils.checks import check_at_least, check_not_negative
+from ln_zoo.utils.tables import csv_table, markdown_table, rich_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -437,8 +438,7 @@ def _layer(
 
 
 def _in_float64(inputs: Tensor | None, factors: Sequence[float], features: int) -> Tensor:
-    if features < 1:
-        raise ValueError(f"features must be at least 1, got {features}")
+    check_at_least(1, features=features)
     if inputs is None:
         inputs = random_inputs()
     _check(inputs, factors)
@@ -461,8 +461,7 @@ def _with_eps(norm: Norm, eps: float | None) -> Norm:
     """The norm with this eps; unchanged for ``None``, and without such a field."""
     if eps is None or not _has_eps(norm):
         return norm
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps must be 0 or more, and finite, got {eps}")
+    check_not_negative(eps=eps)
     try:
         return dataclasses.replace(norm, eps=eps)  # type: ignore[type-var]
     except ValueError as error:

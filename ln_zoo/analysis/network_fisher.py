@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ln_zoo.analysis.fisher import Family, check_dispersion
 from ln_zoo.analysis.stepping import Statistics, measuring, same_random_numbers
 from ln_zoo.norms import Site, batch_dependent
+from ln_zoo.utils.checks import check_at_least, check_choice, check_optional
 
 #: ``natural(batch)``: natural parameters (N, \*, K).
 Natural = Callable[[Any], Tensor]
@@ -431,13 +432,10 @@ def _largest_eigenvalue(product: Product, like: Tensor) -> float:
 
 
 def _check(family: Family, dispersion: float, max_size: int, outputs_at_once: int | None) -> None:
-    if family not in get_args(Family):
-        raise ValueError(f"family must be one of {', '.join(get_args(Family))}, got {family!r}")
+    check_choice("family", family, get_args(Family))
     check_dispersion(family, dispersion)
-    if max_size < 0:
-        raise ValueError(f"max_size must be at least 0, got {max_size}")
-    if outputs_at_once is not None and outputs_at_once < 1:
-        raise ValueError(f"outputs_at_once must be at least 1, got {outputs_at_once}")
+    check_at_least(0, max_size=max_size)
+    check_optional(1, outputs_at_once=outputs_at_once)
 
 
 def _examples(batch: Batch) -> int:

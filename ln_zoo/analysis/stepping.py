@@ -16,6 +16,7 @@ from ln_zoo.norms import batch_statistics
 from ln_zoo.norms.modes import evaluation_mode
 from ln_zoo.ops import Cell, States, scan
 from ln_zoo.ops.cells import Step
+from ln_zoo.utils.checks import check_choice
 
 #: Statistics of batch-dependent norms: of the batch, as in training, or the running ones.
 Statistics = Literal["batch", "kept"]
@@ -171,8 +172,7 @@ def same_random_numbers(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def measuring(module: nn.Module, statistics: Statistics) -> Iterator[None]:
     """Evaluation mode with ``"batch"`` or ``"kept"`` statistics; restores modes and buffers."""
-    if statistics not in ("batch", "kept"):
-        raise ValueError(f"statistics must be 'batch' or 'kept', got {statistics!r}")
+    check_choice("statistics", statistics, ("batch", "kept"))
     normalising = batch_statistics(module) if statistics == "batch" else nullcontext()
     with evaluation_mode(module), normalising:
         yield

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ln_zoo.callbacks.evaluation_loop import check_model, data_module, evaluating
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.plots.attention import Attended, plot_attention
 from ln_zoo.plots.figures import save_figure
+from ln_zoo.utils.checks import check_at_least
 
 
 class AttentionPictures(Callback):

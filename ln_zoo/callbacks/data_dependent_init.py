@@ -12,9 +12,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from ln_zoo.callbacks.evaluation_loop import data_module
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.layers import data_dependent_init
 from ln_zoo.layers.initialization import has_fresh_scale, scaled_layers
+from ln_zoo.utils.checks import check_at_least
 
 
 class DataDependentInit(Callback):

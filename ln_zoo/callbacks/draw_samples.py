@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ln_zoo.callbacks.evaluation_loop import check_model, data_module, evaluating
 from ln_zoo.callbacks.pictures_during_training import PicturesDuringTraining
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.layers import DRAWTrace
 from ln_zoo.plots.draw import (
     Nearest,
@@ -27,6 +26,7 @@ from ln_zoo.plots.draw import (
     save_animation,
 )
 from ln_zoo.plots.figures import save_figure
+from ln_zoo.utils.checks import check_at_least
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

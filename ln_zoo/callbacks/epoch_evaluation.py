@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ln_zoo.callbacks.evaluation_loop import data_module, score
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.norms import batch_dependent
+from ln_zoo.utils.checks import check_at_least
 
 
 class EpochEvaluation(Callback):

@@ -11,9 +11,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ln_zoo.callbacks.evaluation_loop import check_model, evaluating
 from ln_zoo.callbacks.pictures_during_training import PicturesDuringTraining
-from ln_zoo.data.loading import check_optional
 from ln_zoo.plots.pen import sheet
 from ln_zoo.plots.pen_maps import plot_window
+from ln_zoo.utils.checks import check_optional
 
 #: All letters, in lines of the length of IAM-OnDB's.
 _TEXTS = (

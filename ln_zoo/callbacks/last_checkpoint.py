@@ -15,7 +15,7 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities import rank_zero_info
 
 from ln_zoo.callbacks.on_update import EveryUpdate
-from ln_zoo.signals import signal_handler
+from ln_zoo.utils.signals import signal_handler
 
 #: State of `ModelCheckpoint` that holds paths.
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")

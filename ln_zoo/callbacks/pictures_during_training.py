@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from ln_zoo.callbacks.on_update import EveryUpdate
-from ln_zoo.data.loading import check_optional
 from ln_zoo.plots.figures import save_figure
+from ln_zoo.utils.checks import check_optional
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from ln_zoo.callbacks.evaluation_loop import batches, data_module, evaluating
-from ln_zoo.data.loading import check_optional
 from ln_zoo.norms import keeps_statistics, population_statistics
+from ln_zoo.utils.checks import check_choice, check_optional
 
 
 class PopulationStatistics(Callback):
@@ -48,8 +48,7 @@ class PopulationStatistics(Callback):
         batch_size: int | None = None,
         save: bool = True,
     ) -> None:
-        if method not in ("average", "total_variance"):
-            raise ValueError(f"method must be 'average' or 'total_variance', got {method!r}")
+        check_choice("method", method, ("average", "total_variance"))
         check_optional(2, batch_size=batch_size)
         self.method = method
         self.batch_size = batch_size

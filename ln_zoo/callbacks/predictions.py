@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
-from ln_zoo.files import atomic_write
+from ln_zoo.utils.files import atomic_write
 
 _FORMATS = (".jsonl", ".npy")
 

@@ -11,9 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from ln_zoo.callbacks.evaluation_loop import batches, check_model, data_module, evaluating
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.plots.figures import save_figure
 from ln_zoo.plots.retrieval import Found, plot_retrieval
+from ln_zoo.utils.checks import check_at_least
 
 
 class RetrievalPictures(Callback):

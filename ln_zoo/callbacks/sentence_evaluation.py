@@ -14,9 +14,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ln_zoo.callbacks.evaluation_loop import evaluating
 from ln_zoo.callbacks.on_update import EveryUpdate
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
 from ln_zoo.metrics.sentence_tasks import KnownVectors, ProtocolName, evaluate
+from ln_zoo.utils.checks import check_at_least
 
 
 class _Begun(NamedTuple):

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ln_zoo.callbacks.evaluation_loop import data_module, now, score, seconds_aside
 from ln_zoo.callbacks.on_update import EveryUpdate
-from ln_zoo.data.loading import check_at_least
+from ln_zoo.utils.checks import check_at_least
 
 
 class StepEvaluation(EveryUpdate):

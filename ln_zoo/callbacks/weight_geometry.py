@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.callbacks.picture_after_training import PictureAfterTraining
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.plots.weight_geometry import PREFIX, STATISTICS, plot_weight_geometry, read_geometry
+from ln_zoo.utils.checks import check_at_least
 
 
 class WeightGeometry(EveryUpdate, PictureAfterTraining):

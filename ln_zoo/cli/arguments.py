@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ln_zoo.files import check_checkpoint
-from ln_zoo.strict_yaml import parse_yaml
+from ln_zoo.utils.files import check_checkpoint
+from ln_zoo.utils.yaml import parse_yaml
 from ln_zoo.zoo.names import nearest
 
 #: Options that take no value.

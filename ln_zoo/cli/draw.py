@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ln_zoo.cli.commands import Count, OwnModules, Picture, Seed, at_least, suffix
-from ln_zoo.files import relative
+from ln_zoo.utils.files import relative
 
 #: Images of MNIST then fill 2,800 x 2,800 pixels.
 _MOST = 10_000

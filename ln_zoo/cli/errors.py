@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ln_zoo.packages import missing_package
+from ln_zoo.utils.packages import missing_package
 
 #: How jsonargparse's nested messages name an option, and the class it belongs to.
 _PLACE = re.compile(r'(?:Parser key|Key) "([\w.]+)":?|Problem with given class_path \'([\w.]+)\':')

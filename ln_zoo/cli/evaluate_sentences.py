@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ln_zoo.cli.commands import Count, OwnModules, at_least, suffix
-from ln_zoo.files import atomic_write_text, relative
+from ln_zoo.utils.files import atomic_write_text, relative
 
 if TYPE_CHECKING:
     from ln_zoo.metrics.sentence_scores import Score

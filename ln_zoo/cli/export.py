@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ln_zoo.cli.commands import OwnModules
-from ln_zoo.files import relative
+from ln_zoo.utils.files import relative
 
 
 def export(

@@ -33,14 +33,14 @@ from ln_zoo.callbacks import (
     PredictionWriter,
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
-from ln_zoo.checkpoints import newest_whole, use_atomic_checkpoints
 from ln_zoo.cli import notes, optimizers, run_folders, run_output, scores, signals, threads
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.commands import add_parsers
 from ln_zoo.cli.errors import OneLineErrors, report_error
 from ln_zoo.cli.table import COMMANDS
-from ln_zoo.files import relative
 from ln_zoo.models.base import ZooModule
+from ln_zoo.utils.checkpoints import newest_whole, use_atomic_checkpoints
+from ln_zoo.utils.files import relative
 from ln_zoo.zoo import source
 from ln_zoo.zoo.source import Source
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ln_zoo import tables
-from ln_zoo.training_runs import totals
+from ln_zoo.utils import tables
+from ln_zoo.utils.training_runs import totals
 from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import Metric, card_folders, describe
 from ln_zoo.zoo.errors import CardError, printable

@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from ln_zoo.checkpoints import sweep
+from ln_zoo.utils.checkpoints import sweep
 
 #: Default of ``--trainer.default_root_dir`` and of the loggers' ``save_dir``.
 DEFAULT = "runs"

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from ln_zoo.cli.run_folders import unwritable
-from ln_zoo.files import relative
+from ln_zoo.utils.files import relative
 
 
 def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:

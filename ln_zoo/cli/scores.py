@@ -25,8 +25,8 @@ from rich.console import Console
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
 from ln_zoo.cli.optimizers import OPTIMIZATION
-from ln_zoo.files import relative
-from ln_zoo.training_runs import dataset_metadata
+from ln_zoo.utils.files import relative
+from ln_zoo.utils.training_runs import dataset_metadata
 from ln_zoo.zoo import reported
 from ln_zoo.zoo.source import checkpoint_in, find_card, read_checkpoint
 

@@ -15,8 +15,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from ln_zoo.callbacks.last_checkpoint import Interrupted
-from ln_zoo.files import relative
-from ln_zoo.signals import signal_handler
+from ln_zoo.utils.files import relative
+from ln_zoo.utils.signals import signal_handler
 
 
 def raised() -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ln_zoo.cli.commands import Count, OwnModules, Picture, Seed, at_least, positive, suffix
-from ln_zoo.files import read_bounded, relative
+from ln_zoo.utils.files import read_bounded, relative
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from torch import nn
 from ln_zoo.conversion.replace import OURS, sites
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Identity, Norm
-from ln_zoo.tables import aligned
+from ln_zoo.utils.tables import aligned
 
 #: Name of the model itself, if it is a layer.
 _ROOT = "(the model)"

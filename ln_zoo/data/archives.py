@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ln_zoo.files import open_regular
+from ln_zoo.utils.files import open_regular
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 """Suffixes of the archives that `read_archive` reads."""

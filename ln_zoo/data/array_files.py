@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ln_zoo.data.archives import damage_named, damaged, read_archive, read_file, read_rest
-from ln_zoo.files import open_regular
+from ln_zoo.utils.files import open_regular
 
 _MAX_BYTES = 4_000_000_000
 #: Types of elements in MATLAB's MAT-file format, level 5, and of their values.

@@ -11,7 +11,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from ln_zoo.data.loading import BatchLoader, ResumableLoader, check_at_least, whole_batch
+from ln_zoo.data.loading import BatchLoader, ResumableLoader, whole_batch
+from ln_zoo.utils.checks import check_at_least
 
 
 class ZooDataModule(LightningDataModule, ABC):

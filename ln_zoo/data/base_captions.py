@@ -15,9 +15,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.loading import BatchSet, DistributedBatches, check_at_least, check_choice
+from ln_zoo.data.loading import BatchSet, DistributedBatches
 from ln_zoo.data.ragged import Ragged, pad
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.checks import check_at_least, check_choice
+from ln_zoo.utils.vocabulary import Vocabulary
 
 CaptionSampling = Literal["one_per_image", "all"]
 VocabularyFrom = Literal["train", "train_val"]

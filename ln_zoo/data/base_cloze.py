@@ -16,17 +16,10 @@ from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.cloze_formats import Question, is_entity
-from ln_zoo.data.loading import (
-    BatchSet,
-    DistributedBatches,
-    check_at_least,
-    check_choice,
-    check_optional,
-    rows,
-    subset,
-)
+from ln_zoo.data.loading import BatchSet, DistributedBatches, rows, subset
 from ln_zoo.data.ragged import Ragged, pad
-from ln_zoo.vocabulary import UNK, Vocabulary
+from ln_zoo.utils.checks import check_at_least, check_choice, check_optional
+from ln_zoo.utils.vocabulary import UNK, Vocabulary
 
 Entities = Literal["example", "batch", "file", "order"]
 

@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 
 from ln_zoo.data.images import ImageData
-from ln_zoo.data.loading import (
-    BatchSet,
-    DistributedBatches,
-    check_at_least,
-    check_choice,
-    rows,
-    subset,
-)
+from ln_zoo.data.loading import BatchSet, DistributedBatches, rows, subset
+from ln_zoo.utils.checks import check_at_least, check_choice
 
 Binarization = Literal["fixed", "dynamic", "threshold", "grey"]
 Images = tuple[Tensor]

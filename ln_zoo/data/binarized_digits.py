@@ -6,7 +6,7 @@ from typing import Any
 
 from ln_zoo.data.binarized import BinarizedImageData, ImageSet
 from ln_zoo.data.digits import DIGIT_SIDE, ENLARGED_SCALE, Digits, digit_size, enlarge
-from ln_zoo.data.loading import check_at_least
+from ln_zoo.utils.checks import check_at_least
 
 
 class BinarizedDigits(BinarizedImageData):

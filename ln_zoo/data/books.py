@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 from ln_zoo.data.corpus import Corpus, Lines
 from ln_zoo.data.folders import local_folder
-from ln_zoo.data.loading import check_at_least, check_choice, check_optional
 from ln_zoo.data.sentence_triples import BookData
 from ln_zoo.data.text_files import find_texts
+from ln_zoo.utils.checks import check_at_least, check_choice, check_optional
 
 
 class Books(BookData):

@@ -15,7 +15,7 @@ from ln_zoo.data.base_captions import CaptionedSet, caption_words
 from ln_zoo.data.folders import check_folder, find_files, listing
 from ln_zoo.data.ragged import check_offsets
 from ln_zoo.data.text_files import read_lines
-from ln_zoo.files import decode_picture
+from ln_zoo.utils.files import decode_picture
 
 CAPTIONS = "captions.tsv"
 THUMBNAILS = "thumbs64_jpeg.npz"

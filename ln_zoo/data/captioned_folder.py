@@ -11,7 +11,7 @@ import numpy as np
 from ln_zoo.data.base_captions import CaptionedData, CaptionedSet
 from ln_zoo.data.caption_formats import THUMBNAILS, Layout, find_layout, read_thumbnails
 from ln_zoo.data.folders import local_folder
-from ln_zoo.data.loading import check_optional
+from ln_zoo.utils.checks import check_optional
 
 #: Names of test sets in tables, if folds are scored.
 _TEST_SPLITS = {"coco": "test-1k"}

@@ -25,9 +25,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from ln_zoo.data import english_tokens
 from ln_zoo.data.array_files import map_array
 from ln_zoo.data.folders import cache_folders
-from ln_zoo.data.loading import check_at_least, check_choice
 from ln_zoo.data.ragged import Ragged
 from ln_zoo.data.text_files import TextFile, read_texts
+from ln_zoo.utils.checks import check_at_least, check_choice
 
 Lines = Literal["sentences", "paragraphs"]
 

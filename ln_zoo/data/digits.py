@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.data.images import ImageClassificationData
-from ln_zoo.data.loading import check_at_least
+from ln_zoo.utils.checks import check_at_least
 
 #: Side of an original image, pixels.
 DIGIT_SIDE = 8

@@ -13,15 +13,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.loading import (
-    BatchSet,
-    DistributedBatches,
-    check_at_least,
-    check_choice,
-    rows,
-    subset,
-)
+from ln_zoo.data.loading import BatchSet, DistributedBatches, rows, subset
 from ln_zoo.data.pen_lines import LongSteps, PenLines, first_names
+from ln_zoo.utils.checks import check_at_least, check_choice
 
 LengthMode = Literal["crop", "tbptt", "full"]
 Scale = Literal["std", "median", "const"]

@@ -10,9 +10,9 @@ import numpy as np
 from ln_zoo.data.folders import check_folder, find_files, listing, local_folder
 from ln_zoo.data.handwriting import HandwritingData
 from ln_zoo.data.iam_ondb_files import LISTS, holds_official_files
-from ln_zoo.data.loading import check_at_least, check_choice
 from ln_zoo.data.pen_lines import PenLines
 from ln_zoo.data.stroke_arrays import SENTENCES, STROKES, read_pair
+from ln_zoo.utils.checks import check_at_least, check_choice
 
 Split = Literal["graves", "official", "random"]
 

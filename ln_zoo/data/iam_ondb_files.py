@@ -22,7 +22,7 @@ import numpy as np
 
 from ln_zoo.data.archives import ARCHIVES, read_archive, read_file, read_rest
 from ln_zoo.data.pen_lines import PenLines, first_names
-from ln_zoo.files import atomic_write_text
+from ln_zoo.utils.files import atomic_write_text
 
 LISTS = {
     "trainset.txt": "train",

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from ln_zoo.data.archives import damage_named, damaged, read_file
 from ln_zoo.data.folders import check_folder, find_files, listing
-from ln_zoo.files import decode_picture, open_regular
+from ln_zoo.utils.files import decode_picture, open_regular
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

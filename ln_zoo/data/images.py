@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.loading import Tensors, check_at_least
+from ln_zoo.data.loading import Tensors
+from ln_zoo.utils.checks import check_at_least
 
 
 class ImageData(ZooDataModule, ABC):

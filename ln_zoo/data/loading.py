@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from lightning.fabric.utilities.seed import pl_worker_init_function
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
+
+from ln_zoo.utils.checks import check_at_least
 
 Batch = tuple[Tensor, Tensor]
 
@@ -267,24 +269,6 @@ def _start_worker(number: int) -> None:
         signal.signal(name, signal.SIG_IGN)
     if os.environ.get("PL_SEED_WORKERS") == "1":
         pl_worker_init_function(number)
-
-
-def check_at_least(least: int, **values: int) -> None:
-    """Raise ValueError if a named value is not an integer of at least ``least``."""
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
-def check_optional(least: int, **values: int | None) -> None:
-    """Check the values that are not None, as `check_at_least`."""
-    check_at_least(least, **{name: value for name, value in values.items() if value is not None})
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise ValueError if a named value is not one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def subset(examples: Any, count: int | None) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.vocabulary import EOS
+from ln_zoo.utils.vocabulary import EOS
 
 
 class Ragged:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.data.text_files import TextFile, read_texts
+from ln_zoo.utils.checks import check_at_least
 
 
 class SentenceFile(LightningDataModule):

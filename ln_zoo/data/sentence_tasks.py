@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ln_zoo.data import english_tokens
 from ln_zoo.data.archives import read_file
 from ln_zoo.data.folders import local_folder
-from ln_zoo.data.loading import check_choice
 from ln_zoo.data.text_files import decode
+from ln_zoo.utils.checks import check_choice
 
 _FOLDER = "sentence_tasks"
 #: Files of the positive and negative class, as in SentEval and as in the released code.

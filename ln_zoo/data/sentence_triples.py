@@ -17,17 +17,10 @@ from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.corpus import Book, Corpus
-from ln_zoo.data.loading import (
-    BatchSet,
-    DistributedBatches,
-    check_at_least,
-    check_choice,
-    check_optional,
-    rows,
-    subset,
-)
+from ln_zoo.data.loading import BatchSet, DistributedBatches, rows, subset
 from ln_zoo.data.ragged import pad
-from ln_zoo.vocabulary import UNK, Vocabulary
+from ln_zoo.utils.checks import check_at_least, check_choice, check_optional
+from ln_zoo.utils.vocabulary import UNK, Vocabulary
 
 SamplerName = Literal["round_robin", "proportional"]
 

@@ -14,7 +14,7 @@ from ln_zoo.data.archives import damage_named, damaged, open_file
 from ln_zoo.data.array_files import map_array, read_npz
 from ln_zoo.data.pen_lines import PenLines, first_names
 from ln_zoo.data.text_files import read_lines
-from ln_zoo.files import open_regular
+from ln_zoo.utils.files import open_regular
 
 STROKES, SENTENCES = "strokes.npy", "sentences.txt"
 

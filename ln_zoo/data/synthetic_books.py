@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ln_zoo.data.corpus import Corpus
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.data.sentence_triples import BookData
+from ln_zoo.utils.checks import check_at_least
 
 # A paragraph uses the words of one place and one person.
 _PLACES = {

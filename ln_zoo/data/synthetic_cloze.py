@@ -9,7 +9,7 @@ import numpy as np
 
 from ln_zoo.data.base_cloze import ClozeData
 from ln_zoo.data.cloze_formats import PLACEHOLDER, Question
-from ln_zoo.data.loading import check_at_least
+from ln_zoo.utils.checks import check_at_least
 
 _VERB_WORDS = "met called saw thanked paid hired warned praised followed helped sued beat"
 _PLACE_WORDS = "london paris rome cairo lima oslo delhi tokyo boston berlin"

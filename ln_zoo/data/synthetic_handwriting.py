@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ln_zoo.data.handwriting import HandwritingData
-from ln_zoo.data.loading import check_at_least
 from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.utils.checks import check_at_least
 
 # Control points "xy" on a grid: the baseline is y = 3, descenders reach y = 0, lower-case letters
 # are 3 high, tall ones and capitals 6. "/" lifts the pen, "|" separates glyphs. A single point is a

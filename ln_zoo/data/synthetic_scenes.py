@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ln_zoo.data.base_captions import CaptionedData, CaptionedSet
-from ln_zoo.data.loading import check_at_least
+from ln_zoo.utils.checks import check_at_least
 
 _WORDS = {
     "things": "dog cat horse bird child woman man boat car train bicycle kite ball umbrella chair "

@@ -13,7 +13,6 @@ from torch.nn import init
 from ln_zoo.layers.cells import LSTMCell, sites_by_role, start_sequence
 from ln_zoo.layers.initialization import set_forget_bias
 from ln_zoo.norms import Identity, Norm
-from ln_zoo.norms.arguments import check_positive, check_sizes, check_words
 from ln_zoo.ops import (
     CELLS,
     Affine,
@@ -28,6 +27,7 @@ from ln_zoo.ops import (
     filterbank,
     select_draw_kernel,
 )
+from ln_zoo.utils.checks import check_at_least, check_choice, check_optional, check_positive
 
 #: Numbers that place a grid of filters.
 _ATTENTION = 5
@@ -133,15 +133,11 @@ class DRAWNetwork(nn.Module):
         init_std: float | None = None,
     ) -> None:
         super().__init__()
-        patches = {"read_size": read_size, "write_size": write_size}
-        check_sizes(
-            height=height,
-            width=width,
-            hidden_size=hidden_size,
-            latent_size=latent_size,
-            **{name: size for name, size in patches.items() if size is not None},
+        check_at_least(
+            1, height=height, width=width, hidden_size=hidden_size, latent_size=latent_size
         )
-        check_words(filter_norm=(filter_norm, get_args(FilterNorm)))
+        check_optional(1, read_size=read_size, write_size=write_size)
+        check_choice("filter_norm", filter_norm, get_args(FilterNorm))
         check_positive(filter_eps=filter_eps, init_std=init_std)
         if not 0 < log_clamp <= _LARGEST_LOG:
             raise ValueError(

@@ -15,6 +15,7 @@ from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import batch_statistics
 from ln_zoo.norms.modes import evaluation_mode
+from ln_zoo.utils.checks import check_choice
 
 #: Rounding of sums, in units of eps of their precision.
 _ROUNDING = 16
@@ -51,8 +52,7 @@ def orthogonal_init(
         >>> layer.weight_hh_l0.equal(torch.eye(5))
         True
     """
-    if candidate not in ("identity", "orthogonal"):
-        raise ValueError(f"candidate must be 'identity' or 'orthogonal', got {candidate!r}")
+    check_choice("candidate", candidate, ("identity", "orthogonal"))
     for name, parameter in layer.named_parameters():
         kind = name.partition("_l")[0]
         if kind == "weight_ih":

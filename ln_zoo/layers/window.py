@@ -13,7 +13,6 @@ from torch.nn import init
 
 from ln_zoo.layers.cells import LSTMCell, sites_by_role, start_sequence
 from ln_zoo.norms import Norm
-from ln_zoo.norms.arguments import check_sizes, check_words
 from ln_zoo.ops import (
     WindowOperands,
     check_devices,
@@ -21,6 +20,7 @@ from ln_zoo.ops import (
     window_weights,
     windowed_lstm,
 )
+from ln_zoo.utils.checks import check_at_least, check_choice
 
 WindowParameters = Literal["exp", "softplus"]
 WindowInput = Literal["state", "all"]
@@ -112,16 +112,15 @@ class WindowLSTM(nn.Module):
         kappa_bias: float | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(
+        check_at_least(
+            1,
             input_size=input_size,
             hidden_size=hidden_size,
             character_size=character_size,
             components=components,
         )
-        check_words(
-            window_parameters=(window_parameters, get_args(WindowParameters)),
-            window_input=(window_input, get_args(WindowInput)),
-        )
+        check_choice("window_parameters", window_parameters, get_args(WindowParameters))
+        check_choice("window_input", window_input, get_args(WindowInput))
         self.input_size, self.hidden_size = input_size, hidden_size
         self.character_size, self.components = character_size, components
         self.window_parameters, self.window_input = window_parameters, window_input

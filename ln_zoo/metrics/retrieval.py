@@ -11,6 +11,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from ln_zoo.utils.checks import check_at_least, check_optional
+
 #: Function from captions (M, D) and images (N, D) to penalties (M, N); smaller is better.
 Penalty = Callable[[Tensor, Tensor], Tensor]
 
@@ -73,8 +75,7 @@ def retrieval_ranks(
         [0.0, 0.0, 0.0]
     """
     each = _captions_per_image(captions, images)
-    if rows < 1:
-        raise ValueError(f"rows must be at least 1, got {rows}")
+    check_at_least(1, rows=rows)
     chunks = captions.split(rows)
     own = torch.arange(len(captions), device=captions.device) // each
     of_images, mine = [], []
@@ -129,11 +130,9 @@ def retrieval_scores(
         >>> float(scores["image_r1"]), float(scores["caption_mean_rank"])
         (100.0, 1.0)
     """
+    check_optional(1, fold_size=fold_size, folds=folds)
     each, count = _captions_per_image(captions, images), len(images)
     size = count if fold_size is None else min(fold_size, count)
-    for name, number in (("fold_size", size), ("folds", 1 if folds is None else folds)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
     scores: dict[str, list[Tensor]] = {}
     for first in range(0, count - size + 1, size)[:folds]:
         ranked = retrieval_ranks(

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ln_zoo import tables
+from ln_zoo.utils import tables
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from ln_zoo.utils.checks import check_choice
+
 Encode = Callable[[list[str]], Any]
 """Function from n sentences to vectors (n, d): an array, or a sparse matrix for classification."""
 ProtocolName = Literal["original", "fast"]
@@ -127,8 +129,7 @@ def accuracy(
         >>> bool(accuracy(vectors, labels, "fast") > 0.95)
         True
     """
-    if protocol not in get_args(ProtocolName):
-        raise ValueError(f"protocol must be 'original' or 'fast', got {protocol!r}")
+    check_choice("protocol", protocol, get_args(ProtocolName))
     if len(labels) < FOLDS**2 or len(np.unique(labels)) < 2:
         raise ValueError(
             f"labels must have at least {FOLDS**2} examples of two classes, got "

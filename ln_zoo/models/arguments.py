@@ -1,14 +1,11 @@
-"""Validation of the arguments of models: errors name the argument."""
+"""Checks of what models read: the words of their data, and the size of inputs."""
 
 from __future__ import annotations
 
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from ln_zoo.norms.arguments import check_positive, check_sizes, check_words
-from ln_zoo.vocabulary import Vocabulary
-
-__all__ = ["check_inputs", "check_positive", "check_sizes", "check_vocabulary", "check_words"]
+from ln_zoo.utils.vocabulary import Vocabulary
 
 
 def check_vocabulary(vocabulary: Vocabulary, trainer: Trainer) -> None:

@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ln_zoo.files import UserFile
 from ln_zoo.layers import LSTM, Linear, orthogonal_
-from ln_zoo.models.arguments import check_sizes, check_vocabulary, check_words
+from ln_zoo.models.arguments import check_vocabulary
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.norms.modes import evaluation_mode
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.checks import check_at_least, check_choice, check_probability
+from ln_zoo.utils.files import UserFile
+from ln_zoo.utils.vocabulary import Vocabulary
 
 Statistics = Literal["masked", "all"]
 InitialState = Literal["zeros", "learned"]
@@ -114,13 +115,10 @@ class AttentiveReader(Classifier):
     ) -> None:
         super().__init__(lr, "adam")
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_sizes(hidden_size=hidden_size)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {dropout!r}")
-        check_words(
-            statistics=(statistics, get_args(Statistics)),
-            initial_state=(initial_state, get_args(InitialState)),
-        )
+        check_at_least(1, hidden_size=hidden_size)
+        check_probability(dropout=dropout)
+        check_choice("statistics", statistics, get_args(Statistics))
+        check_choice("initial_state", initial_state, get_args(InitialState))
         if vocabulary is None:
             vocabulary = ["@placeholder", *(f"@entity{i}" for i in range(100))]
         self.vocabulary = Vocabulary.of(vocabulary)

@@ -15,11 +15,10 @@ from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 
-from ln_zoo import late
 from ln_zoo.export import Exported, ExportError, export
 from ln_zoo.models.run_counter import RunCounter
 from ln_zoo.norms import Identity, Norm, to_config
-from ln_zoo.training_runs import Run
+from ln_zoo.utils.training_runs import Run
 
 #: The only instantiator that Lightning accepts when it reads a checkpoint.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
@@ -154,7 +153,7 @@ class ZooModule(LightningModule, ABC):
 
     @property
     def training_runs(self) -> tuple[Run, ...]:
-        """The training runs behind the weights, oldest first; see `ln_zoo.training_runs`.
+        """The training runs behind the weights, oldest first; see `ln_zoo.utils.training_runs`.
 
         Set this when you replace the weights.
         """
@@ -231,8 +230,9 @@ class ZooModule(LightningModule, ABC):
         Raises:
             ln_zoo.zoo.CardError: as `ln_zoo.load`; for a model of another class.
         """
-        model: Self = late.bound("pretrained").load_as(cls, name_or_path, **options)
-        return model
+        from ln_zoo.zoo import pretrained
+
+        return pretrained.load_as(cls, name_or_path, **options)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
         """Write weights, arguments and card to a folder, which `from_pretrained` reads.
@@ -258,8 +258,9 @@ class ZooModule(LightningModule, ABC):
             ...     sorted(file.name for file in path.iterdir())
             ['README.md', 'config.json', 'model.safetensors', 'results.json']
         """
-        path: Path = late.bound("pretrained").save(self, folder, **options)
-        return path
+        from ln_zoo.zoo import pretrained
+
+        return pretrained.save(self, folder, **options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:
         """Upload weights, arguments and card to the Hugging Face hub.
@@ -275,11 +276,13 @@ class ZooModule(LightningModule, ABC):
         Raises:
             ln_zoo.zoo.CardError: as `save_pretrained` and `ln_zoo.zoo.publish`.
         """
-        return late.bound("pretrained").push(self, repo_id, **options)
+        from ln_zoo.zoo import pretrained
+
+        return pretrained.push(self, repo_id, **options)
 
 
 def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:
-    """The training runs behind the weights of a checkpoint; see `ln_zoo.training_runs`."""
+    """The training runs behind the weights of a checkpoint; see `ln_zoo.utils.training_runs`."""
     return RunCounter.restored(checkpoint.get(_RUNS)).runs(None)
 
 

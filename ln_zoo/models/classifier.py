@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.metrics import Ratio
-from ln_zoo.models.arguments import check_positive, check_words
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.norms import batch_dependent, batch_statistics
+from ln_zoo.utils.checks import check_choice, check_positive
 
 Batch = tuple[Any, Tensor]
 
@@ -66,7 +66,7 @@ class Classifier(ZooModule):
     def __init__(self, lr: float, optimizer: str = "adam") -> None:
         super().__init__()
         check_positive(lr=lr)
-        check_words(optimizer=(optimizer, tuple(_OPTIMIZERS)))
+        check_choice("optimizer", optimizer, _OPTIMIZERS)
         self.lr = lr
         self.optimizer = optimizer
         for stage in ("val", "test"):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.layers import Conv2d, Linear
-from ln_zoo.models.arguments import check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.utils.checks import check_at_least
 
 
 class ConvClassifier(Classifier):
@@ -112,12 +112,8 @@ def _check(
     if not all(blocks):
         raise ValueError(f"every block must have at least one convolution, got channels={blocks}")
     channels = [size for block in blocks for size in block]
-    check_sizes(
-        image_shape=image_shape,
-        channels=channels,
-        hidden_size=hidden_size,
-        num_classes=num_classes,
-    )
+    check_at_least(1, image_shape=image_shape, channels=channels)
+    check_at_least(1, hidden_size=hidden_size, num_classes=num_classes)
     if min(image_shape[1:]) < 2 ** len(blocks):
         raise ValueError(
             f"image_shape {image_shape} is too small for {len(blocks)} pools, each of which halves "

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
 from ln_zoo.metrics import Ratio
-from ln_zoo.models.arguments import check_positive, check_sizes
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.legacy_adam import adam
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import divergence
+from ln_zoo.utils.checks import check_at_least, check_positive
 
 #: Metrics by stage, in nats per image; see `DRAW`.
 _METRICS = {
@@ -130,11 +130,8 @@ class DRAW(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_sizes(glimpses=glimpses, val_samples=val_samples, eval_samples=eval_samples)
-        counts = {"importance_samples": importance_samples, "kl_warmup": kl_warmup}
-        for name, count in counts.items():
-            if count < 0:
-                raise ValueError(f"{name} must not be negative, got {count}")
+        check_at_least(1, glimpses=glimpses, val_samples=val_samples, eval_samples=eval_samples)
+        check_at_least(0, importance_samples=importance_samples, kl_warmup=kl_warmup)
         if not 0 <= eval_seed < 2**32:
             raise ValueError(f"eval_seed must lie between 0 and 2^32 - 1, got {eval_seed}")
         check_positive(lr=lr, clip_norm=clip_norm)
@@ -314,8 +311,7 @@ class DRAW(ZooModule):
         Use evaluation mode if the norm is batch-dependent; in training mode the images of one call
         depend on each other.
         """
-        if number < 1:
-            raise ValueError(f"number must be at least 1, got {number}")
+        check_at_least(1, number=number)
         generator = torch.Generator().manual_seed(seed)
         return self.network.generate(self._noise(number, generator), trace)
 

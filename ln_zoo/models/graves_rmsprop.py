@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from ln_zoo.utils.checks import check_positive, check_probability
+
 
 class GravesRMSprop(torch.optim.Optimizer):
     """RMSprop with centred squares and momentum (Graves 2013, eq. 38-41)::
@@ -38,12 +40,8 @@ class GravesRMSprop(torch.optim.Optimizer):
         momentum: float = 0.9,
         eps: float = 1e-4,
     ) -> None:
-        if not lr > 0 or not eps > 0:
-            raise ValueError(f"lr and eps must be positive, got {lr!r} and {eps!r}")
-        if not 0 <= decay < 1 or not 0 <= momentum < 1:
-            raise ValueError(
-                f"decay and momentum must lie in [0, 1), got {decay!r} and {momentum!r}"
-            )
+        check_positive(lr=lr, eps=eps)
+        check_probability(decay=decay, momentum=momentum)
         super().__init__(params, {"lr": lr, "decay": decay, "momentum": momentum, "eps": eps})
 
     @torch.no_grad()

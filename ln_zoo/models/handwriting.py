@@ -16,12 +16,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
 from ln_zoo.metrics import PenMixture, Ratio
-from ln_zoo.models.arguments import check_positive, check_sizes, check_words
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
 from ln_zoo.models.legacy_adam import adam
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import clip_derivative
+from ln_zoo.utils.checks import check_at_least, check_choice, check_not_negative, check_positive
 
 #: Letters, space and three marks; other characters share one extra class, the 57th (Graves does
 #: not list his 57).
@@ -157,23 +157,21 @@ class Handwriting(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_sizes(
+        check_at_least(
+            1,
             hidden_size=hidden_size,
             num_layers=num_layers,
             window_components=window_components,
             mixture_components=mixture_components,
         )
-        check_words(
-            output_from=(output_from, ("all", "top")),
-            loss_reduction=(loss_reduction, get_args(Reduction)),
-            optimizer=(optimizer, ("adam", "graves")),
-            clip_mode=(clip_mode, get_args(ClipMode)),
-        )
+        check_choice("output_from", output_from, ("all", "top"))
+        check_choice("loss_reduction", loss_reduction, get_args(Reduction))
+        check_choice("optimizer", optimizer, ("adam", "graves"))
+        check_choice("clip_mode", clip_mode, get_args(ClipMode))
         if clip_bound is None:
             clip_bound = _BOUNDS[clip_mode]
         check_positive(lr=lr, clip_bound=clip_bound)
-        if not weight_noise >= 0:
-            raise ValueError(f"weight_noise must not be negative, got {weight_noise!r}")
+        check_not_negative(weight_noise=weight_noise)
         if not 0 < max_correlation < 1:
             raise ValueError(f"max_correlation must lie between 0 and 1, got {max_correlation!r}")
         if clip_mode == "graves" and loss_reduction != "line":

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from ln_zoo.models.arguments import check_words
 from ln_zoo.models.base import fused_on_cpu
+from ln_zoo.utils.checks import check_choice
 
 AdamBiasCorrection = Literal["standard", "legacy"]
 
@@ -83,6 +83,6 @@ def adam(
 
     ValueError unless it is ``"standard"`` or ``"legacy"``.
     """
-    check_words(adam_bias_correction=(bias_correction, get_args(AdamBiasCorrection)))
+    check_choice("adam_bias_correction", bias_correction, get_args(AdamBiasCorrection))
     cls = LegacyAdam if bias_correction == "legacy" else torch.optim.Adam
     return cls(module.parameters(), lr=lr, fused=fused_on_cpu(module).get("fused"))

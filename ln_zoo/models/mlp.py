@@ -8,9 +8,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ln_zoo.layers import Linear
-from ln_zoo.models.arguments import check_inputs, check_sizes, check_words
+from ln_zoo.models.arguments import check_inputs
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import Identity, LayerNorm, Norm, from_config
+from ln_zoo.utils.checks import check_at_least, check_choice
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -52,11 +53,12 @@ class MLPClassifier(Classifier):
         lr: float = 1e-3,
     ) -> None:
         super().__init__(lr)
-        check_sizes(in_features=in_features, hidden_sizes=hidden_sizes, num_classes=num_classes)
+        check_at_least(1, in_features=in_features, num_classes=num_classes)
+        check_at_least(1, hidden_sizes=hidden_sizes)
         hidden_sizes = list(hidden_sizes)
         norm = LayerNorm() if norm is None else from_config(norm)
         normalize_logits = norm.batch_dependent if normalize_logits is None else normalize_logits
-        check_words(activation=(activation, tuple(_ACTIVATIONS)))
+        check_choice("activation", activation, _ACTIVATIONS)
         sizes = [in_features, *hidden_sizes, num_classes]
         self.save_hyperparameters()
         self.resolve_hyperparameters(

@@ -13,15 +13,22 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
-from ln_zoo.files import UserFile
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Retrieval
-from ln_zoo.models.arguments import check_positive, check_sizes, check_vocabulary, check_words
+from ln_zoo.models.arguments import check_vocabulary
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.order_penalty import order_violation
 from ln_zoo.norms import LayerNorm, Norm, from_config
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.utils.checks import (
+    check_at_least,
+    check_choice,
+    check_optional,
+    check_positive,
+    check_probability,
+)
+from ln_zoo.utils.files import UserFile
+from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 Measure = Literal["order", "reversed", "cosine"]
 PenaltyPower = Literal["squared", "root"]
@@ -143,27 +150,20 @@ class OrderEmbedding(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_words(
-            measure=(measure, get_args(Measure)),
-            penalty=(penalty, get_args(PenaltyPower)),
-            negatives=(negatives, get_args(Negatives)),
-            loss_reduction=(loss_reduction, get_args(LossReduction)),
-            adam_bias_correction=(adam_bias_correction, get_args(AdamBiasCorrection)),
-            clip=(clip, get_args(ClipMode)),
-        )
+        check_choice("measure", measure, get_args(Measure))
+        check_choice("penalty", penalty, get_args(PenaltyPower))
+        check_choice("negatives", negatives, get_args(Negatives))
+        check_choice("loss_reduction", loss_reduction, get_args(LossReduction))
+        check_choice("adam_bias_correction", adam_bias_correction, get_args(AdamBiasCorrection))
+        check_choice("clip", clip, get_args(ClipMode))
         image_features = _IMAGE_FEATURES if image_features is None else image_features
         absolute = measure != "cosine" if absolute is None else absolute
         margin = _MARGINS[measure] if margin is None else margin
-        check_sizes(
-            image_features=image_features,
-            embedding_features=embedding_features,
-            hidden_size=hidden_size,
-            fold_size=1 if fold_size is None else fold_size,
-            folds=1 if folds is None else folds,
-        )
+        check_at_least(1, image_features=image_features, embedding_features=embedding_features)
+        check_at_least(1, hidden_size=hidden_size)
+        check_optional(1, fold_size=fold_size, folds=folds)
         check_positive(margin=margin, lr=lr, clip_norm=clip_norm)
-        if not 0 <= word_dropout < 1:
-            raise ValueError(f"word_dropout must lie in [0, 1), got {word_dropout!r}")
+        check_probability(word_dropout=word_dropout)
         self.vocabulary = Vocabulary.of([] if vocabulary is None else vocabulary)
         self.save_hyperparameters()
         self.resolve_hyperparameters(

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 
-from ln_zoo.training_runs import UNKNOWN, Run, dataset_metadata, read_run, read_runs, same_data
+from ln_zoo.utils.training_runs import (
+    UNKNOWN,
+    Run,
+    dataset_metadata,
+    read_run,
+    read_runs,
+    same_data,
+)
 
 
 class _Done(NamedTuple):

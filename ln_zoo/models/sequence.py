@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Literal
 
@@ -18,9 +17,10 @@ from ln_zoo.layers import (
     orthogonal_init,
     recurrent_layer,
 )
-from ln_zoo.models.arguments import check_inputs, check_sizes
+from ln_zoo.models.arguments import check_inputs
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.utils.checks import check_at_least, check_not_negative
 
 
 class SequenceClassifier(Classifier):
@@ -96,7 +96,8 @@ class SequenceClassifier(Classifier):
         super().__init__(lr, optimizer)
         norm = LayerNorm() if norm is None else from_config(norm)
         cls = recurrent_layer(cell)
-        check_sizes(
+        check_at_least(
+            1,
             in_features=in_features,
             num_classes=num_classes,
             hidden_size=hidden_size,
@@ -110,10 +111,7 @@ class SequenceClassifier(Classifier):
             )
         if initial_noise is None:
             initial_noise = 0.1 if norm.batch_dependent else 0.0
-        if not (math.isfinite(initial_noise) and initial_noise >= 0):
-            raise ValueError(
-                f"initial_noise must be a finite number of at least 0, got {initial_noise!r}"
-            )
+        check_not_negative(initial_noise=initial_noise)
         self.save_hyperparameters()
         self.resolve_hyperparameters(norm, initial_noise=initial_noise, cell=layer_config(cls))
         self.in_features = in_features

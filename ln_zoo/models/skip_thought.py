@@ -16,17 +16,18 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
-from ln_zoo.files import UserFile
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Ratio
-from ln_zoo.models.arguments import check_positive, check_sizes, check_vocabulary, check_words
+from ln_zoo.models.arguments import check_vocabulary
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
 from ln_zoo.norms import LayerNorm, Norm, batch_dependent, from_config
 from ln_zoo.norms.modes import evaluation_mode
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.utils.checks import check_at_least, check_choice, check_positive
+from ln_zoo.utils.files import UserFile
+from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 Encoder = Literal["uni", "bi"]
 Conditioning = Literal["init", "every_step"]
@@ -54,10 +55,10 @@ class SkipThought(ZooModule):
     26-28), not on embeddings, states and logits.
 
     A batch is a tuple of the sources, the next and the previous sentences, each a pair: word
-    indices, int64 (B, T), padded with `ln_zoo.vocabulary.EOS` after the sentence; and lengths (B,),
-    including one `EOS`, which the encoder reads and the decoders predict. A decoder's first input
-    is a zero vector. Padding is skipped. Losses are logged in nats per token: ``token_nll`` over
-    both neighbours, ``next_nll`` and ``previous_nll`` of each.
+    indices, int64 (B, T), padded with `ln_zoo.utils.vocabulary.EOS` after the sentence; and lengths
+    (B,), including one `EOS`, which the encoder reads and the decoders predict. A decoder's first
+    input is a zero vector. Padding is skipped. Losses are logged in nats per token: ``token_nll``
+    over both neighbours, ``next_nll`` and ``previous_nll`` of each.
 
     Differences from the released code behind the paper's runs: biases are added after normalisation
     only, as in eq. 26-28, where the code has others inside it too (``prenorm_bias``); the candidate
@@ -132,19 +133,14 @@ class SkipThought(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_sizes(
-            hidden_size=hidden_size,
-            embedding_features=embedding_features,
-            softmax_samples=softmax_samples,
-        )
+        check_at_least(1, hidden_size=hidden_size, embedding_features=embedding_features)
+        check_at_least(1, softmax_samples=softmax_samples)
         check_positive(lr=lr)
-        check_words(
-            encoder=(encoder, get_args(Encoder)),
-            conditioning=(conditioning, get_args(Conditioning)),
-            softmax=(softmax, get_args(SoftmaxName)),
-            loss_reduction=(loss_reduction, get_args(Reduction)),
-            adam_bias_correction=(adam_bias_correction, get_args(AdamBiasCorrection)),
-        )
+        check_choice("encoder", encoder, get_args(Encoder))
+        check_choice("conditioning", conditioning, get_args(Conditioning))
+        check_choice("softmax", softmax, get_args(SoftmaxName))
+        check_choice("loss_reduction", loss_reduction, get_args(Reduction))
+        check_choice("adam_bias_correction", adam_bias_correction, get_args(AdamBiasCorrection))
         if vocabulary is None:
             raise ValueError(
                 "SkipThought needs a vocabulary: give a list of words or a text file with one "
@@ -352,7 +348,7 @@ class SkipThought(ZooModule):
         """Vectors of sentences, float32 (n, D), in evaluation mode.
 
         Sentences of similar length are encoded together, without truncation. Words outside the
-        vocabulary and its expansion are read as `ln_zoo.vocabulary.UNK`.
+        vocabulary and its expansion are read as `ln_zoo.utils.vocabulary.UNK`.
 
         Args:
             sentences: words separated by white space, in the form of the training text.
@@ -411,7 +407,7 @@ class SkipThought(ZooModule):
         fitted on common words (Kiros et al. 2015, section 2.2, and the released code). Words of the
         vocabulary keep their own vectors. Training and checkpoints are not affected.
 
-        ``path`` is a file for `ln_zoo.vocabulary.read_word_vectors`.
+        ``path`` is a file for `ln_zoo.utils.vocabulary.read_word_vectors`.
 
         Raises:
             OSError: if the file cannot be read.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.vocabulary import Vocabulary, read_word_vectors
+from ln_zoo.utils.vocabulary import Vocabulary, read_word_vectors
 
 
 class Expansion(NamedTuple):
@@ -25,11 +25,11 @@ def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]
 
     The map is fitted on common words and applied to the others. Words with ``_``, phrases in
     word2vec, are dropped, as in the released code. ``vectors`` (V, E) are the model's, ``path`` is
-    a file for `ln_zoo.vocabulary.read_word_vectors`.
+    a file for `ln_zoo.utils.vocabulary.read_word_vectors`.
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: as `ln_zoo.vocabulary.read_word_vectors`; without common words.
+        ValueError: as `ln_zoo.utils.vocabulary.read_word_vectors`; without common words.
 
     Warns:
         UserWarning: if there are fewer common words than coefficients per output.

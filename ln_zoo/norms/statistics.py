@@ -16,6 +16,7 @@ from torch import Tensor, distributed, nn
 
 from ln_zoo.norms.base import Observer, Site
 from ln_zoo.norms.processes import several_processes
+from ln_zoo.utils.checks import check_choice
 
 
 def batch_dependent(module: nn.Module) -> bool:
@@ -94,8 +95,7 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
         >>> torch.allclose(layer.site.running_var, sums.var(0, correction=0), atol=1e-5)
         True
     """
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {sorted(_METHODS)}, got {method!r}")
+    check_choice("method", method, _METHODS)
     collectors = {site: _METHODS[method](site) for site in _keepers(module)}
     if not collectors:
         raise ValueError(

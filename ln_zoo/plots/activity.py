@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.plots.figures import new_figure, save_figure
-from ln_zoo.tables import markdown_table, write_csv
+from ln_zoo.utils.tables import markdown_table, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

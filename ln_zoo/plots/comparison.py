@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ln_zoo import tables
 from ln_zoo.plots.figures import new_figure, save_figure, set_log_scale
+from ln_zoo.utils import tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ln_zoo.plots.figures import DPI, new_figure
 from ln_zoo.plots.pen import as_array
+from ln_zoo.utils.checks import check_at_least
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,10 +63,8 @@ class Nearest(NamedTuple):
 
 def chosen_glimpses(glimpses: int, number: int = 9) -> list[int]:
     """At most ``number`` evenly spaced glimpses, including the first and the last."""
-    if glimpses < 1 or number < 2:
-        raise ValueError(
-            f"glimpses must be at least 1 and number at least 2, got {glimpses} and {number}"
-        )
+    check_at_least(1, glimpses=glimpses)
+    check_at_least(2, number=number)
     spaces = number - 1
     # Integer arithmetic, with halves rounded up: equal on every machine.
     even = [(2 * k * glimpses + spaces) // (2 * spaces) for k in range(number)]
@@ -472,8 +471,7 @@ def _starts(number: int, size: int, group: int, first: int) -> list[int]:
 
 def _in_rows(tiles: np.ndarray, columns: int) -> np.ndarray:
     """Arrange (N, \\*) as (R, C, \\*), padded with NaN, in at most N columns."""
-    if columns < 1:
-        raise ValueError(f"columns must be at least 1, got {columns}")
+    check_at_least(1, columns=columns)
     columns = min(columns, len(tiles))
     rows = -(-len(tiles) // columns)
     filled = np.full((rows * columns, *tiles.shape[1:]), np.nan)

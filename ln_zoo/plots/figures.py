@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ln_zoo.files import quantize_png
+from ln_zoo.utils.files import quantize_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,8 @@ def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = 
     """Write a figure and create its folder. Equal figures make equal files.
 
     The suffix of ``picture`` names the format; ValueError if matplotlib does not know it. ``dpi``
-    is pixels per inch; ``quantize`` reduces a PNG to 256 colours (`ln_zoo.files.quantize_png`).
+    is pixels per inch; ``quantize`` reduces a PNG to 256 colours, as
+    `ln_zoo.utils.files.quantize_png`.
     """
     import matplotlib
     from matplotlib.backend_bases import FigureCanvasBase

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ln_zoo.plots.csv_log import read_curves
 from ln_zoo.plots.figures import new_figure, save_figure
-from ln_zoo.tables import markdown_table, write_csv
+from ln_zoo.utils.tables import markdown_table, write_csv
 
 #: Quantities logged for each weight, and their labels.
 QUANTITIES = {

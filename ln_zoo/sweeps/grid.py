@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.files import atomic_write_text
+from ln_zoo.utils.files import atomic_write_text
 from ln_zoo.zoo.names import nearest
 
 MANIFEST = "sweep.json"

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ln_zoo.signals import STOPPING, signal_handler
 from ln_zoo.sweeps.grid import Run
 from ln_zoo.sweeps.state import (
     FAILED,
@@ -29,6 +28,7 @@ from ln_zoo.sweeps.state import (
     state_of,
     write_failure,
 )
+from ln_zoo.utils.signals import STOPPING, signal_handler
 
 if TYPE_CHECKING:
     from ln_zoo.sweeps.state import Length

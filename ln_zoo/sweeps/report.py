@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ln_zoo import tables
-from ln_zoo.files import atomic_write_text
 from ln_zoo.plots import comparison
 from ln_zoo.sweeps import claims, speed
 from ln_zoo.sweeps.claims import Rule
@@ -19,6 +17,8 @@ from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
 from ln_zoo.sweeps.state import FAILED, FINISHED, State, metrics_of, state_of
 from ln_zoo.sweeps.statistics import Difference, SeedSummary, paired
 from ln_zoo.sweeps.verdicts import Curves, Finding, Scores, judge_rule, mean_leads
+from ln_zoo.utils import tables
+from ln_zoo.utils.files import atomic_write_text
 from ln_zoo.zoo.reported import metric_unit
 
 #: Scores of skip-thoughts in the paper's Figure 3.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ln_zoo import tables
 from ln_zoo.plots.comparison import Curve, Run, cell, groups, plain_name, shared
+from ln_zoo.utils import tables
 from ln_zoo.zoo.reported import metric_unit
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.files import atomic_write_text
+from ln_zoo.utils.files import atomic_write_text
 
 #: Files of the sweep in the folder of a run.
 LOG = "log.txt"

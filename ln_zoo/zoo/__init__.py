@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ln_zoo.packages import missing_package
+from ln_zoo.utils.packages import missing_package
 from ln_zoo.zoo.catalog import Card, CardError, describe, list_models
 
 if TYPE_CHECKING:

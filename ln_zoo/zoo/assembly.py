@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ln_zoo.files import open_regular
 from ln_zoo.models.base import ZooModule
+from ln_zoo.utils.files import open_regular
 from ln_zoo.zoo.catalog import Card, CardError
 
 #: Upper bounds for untrusted weights: tensors, and bytes of their names and sizes; ours have 32.

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ln_zoo._version import __version__
-from ln_zoo.files import atomic_write_text
 from ln_zoo.models.base import ZooModule
-from ln_zoo.strict_yaml import parse_yaml
-from ln_zoo.training_runs import Run, read_runs
+from ln_zoo.utils.files import atomic_write_text
+from ln_zoo.utils.training_runs import Run, read_runs
+from ln_zoo.utils.yaml import parse_yaml
 from ln_zoo.zoo import catalog, registry, reported, schema
 from ln_zoo.zoo.errors import CardError
 from ln_zoo.zoo.readme import render_card

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from ln_zoo.files import read_bounded
-from ln_zoo.training_runs import Run, read_run, read_runs
+from ln_zoo.utils.files import read_bounded
+from ln_zoo.utils.training_runs import Run, read_run, read_runs
 from ln_zoo.zoo import schema
 from ln_zoo.zoo.errors import CardError
 from ln_zoo.zoo.schema import Must, Record
@@ -203,7 +203,7 @@ class Card:
 
     @property
     def training_runs(self) -> tuple[Run, ...]:
-        """The runs of training behind the weights, oldest first; see `ln_zoo.training_runs`."""
+        """The training runs behind the weights, oldest first; see `ln_zoo.utils.training_runs`."""
         data, training = self.results.data, self.results.training
         of_data = {key: data.get(key) for key in ("dataset", "train_size")}
         last = read_run({**of_data, **training, "weights": f"{self.name}, sha256 {self.digest}"})

@@ -14,7 +14,7 @@ import torch
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.training_runs import UNKNOWN, dataset_metadata
+from ln_zoo.utils.training_runs import UNKNOWN, dataset_metadata
 from ln_zoo.zoo import cards, catalog, publishing, registry, source
 from ln_zoo.zoo.catalog import Card, CardError
 from ln_zoo.zoo.hub import HubOptions

@@ -13,7 +13,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ln_zoo.training_runs import format_run
+from ln_zoo.utils.training_runs import format_run
 from ln_zoo.zoo import catalog, registry, reported
 from ln_zoo.zoo.catalog import Card, Metric
 from ln_zoo.zoo.rendering import render_template

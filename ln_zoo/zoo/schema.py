@@ -20,7 +20,7 @@ from typing import (
     get_type_hints,
 )
 
-from ln_zoo.files import FROM_USER
+from ln_zoo.utils.files import FROM_USER
 from ln_zoo.zoo.errors import CardError, NotAllowedError
 from ln_zoo.zoo.names import nearest
 
@@ -157,7 +157,7 @@ def read_as(kind: Any, value: Any, where: str, resolve: Resolve | None = None) -
     raise CardError(f"{where} must be of type {name.replace('typing.', '')}, got {value!r:.200}")
 
 
-def annotations(cls: type) -> tuple[dict[str, Any], bool]:
+def argument_types(cls: type) -> tuple[dict[str, Any], bool]:
     """Annotations of a constructor's parameters, and whether it takes others.
 
     Keyword arguments that are passed on are looked up in the base classes.

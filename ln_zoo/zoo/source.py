@@ -23,11 +23,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ln_zoo.checkpoints import check_whole
-from ln_zoo.files import check_checkpoint
 from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
 from ln_zoo.norms import Norm
-from ln_zoo.training_runs import Run, named
+from ln_zoo.utils.checkpoints import check_whole
+from ln_zoo.utils.files import check_checkpoint
+from ln_zoo.utils.training_runs import Run, named
 from ln_zoo.zoo import catalog, hub, registry, trust
 from ln_zoo.zoo.assembly import check_fits, check_header, check_size, head_weights, with_head
 from ln_zoo.zoo.catalog import Card, CardError

@@ -58,7 +58,7 @@ class Reader:
     ) -> dict[str, Any]:
         """The arguments of a class, as objects. CardError for an unknown one or another kind."""
         _check_plain(values, f"{self.where}: {place}")
-        known, others = schema.annotations(cls)
+        known, others = schema.argument_types(cls)
         found = {}
         for name, value in values.items():
             if name not in known and not others:

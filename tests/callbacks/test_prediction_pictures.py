@@ -18,12 +18,12 @@ from training import quiet_trainer
 
 from ln_zoo.callbacks import AttentionPictures, RetrievalPictures
 from ln_zoo.data import Digits, SyntheticClozeQA, SyntheticScenes
-from ln_zoo.files import quantize_png
 from ln_zoo.models import AttentiveReader, OrderEmbedding
 from ln_zoo.norms import LayerNorm
 from ln_zoo.plots.attention import Attended, plot_attention
 from ln_zoo.plots.retrieval import _RIGHT, Found, plot_retrieval
 from ln_zoo.testing import CallbackCase
+from ln_zoo.utils.files import quantize_png
 
 # Attention
 

@@ -23,7 +23,7 @@ from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
 from ln_zoo.data.sentence_tasks import ClassificationTask, read_task
 from ln_zoo.metrics import sentence_tasks
 from ln_zoo.metrics.sentence_tasks import accuracy
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.vocabulary import Vocabulary
 
 pytestmark = [
     pytest.mark.usefixtures("few_penalties"),

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 from ln_zoo.models import ZooModule
 from ln_zoo.norms import Identity, Norm
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.vocabulary import Vocabulary
 
 class Reader(ZooModule):
     def __init__(self, vocabulary: list[str] | str | None = None, norm: Norm | None = None):

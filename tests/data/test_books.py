@@ -19,7 +19,7 @@ from refusals import refused
 
 from ln_zoo.data import Books, Corpus, SentenceTriples, SyntheticBooks, TripleSet, corpus
 from ln_zoo.data.sentence_triples import TripleBatches
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.vocabulary import Vocabulary
 
 RNG = np.random.default_rng(3)
 WORDS = [f"w{i}" for i in range(30)]

@@ -19,7 +19,7 @@ from scipy.sparse import csc_array
 
 from ln_zoo.data import CaptionedImages
 from ln_zoo.data.base_captions import caption_words
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 SIZES = {"train": 12, "val": 4, "test": 3}
 

@@ -28,7 +28,7 @@ from ln_zoo.data.base_cloze import (
     sentences,
 )
 from ln_zoo.data.cloze_formats import Question
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.vocabulary import Vocabulary
 
 
 class Texts(ClozeData):

@@ -17,7 +17,7 @@ from ln_zoo.data import SyntheticClozeQA
 from ln_zoo.models import AttentiveReader
 from ln_zoo.models.attentive_reader import Inputs
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.vocabulary import Vocabulary
+from ln_zoo.utils.vocabulary import Vocabulary
 
 NORMS = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm()]
 WORDS = ["said", "@entity3", "@placeholder", "@entity0", "the", "@entity4", ".", "@entity1",

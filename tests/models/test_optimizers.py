@@ -175,18 +175,11 @@ def test_a_state_takes_the_precision_and_place_of_its_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": 0.0}, r"lr and eps must be positive, got 0\.0 and 0\.0001"),
-        ({"lr": float("nan")}, "lr and eps must be positive, got nan"),
-        ({"eps": 0.0}, r"lr and eps must be positive, got 0\.0001 and 0\.0"),
-        ({"decay": 1.0}, r"decay and momentum must lie in \[0, 1\), got 1\.0 and 0\.9"),
-        ({"momentum": -0.1}, r"decay and momentum must lie in \[0, 1\), got 0\.95 and -0\.1"),
-    ],
-    ids=str,
+    ("name", "value"),
+    [("lr", 0.0), ("lr", float("nan")), ("eps", 0.0), ("decay", 1.0), ("momentum", -0.1)],
 )
-def test_values_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
-    refused(message, GravesRMSprop, [nn.Parameter(torch.zeros(1))], **options)
+def test_values_out_of_range_are_refused(name: str, value: float) -> None:
+    refused(f"{name} .*{value}", GravesRMSprop, [nn.Parameter(torch.zeros(1))], **{name: value})
 
 
 def test_rate_and_eps_of_the_groups_stay_for_schedules() -> None:

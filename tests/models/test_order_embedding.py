@@ -18,7 +18,7 @@ from ln_zoo.data import SyntheticScenes
 from ln_zoo.models import OrderEmbedding, order_penalty
 from ln_zoo.models.order_penalty import order_violation
 from ln_zoo.norms import Identity, LayerNorm, Norm
-from ln_zoo.vocabulary import EOS, UNK
+from ln_zoo.utils.vocabulary import EOS, UNK
 
 WORDS = ["a", "dog", "cat", "black", "sleeps"]
 CAPTIONS = [["a", "dog"], ["a", "black", "cat", "sleeps"], ["cat"]]

@@ -360,7 +360,7 @@ def framed(windows: torch.Tensor, size: int) -> None:
         (lambda: plot_grid(torch.zeros(0, 4, 4)), "at least one pixel"),
         (lambda: plot_grid(torch.tensor([[[0.0, 1.5]]])), "from 0 to 1, got 0 to 1.5: give the"),
         (lambda: plot_grid(torch.tensor([[[-2.0, 0.5]]])), "from 0 to 1, got -2 to 0.5"),
-        (lambda: plot_grid(torch.zeros(2, 4, 4), 0), "columns must be at least 1, got 0"),
+        (lambda: plot_grid(torch.zeros(2, 4, 4), 0), "columns must .*got 0"),
         (lambda: plot_filmstrip(torch.zeros(1, 2, 4, 4)), "canvases must .* least one glimpse"),
         (lambda: plot_filmstrip(torch.zeros(3, 4, 4)), r"canvases must be .*\(3, 4, 4\)"),
         (lambda: framed(torch.zeros(3, 2, 5), 2), r"windows .*\(2, 2, 5\) .*got \(3, 2, 5\) of 2"),
@@ -379,7 +379,7 @@ def framed(windows: torch.Tensor, size: int) -> None:
         (lambda: plot_divergence([1.0, math.nan]), "divergence must be finite"),
         (lambda: plot_divergence(torch.zeros(2, 3), [1]), r"epochs .*2.*got 1"),
         (lambda: chosen_glimpses(0), r"glimpses .*got 0"),
-        (lambda: chosen_glimpses(4, 1), r"number .*got 4 and 1"),
+        (lambda: chosen_glimpses(4, 1), r"number .*got 1"),
         (lambda: save_animation(black(2, 2), Path("a.png")), "a.png does not name an animation"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary, read_word_vectors
+from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary, read_word_vectors
 
 
 def test_the_most_frequent_come_first_and_equal_ones_by_alphabet():

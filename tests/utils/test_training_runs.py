@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import LightningDataModule
 
-from ln_zoo import training_runs
+from ln_zoo.utils import training_runs
 from ln_zoo.zoo.reported import comparison, run_size
 
 MNIST = {"dataset": "mnist", "train_size": 50_000, "batch_size": 100, "epochs": 10, "steps": 5000}

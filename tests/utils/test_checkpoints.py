@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from refusals import refused
 
-from ln_zoo.checkpoints import (
+from ln_zoo.utils.checkpoints import (
     AtomicCheckpointIO,
     DamagedCheckpointError,
     check_whole,
@@ -27,7 +27,7 @@ from ln_zoo.checkpoints import (
     sweep,
     use_atomic_checkpoints,
 )
-from ln_zoo.files import atomic_write, atomic_write_text
+from ln_zoo.utils.files import atomic_write, atomic_write_text
 
 
 def content(number: int) -> dict:

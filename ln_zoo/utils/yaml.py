@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ln_zoo.files import read_bounded
+from ln_zoo.utils.files import read_bounded
 
 #: Values of a configuration; a few aliases of aliases would make more than memory holds.
 _LARGEST = 100_000

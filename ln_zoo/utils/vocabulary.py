@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ln_zoo.files import read_bounded
+from ln_zoo.utils.checks import check_at_least
+from ln_zoo.utils.files import read_bounded
 
 #: Index of the token that ends a sentence; also the padding.
 EOS = 0
@@ -80,8 +81,7 @@ class Vocabulary(Sequence[str]):
             raise ValueError(
                 f"size must be at least {len(_NAMES) + 1} ({', '.join(_NAMES)}, a word), got {size}"
             )
-        if min_count < 1:
-            raise ValueError(f"min_count must be at least 1, got {min_count}")
+        check_at_least(1, min_count=min_count)
         kept = [(word, n) for word, n in counts.items() if n >= min_count and word not in _NAMES]
         kept.sort(key=lambda pair: (-pair[1], pair[0]))
         return cls(word for word, _ in kept[: None if size is None else size - len(_NAMES)])

@@ -1,0 +1,1 @@
+"""Shared helpers that know nothing of norms, layers and models."""
