@@ -2,7 +2,7 @@
 
 Beside torch alone, layers, norms, kernels and conversion work, and the rest says why not.
 
-    cli -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
+    cli -> reproduction -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
 
 `callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files`,
 `metrics` and `training_runs` import no other room, `vocabulary` only `files`, and `data` those two.
@@ -61,7 +61,8 @@ BELOW = {
 _ALL_BELOW_ZOO = {room for room in BELOW if not room.startswith(("_version", "testing", "rl"))}
 BELOW["zoo"] = _ALL_BELOW_ZOO
 BELOW["sweeps"] = {"zoo"} | _ALL_BELOW_ZOO
-BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
+BELOW["reproduction"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
+BELOW["cli"] = {"reproduction", "sweeps", "zoo"} | _ALL_BELOW_ZOO
 # The package itself only hands names on, so it stands above everything but the command line.
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
@@ -176,6 +177,7 @@ def test_imports_run_downward():
         ("data/sideways.py", "import torch, ln_zoo.metrics"),
         ("metrics/sideways.py", "from ln_zoo.data.mnist import MNIST"),
         ("zoo/upward.py", "import ln_zoo.cli"),
+        ("sweeps/upward.py", "from ln_zoo.reproduction import claims"),
         ("layers/heavy.py", "from lightning.pytorch import LightningModule"),
         ("testing.py", "import lightning as L"),
         ("analysis/heavy.py", "import pytorch_lightning"),

@@ -149,15 +149,15 @@ def fisher(
         out: picture to write (.png, .svg)
         csv: table to write, with the numbers of the picture
     """
-    from ln_zoo import analysis
-    from ln_zoo.plots import plot_fisher
+    from ln_zoo.reproduction import fisher_claims
+    from ln_zoo.reproduction.fisher_picture import plot_fisher
 
-    study = analysis.study_fisher(units, features, examples, draws, seed)
+    study = fisher_claims.study_fisher(units, features, examples, draws, seed)
     _print_table(study, format)
     models = f"GLMs of {units} units, {features} inputs, {examples} examples"
     plot_fisher(study, out, f"Fisher information of normalised {models}")
     if csv:
-        analysis.write_fisher_curves(study, csv)
+        fisher_claims.write_fisher_curves(study, csv)
 
 
 def _eps(option: str, text: str) -> None:

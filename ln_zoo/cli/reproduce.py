@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 from ln_zoo.cli.commands import call
 from ln_zoo.cli.sweep import sweep
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Claim
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Claim
 from ln_zoo.sweeps.grid import SweepError, existing_grid, parse_seeds
 from ln_zoo.sweeps.state import FAILED, FINISHED
 from ln_zoo.zoo.names import nearest
 
 if TYPE_CHECKING:
-    from ln_zoo.sweeps.verdicts import Finding
+    from ln_zoo.reproduction.verdicts import Finding
 
 
 def reproduce(
@@ -105,7 +105,8 @@ def _test(
         code = call(sweep, "sweep", [*own, *words])
         if shown or code > 1:
             return code
-    from ln_zoo.sweeps.report import Report, judge
+    from ln_zoo.reproduction.judge import judge
+    from ln_zoo.sweeps.report import Report
 
     folder = Path(out)
     try:
@@ -163,7 +164,7 @@ def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
 
 def _recompute() -> int:
     """Recompute verdicts from the tables in git; return 1 if one differs from claims.yaml."""
-    from ln_zoo.sweeps.evidence import recompute
+    from ln_zoo.reproduction.evidence import recompute
 
     root = Path.cwd()
     same = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,10 @@ from typing import Any
 from ln_zoo import tables
 from ln_zoo.files import atomic_write_text
 from ln_zoo.plots import comparison
-from ln_zoo.sweeps import claims, speed
-from ln_zoo.sweeps.claims import Rule
+from ln_zoo.sweeps import speed
 from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
 from ln_zoo.sweeps.state import FAILED, FINISHED, State, metrics_of, state_of
 from ln_zoo.sweeps.statistics import Difference, SeedSummary, paired
-from ln_zoo.sweeps.verdicts import Curves, Finding, Scores, judge_rule, mean_leads
 from ln_zoo.zoo.reported import metric_unit
 
 #: Scores of skip-thoughts in the paper's Figure 3.
@@ -141,25 +139,6 @@ class Report:
             for member in self.of_label(label)
             if metric in member.metrics
         }
-
-    def leads(
-        self,
-        names: tuple[str, str],
-        metric: str,
-        setting: str,
-        value: str,
-        scale: Callable[[float], float] = float,
-    ) -> Scores:
-        """`mean_leads` of a norm over a baseline at one value of a setting."""
-        scores = {
-            (norm_name(m.run.norm), tuple(m.run.settings.items()), m.run.seed): scale(
-                m.metrics[metric]
-            )
-            for m in self.members
-            if m.run.settings.get(setting) == value and metric in m.metrics
-        }
-        runs = [run for run in self.runs if run.settings.get(setting) == value]
-        return mean_leads(scores, {tuple(r.settings.items()) for r in runs}, names, metric)
 
     def labels(self) -> list[str]:
         """Labels with a finished run."""
@@ -428,31 +407,6 @@ class Report:
             if len(numbers) > 1 and here in (numbers[0], numbers[-1]):
                 edges.append(f"{option}={settings[option]}")
         return edges
-
-
-def judge(report: Report, rule: Rule) -> Finding:
-    """The verdict of a rule on the finished runs of a sweep."""
-    names = rule.norm, rule.baseline
-
-    def curves(norm: str) -> Curves:
-        members = report.of_label(report.best_label(norm))
-        return {each.run.seed: _curve(each.curves, rule.metric) for each in members}
-
-    def scores(norm: str) -> Scores:
-        return report.by_seed(report.best_label(norm), rule.metric)
-
-    def leads(value: str, scale: Callable[[float], float]) -> Scores:
-        return report.leads(names, rule.metric, rule.setting, value, scale)
-
-    try:
-        if rule.kind not in claims.OF_CURVES and rule.metric not in report.test_metrics:
-            known = ", ".join(report.test_metrics)
-            raise SweepError(f"the test has no {rule.metric!r}: {known}")
-        return judge_rule(rule, names, curves, scores, leads)
-    except SweepError:
-        raise
-    except ValueError as error:
-        raise SweepError(f"{report.out}: {error}") from error
 
 
 def _chosen_curves(

@@ -14,6 +14,7 @@ from ln_zoo.cli import main
 from ln_zoo.data.image_files import read_idx
 from ln_zoo.layers import GRU
 from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
+from ln_zoo.reproduction import fisher_claims
 
 SMALL = "--steps 12 --hidden 5 --batch 4"
 #: A user's norm, beside the folder of the command.
@@ -157,7 +158,7 @@ def test_wrong_values(here: Path, given: str, says: str) -> None:
 
 
 def test_fisher(here: Path, capsys: Capture, monkeypatch: Patch) -> None:
-    study = analysis.study_fisher(3, 2, 50, 5000, seed=3)
+    study = fisher_claims.study_fisher(3, 2, 50, 5000, seed=3)
     given = "fisher --units 3 --features 2 --examples 50 --draws 5000 --seed 3 --csv a/fisher.csv"
     out = analyze(capsys, given, "--format=csv")
     # Values at the level of rounding depend on the order of sums.
@@ -168,7 +169,7 @@ def test_fisher(here: Path, capsys: Capture, monkeypatch: Patch) -> None:
     drawn = [float(row["y"]) for row in rows if row["panel"] == "eq. 13 as printed, LN"]
     wanted = [value for values in study.deviations.values() for value in values]
     assert drawn == pytest.approx(wanted, rel=1e-3)
-    monkeypatch.setattr(analysis, "study_fisher", lambda *arguments: study)
+    monkeypatch.setattr(fisher_claims, "study_fisher", lambda *arguments: study)
     for form in ("rich", "markdown"):
         out = analyze(capsys, given, f"--format={form}")
         assert ("|---" in out) == (form == "markdown")

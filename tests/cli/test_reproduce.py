@@ -10,8 +10,8 @@ from cli_support import Capture, Patch, fails, told
 from sweep_runs import FAST, SLOW, report
 
 from ln_zoo.cli import main, reproduce
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import with_table
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import with_table
 
 
 def test_lists_all(capsys: Capture) -> None:

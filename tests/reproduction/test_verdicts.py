@@ -10,10 +10,9 @@ from itertools import product
 import pytest
 from refusals import refused
 
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Rule
-from ln_zoo.sweeps.statistics import seeds_to_decide, signed_rank
-from ln_zoo.sweeps.verdicts import (
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Rule
+from ln_zoo.reproduction.verdicts import (
     Finding,
     Speed,
     judge_growth,
@@ -22,6 +21,7 @@ from ln_zoo.sweeps.verdicts import (
     log_odds,
     speeds,
 )
+from ln_zoo.sweeps.statistics import seeds_to_decide, signed_rank
 
 Curve = dict[int, float]
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from sweep_runs import FAST, SLOW, refuses, report, write_tested
 
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Outcome, Rule
-from ln_zoo.sweeps.evidence import recompute
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Outcome, Rule
+from ln_zoo.reproduction.evidence import recompute
+from ln_zoo.reproduction.judge import judge
+from ln_zoo.reproduction.verdicts import Finding
 from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
-from ln_zoo.sweeps.report import Report, judge
-from ln_zoo.sweeps.verdicts import Finding
+from ln_zoo.sweeps.report import Report
 
 FASTER = Rule("faster", "val_nll", "layer", "none")
 LOWER = Rule("lower", "error", "layer", "none")

@@ -1,7 +1,7 @@
 """The claims of the paper as data: rule, sweep and outcome of each.
 
-Reads ``claims.yaml``, which ``tests/sweeps/test_claims.py`` checks, decides by a rule, and renders
-the page of claims.
+Reads ``claims.yaml``, which ``tests/reproduction/test_claims.py`` checks, decides by a rule, and
+renders the page of claims.
 
     >>> claim("draw-speed").quote
     'It highlights the speedup benefit of applying layer normalization that the layer normalized...'
@@ -75,7 +75,7 @@ class Outcome:
     seeds: int | None  #: their number; None if the outcome depends on none
     number: str  #: effect with its interval
     runs: str  #: dates of the runs
-    #: Table in git that it is computed from; see `ln_zoo.sweeps.evidence`.
+    #: Table in git that it is computed from; see `ln_zoo.reproduction.evidence`.
     data: dict[str, Any] = field(default_factory=dict, hash=False)
     missing: str = ""  #: what would decide an undecided one, and its cost
     interval: list[float] | None = field(default=None, hash=False)  #: of the effect
@@ -128,7 +128,7 @@ class Claim:
 
 
 def _content() -> dict[str, Any]:
-    return read_data("sweeps/claims.yaml")
+    return read_data("reproduction/claims.yaml")
 
 
 @functools.cache
@@ -191,7 +191,7 @@ def combine(verdicts: Iterable[str]) -> str:
 def page(folder: str = "") -> str:
     """The page of all claims, in Markdown, with links relative to a folder of the repository."""
     return render_template(
-        "sweeps/templates/claims.md.jinja",
+        "reproduction/templates/claims.md.jinja",
         {
             "link": lambda path: posixpath.relpath(path, folder or "."),
             "name": posixpath.basename,
@@ -209,7 +209,7 @@ def readme_table() -> str:
     rows = [(each, o) for each in claims() for o in each.outcomes if o.readme]
     rows.sort(key=lambda row: VERDICTS.index(row[1].verdict))
     return render_template(
-        "sweeps/templates/claims_readme.md.jinja",
+        "reproduction/templates/claims_readme.md.jinja",
         {"name": posixpath.basename},
         rows=rows,
         count=_count(),

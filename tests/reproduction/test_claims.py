@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Claim, Outcome, Rule
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Claim, Outcome, Rule
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("faster", "own_best", "lower_best", "lower", "higher", "comparable", "grows", "measured")

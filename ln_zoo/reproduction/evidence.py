@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.plots import comparison
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Outcome, Rule
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Outcome, Rule
+from ln_zoo.reproduction.verdicts import Finding, Scores, judge_rule, mean_leads, speeds
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.statistics import Difference, paired, welch
-from ln_zoo.sweeps.verdicts import Finding, Scores, judge_rule, mean_leads, speeds
 
 Row = dict[str, str]
 #: Columns with the method of a row.

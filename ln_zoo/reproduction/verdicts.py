@@ -1,4 +1,4 @@
-"""Verdicts of the rules in ``ln_zoo/sweeps/claims.yaml``, from curves and test scores by seed.
+"""Verdicts of the rules in ``claims.yaml``, from curves and test scores by seed.
 
 The same functions judge the runs of a sweep and the tables in ``docs/figures``.
 """
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ln_zoo.plots import comparison
-from ln_zoo.sweeps import claims, speed
-from ln_zoo.sweeps.claims import Rule
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Rule
+from ln_zoo.sweeps import speed
 from ln_zoo.sweeps.statistics import (
     Difference,
     mean_difference,
