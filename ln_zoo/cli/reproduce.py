@@ -106,19 +106,19 @@ def _test(
         if shown or code > 1:
             return code
     from ln_zoo.reproduction.judge import judge
-    from ln_zoo.sweeps.report import Report
+    from ln_zoo.sweeps.results import Results
 
     folder = Path(out)
     try:
-        report = Report(existing_grid(folder), folder, claim.rule.baseline)
-        found = judge(report, claim.rule)
+        results = Results(existing_grid(folder), folder, claim.rule.baseline)
+        found = judge(results, claim.rule)
     except SweepError as error:
         if not code:
             raise
         print(f"ln-zoo reproduce: error: {error}", file=sys.stderr)
         return code
     print(f"{claim.claim}: {_format_finding(found)} ({size} size)")
-    kinds = [state.kind for state in report.states.values()]
+    kinds = [state.kind for state in results.states.values()]
     if left := len(kinds) - kinds.count(FINISHED):
         print(f"without {left} of {len(kinds)} runs, of which {kinds.count(FAILED)} failed")
     return code or int(FAILED in kinds)

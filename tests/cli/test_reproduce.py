@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli_support import Capture, Patch, fails, told
-from sweep_runs import FAST, SLOW, report
+from sweep_runs import FAST, SLOW
 
 from ln_zoo.cli import main, reproduce
 from ln_zoo.reproduction import claims
@@ -32,7 +32,7 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
         if not (in_tmp / "sweeps").exists():
             (in_tmp / "sweeps").mkdir()
             out = in_tmp / "sweeps/draw-speed-reduced"
-            report(out, FAST, SLOW)
+            results(out, FAST, SLOW)
             for file in out.rglob("metrics.csv"):
                 file.write_text(file.read_text().replace("val_nll", "step_val_bound"))
         return 1  # as where a run has failed
@@ -64,8 +64,8 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
     assert "2 seeds" in printed
     assert "without 1 of 6 runs" in printed
     # The sweep's exit code stays if nothing can be judged.
-    for results in (in_tmp / "sweeps").rglob("test_results.json"):
-        results.write_text('{"metrics": {"bound": NaN}}')
+    for file in (in_tmp / "sweeps").rglob("test_results.json"):
+        file.write_text('{"metrics": {"bound": NaN}}')
     assert main(["reproduce", "draw-speed"]) == 1
     assert main(["reproduce", "draw-speed", "--gather"]) == 2
 
