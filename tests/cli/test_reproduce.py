@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli_support import Capture, Patch, fails, told
-from sweep_runs import FAST, SLOW
+from sweep_runs import FAST, SLOW, results
 
 from ln_zoo.cli import main, reproduce
 from ln_zoo.reproduction import claims
