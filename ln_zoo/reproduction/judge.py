@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ln_zoo.reproduction import claims
-from ln_zoo.reproduction.claims import Rule
-from ln_zoo.reproduction.verdicts import Curves, Finding, Scores, judge_rule, mean_leads
+from ln_zoo.reproduction.claims import OF_CURVES, Rule
+from ln_zoo.reproduction.speed_ups import Curves
+from ln_zoo.reproduction.verdicts import Finding, Scores, judge_rule, mean_leads
 from ln_zoo.sweeps.grid import SweepError, norm_name
 from ln_zoo.sweeps.results import Results
 from ln_zoo.sweeps.selection import best_label
@@ -27,7 +27,7 @@ def judge(results: Results, rule: Rule) -> Finding:
         return _leads(results, rule, value, scale)
 
     try:
-        if rule.kind not in claims.OF_CURVES and rule.metric not in results.test_metrics:
+        if rule.kind not in OF_CURVES and rule.metric not in results.test_metrics:
             known = ", ".join(results.test_metrics)
             raise SweepError(f"the test has no {rule.metric!r}: {known}")
         return judge_rule(rule, names, curves, scores, leads)

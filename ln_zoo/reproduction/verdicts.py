@@ -8,28 +8,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ln_zoo.plots import comparison
-from ln_zoo.reproduction import claims
-from ln_zoo.reproduction.claims import Rule
-from ln_zoo.sweeps import speed
-from ln_zoo.sweeps.statistics import (
-    Difference,
-    mean_difference,
-    paired,
-    seeds_to_decide,
-    signed_rank,
-)
+from ln_zoo.reproduction.claims import HOLDS, IN_PART, OF_CURVES, UNDECIDED, Rule
+from ln_zoo.reproduction.decisions import combine, decide, decide_margin
+from ln_zoo.reproduction.speed_ups import Curves, speed_to, speeds
+from ln_zoo.reproduction.statistics import interval_text, seeds_to_decide, shared_seeds
+from ln_zoo.sweeps.speed import higher_is_better
+from ln_zoo.sweeps.statistics import paired
 
-#: Targets of the rule ``faster``, as shares of the baseline's improvement.
-TARGETS = (0.90, 0.95, 0.99)
-#: The targets of 95 and 99 % count only if this share of the baseline's runs reaches them;
-#: otherwise a miss shows where runs level off, not their speed.
-REACHED = 0.9
 #: By seed.
-Curves = Mapping[int, comparison.Curve]
 Scores = Mapping[int, float]
 #: Values of the options of a run.
 Setting = tuple[Any, ...]
@@ -48,136 +37,15 @@ class Finding:
     # Seeds to detect the rule's effect with the spread so far; None if unknown.
     seeds_needed: int | None = None
 
-
-@dataclass(frozen=True)
-class Speed:
-    """Updates to reach one target, for a norm and the baseline."""
-
-    share: float  # of the baseline's improvement
-    target: float  # value of the metric
-    steps: dict[int, float]  # updates by seed; infinite if the run misses the target
-    baseline_steps: dict[int, float]
-    rounding: float  # standard deviation of a log ratio due to scoring at intervals
-    # Last updates of both runs by seed, after which a miss says nothing; default: no end.
-    ends: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-
-    @property
-    def logs(self) -> list[float]:
-        """log of the ratio of updates by pair of runs, infinite if one misses the target.
-
-        Pairs are left out if both miss, or if one ended before the other reached the target.
-        """
-        found = []
-        for seed, steps in self.steps.items():
-            base = self.baseline_steps[seed]
-            if math.isinf(max(steps, base)):
-                end, base_end = self.ends.get(seed, (math.inf, math.inf))
-                first, missing_end = min((steps, base_end), (base, end))
-                if math.isinf(first) or first > missing_end:
-                    continue
-            # A target that is met before the first update counts as one update.
-            found.append(math.log(max(steps, 1)) - math.log(max(base, 1)))
-        return found
-
-    @property
-    def missed(self) -> bool:
-        """Whether any run misses the target."""
-        return any(map(math.isinf, [*self.steps.values(), *self.baseline_steps.values()]))
-
-    @property
-    def asked(self) -> bool:
-        """Whether the verdict uses this target: the first, or one that the baseline reaches."""
-        reached = statistics.fmean(map(math.isfinite, self.baseline_steps.values()))
-        return self.share <= TARGETS[0] or reached >= REACHED
-
-    @property
-    def difference(self) -> Difference:
-        """Mean log ratio with its interval, at least as wide as from rounding alone."""
-        return mean_difference(self.logs, self.rounding)
-
-    def verdict(self, matters: float = 1.0) -> str:
-        """Verdict for this target, with 2.5 % of error on either side; ``matters`` is a ratio."""
-        if self.missed:
-            below, _ = signed_rank(self.logs)
-            _, above = signed_rank([log + math.log(matters) for log in self.logs])
-            opposed = claims.DOES_NOT_HOLD if above <= 0.025 else claims.UNDECIDED
-            return claims.HOLDS if below <= 0.025 else opposed
-        found = self.difference
-        return claims.decide(found.low, found.high, "below", math.log(matters))
-
     @property
     def text(self) -> str:
-        """Ratio of the baseline's updates to the norm's, with its interval."""
-        head = f"{self.share:.0%}".replace("%", " %")
-        if self.missed:
-            met = [
-                f"{sum(map(math.isfinite, steps.values()))} of {len(steps)}"
-                for steps in (self.steps, self.baseline_steps)
-            ]
-            return (
-                f"{head}: met by {met[0]}, baseline {met[1]}{'' if self.asked else ', not asked'}"
-            )
-        found = self.difference
-        ends = _interval(math.exp(-found.high), math.exp(-found.low))
-        return f"{head}: {math.exp(-found.mean):.3g}{ends}"
-
-
-def speeds(
-    curves: Curves,
-    baseline: Curves,
-    metric: str,
-    start: float | None = None,
-    targets: Sequence[float] = TARGETS,
-) -> list[Speed]:
-    """Updates to each target, a share of the baseline's improvement, for shared seeds.
-
-    The baseline improves from the median over seeds of its first values to the median of its best
-    values.
-    """
-    seeds, best = _shared_seeds(curves, baseline), speed.best_of(metric)
-    first = start
-    if first is None:
-        first = statistics.median(baseline[seed][min(baseline[seed])] for seed in seeds)
-    last = statistics.median(best(baseline[seed].values()) for seed in seeds)
-    if best(first, last) == first:
-        raise ValueError(
-            f"the baseline's {metric} never improves: there is no fall to compare with"
-        )
-    return [
-        _speed(curves, baseline, metric, share, first + share * (last - first)) for share in targets
-    ]
-
-
-def _shared_seeds(values: Mapping[int, Any], baseline: Mapping[int, Any]) -> list[int]:
-    if not (seeds := [seed for seed in values if seed in baseline]):
-        raise ValueError("no seed has runs of both norms")
-    return seeds
-
-
-def _speed(
-    curves: Curves, baseline: Curves, metric: str, share: float, target: float | None = None
-) -> Speed:
-    """Updates to a target; without one, to each run's own best value."""
-
-    def steps_of(curve: comparison.Curve) -> float:
-        value = speed.best_of(metric)(curve.values()) if target is None else target
-        return speed.steps_to(curve, metric, value)
-
-    seeds = _shared_seeds(curves, baseline)
-    steps, base = ({seed: steps_of(each[seed]) for seed in seeds} for each in (curves, baseline))
-    variances = [
-        _rounding(curves[seed], steps[seed]) + _rounding(baseline[seed], base[seed])
-        for seed in seeds
-    ]
-    rounding = math.sqrt(statistics.fmean(variances))
-    ends = {seed: (float(max(curves[seed])), float(max(baseline[seed]))) for seed in seeds}
-    return Speed(share, math.nan if target is None else target, steps, base, rounding, ends)
-
-
-def _rounding(curve: comparison.Curve, step: float) -> float:
-    """Variance of log(step), uniform since the previous score."""
-    before = max((place for place in curve if place < step), default=0)
-    return ((step - before) / step) ** 2 / 12 if math.isfinite(step) and step else 0.0
+        """The verdict with its numbers, in one line."""
+        text = f"{self.verdict}; {self.number}"
+        if self.seeds is not None:
+            text += f", {self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        if self.verdict == UNDECIDED and (self.seeds_needed or 0) > (self.seeds or 0):
+            text += f"; about {self.seeds_needed} seeds in all would decide it"
+        return text
 
 
 def judge_rule(
@@ -194,7 +62,7 @@ def judge_rule(
     scores; ``leads`` computes `mean_leads` at a value of the rule's setting, on a scale. ``start``
     as in `speeds`.
     """
-    if rule.kind in claims.OF_CURVES:
+    if rule.kind in OF_CURVES:
         own, base = (_finite(curves(name), rule.metric) for name in names)
         if rule.kind == "own_best":
             assert rule.value is not None
@@ -230,7 +98,7 @@ def mean_leads(
     metric: str,
 ) -> Scores:
     """Mean lead of a norm over a baseline by seed, for seeds with all settings."""
-    sign = 1 if speed.higher_is_better(metric) else -1
+    sign = 1 if higher_is_better(metric) else -1
     found = {}
     for seed in sorted({seed for *_, seed in scores}):
         pairs = [[scores.get((name, each, seed)) for name in names] for each in settings]
@@ -251,7 +119,7 @@ def judge_speed(
     every = speeds(curves, baseline, metric, start)
     number = f"times as fast to {'; '.join(each.text for each in every)}"
     found = [each for each in every if each.asked]
-    verdict = claims.combine(each.verdict(matters or 1.0) for each in found)
+    verdict = combine(each.verdict(matters or 1.0) for each in found)
     pairs = len(found[0].steps)
     interval, spread = None, math.nan
     if not found[-1].missed and pairs > 1:
@@ -272,13 +140,13 @@ def judge_speed(
 
 def judge_own_best(curves: Curves, baseline: Curves, metric: str, value: float) -> Finding:
     """The verdict of the rule ``own_best``: updates of each run to its own best value."""
-    to_best = _speed(curves, baseline, metric, 1.0)
+    to_best = speed_to(curves, baseline, metric, 1.0)
     found = to_best.difference
     low, high = math.exp(found.low), math.exp(found.high)
-    number = f"{math.exp(found.mean):.2g}{_interval(low, high)} of the baseline's updates"
-    verdict = claims.decide(found.low, found.high, "below")
-    if verdict == claims.HOLDS and not low <= value <= high:
-        verdict = claims.IN_PART
+    number = f"{math.exp(found.mean):.2g}{interval_text(low, high)} of the baseline's updates"
+    verdict = decide(found.low, found.high, "below")
+    if verdict == HOLDS and not low <= value <= high:
+        verdict = IN_PART
     needed = _needed(to_best.logs, math.log(value), to_best.rounding)
     return Finding(verdict, number, found.number, _ends(low, high), needed)
 
@@ -287,15 +155,15 @@ def judge_scores(
     scores: Scores, baseline: Scores, metric: str, kind: str, margin: float, matters: float | None
 ) -> Finding:
     """The verdict of the rules ``lower``, ``higher`` and ``comparable`` on paired test scores."""
-    seeds = _shared_seeds(scores, baseline)
+    seeds = shared_seeds(scores, baseline)
     found = paired(scores, baseline)
     assert found is not None
     if kind == "comparable":
-        verdict = claims.decide_margin(found.low, found.high, margin)
+        verdict = decide_margin(found.low, found.high, margin)
     else:
         side = "below" if kind == "lower" else "above"
-        verdict = claims.decide(found.low, found.high, side, matters or 0.0)
-    number = f"{metric} {found.mean:+.3g}{_interval(found.low, found.high, '+')}"
+        verdict = decide(found.low, found.high, side, matters or 0.0)
+    number = f"{metric} {found.mean:+.3g}{interval_text(found.low, found.high, '+')}"
     differences = [scores[seed] - baseline[seed] for seed in seeds]
     needed = _needed(differences, matters or margin or None)
     return Finding(verdict, number, found.number, _ends(found.low, found.high), needed)
@@ -317,17 +185,17 @@ def judge_growth(
     found = paired(more, less)
     if found is None:
         raise ValueError("no seed has finished at all settings")
-    verdict = claims.decide(found.low, found.high, "above", matters or 0.0)
+    verdict = decide(found.low, found.high, "above", matters or 0.0)
     seeds = [seed for seed in less if seed in more]
     ends = [statistics.fmean(leads[seed] for seed in seeds) for leads in (less, more)]
     number = f"lead in {metric} {ends[0]:+.3g} to {ends[1]:+.3g}, {found.mean:+.3g}"
-    number += _interval(found.low, found.high, "+")
+    number += interval_text(found.low, found.high, "+")
     if odds:
         logs = paired(odds[1], odds[0])
         assert logs is not None
-        number += f"; in log-odds {logs.mean:+.2g}{_interval(logs.low, logs.high, '+', 2)}"
-        if (logs.low <= 0) if verdict == claims.HOLDS else (logs.low > 0):
-            verdict = claims.UNDECIDED
+        number += f"; in log-odds {logs.mean:+.2g}{interval_text(logs.low, logs.high, '+', 2)}"
+        if (logs.low <= 0) if verdict == HOLDS else (logs.low > 0):
+            verdict = UNDECIDED
     needed = _needed([more[seed] - less[seed] for seed in seeds], matters)
     return Finding(verdict, number, found.number, _ends(found.low, found.high), needed)
 
@@ -342,10 +210,6 @@ def _needed(
 
 def _ends(low: float, high: float) -> tuple[float, float] | None:
     return None if math.isnan(low) else (low, high)
-
-
-def _interval(low: float, high: float, sign: str = "", digits: int = 3) -> str:
-    return "" if math.isnan(low) else f" ({low:{sign}.{digits}g} to {high:{sign}.{digits}g})"
 
 
 def log_odds(percent: float) -> float:

@@ -11,7 +11,7 @@ from sweep_runs import FAST, SLOW, results
 
 from ln_zoo.cli import main, reproduce
 from ln_zoo.reproduction import claims
-from ln_zoo.reproduction.claims import with_table
+from ln_zoo.reproduction.claims_page import MARKS, claims_page, readme_table, with_table
 
 
 def test_lists_all(capsys: Capture) -> None:
@@ -101,12 +101,12 @@ def test_claims_that_cannot_be_run(in_tmp: Path) -> None:
 
 def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:
     (in_tmp / "docs/results").mkdir(parents=True)
-    first, last = claims.MARKS
+    first, last = MARKS
     (in_tmp / "README.md").write_text(f"before\n{first}\nold\n{last}\nafter\n")
     assert main(["reproduce", "--write", "docs/results/claims.md"]) == 0
-    assert (in_tmp / "docs/results/claims.md").read_text() == claims.page("docs/results")
+    assert (in_tmp / "docs/results/claims.md").read_text() == claims_page("docs/results")
     readme = (in_tmp / "README.md").read_text()
-    assert readme == f"before\n{first}\n{claims.readme_table()}\n{last}\nafter\n"
+    assert readme == f"before\n{first}\n{readme_table()}\n{last}\nafter\n"
     assert with_table(readme) == readme
     # The page does not take the place of the README.
     assert main(["reproduce", "--write", "README.md"]) == 0
