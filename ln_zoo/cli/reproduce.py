@@ -39,7 +39,7 @@ def reproduce(
     Args:
         claim: name of the claim; default: list all
         size: size of the sweep
-        out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or the current one
+        out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or no picture
         seeds: number of seeds, from the first of the claim's, or a list as for ln-zoo sweep; may be
             increased later
         jobs: runs at a time
