@@ -9,7 +9,7 @@ from pathlib import Path
 from refusals import refused
 
 from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
-from ln_zoo.sweeps.report import Report
+from ln_zoo.sweeps.results import Results
 
 refuses = functools.partial(refused, error=SweepError)
 
@@ -21,9 +21,9 @@ def write_tested(folder: Path, columns: str, rows: list[str], **results: object)
     (folder / "metrics.csv").write_text("\n".join([columns, *rows]) + "\n")
 
 
-def report(
+def results(
     out: Path, layer: list[list[float]], none: list[list[float]], lrs: tuple[str, ...] = ("1",)
-) -> Report:
+) -> Results:
     """A sweep whose runs log these validation losses by epochs of 10 updates.
 
     The last is the test error too. With several rates the curves are those of the last, and the
@@ -40,7 +40,7 @@ def report(
         metrics = {"error": curve[-1], "nll": curve[-1]}
         lines = [f"{epoch},{10 * epoch + 9},{value}" for epoch, value in enumerate(curve)]
         write_tested(out / run.name, "epoch,step,val_nll", lines, metrics=metrics)
-    return Report(grid, out)
+    return Results(grid, out)
 
 
 SLOW = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]] * 3

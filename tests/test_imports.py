@@ -2,7 +2,7 @@
 
 Beside torch alone, layers, norms, kernels and conversion work, and the rest says why not.
 
-    cli -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
+    cli -> reproduction -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
 
 `callbacks` stand beside `models`, and may read data of their own. Each module of `utils` and
 `testing` is a room of its own, since some need Lightning and most do not.
@@ -71,7 +71,8 @@ _BESIDE = re.compile("_version|rl|testing|.*_case")
 _ALL_BELOW_ZOO = {room for room in BELOW if not _BESIDE.fullmatch(room)}
 BELOW["zoo"] = _ALL_BELOW_ZOO
 BELOW["sweeps"] = {"zoo"} | _ALL_BELOW_ZOO
-BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
+BELOW["reproduction"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
+BELOW["cli"] = {"reproduction", "sweeps", "zoo"} | _ALL_BELOW_ZOO
 # The package itself only hands names on, so it stands above everything but the command line.
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
@@ -199,6 +200,7 @@ def test_imports_run_downward():
         ("data/sideways.py", "import torch, ln_zoo.metrics"),
         ("metrics/sideways.py", "from ln_zoo.data.mnist import MNIST"),
         ("zoo/upward.py", "import ln_zoo.cli"),
+        ("sweeps/upward.py", "from ln_zoo.reproduction import claims"),
         ("layers/heavy.py", "from lightning.pytorch import LightningModule"),
         ("testing.py", "import lightning as L"),
         ("analysis/heavy.py", "import pytorch_lightning"),

@@ -29,13 +29,6 @@ from ln_zoo.analysis.fisher import (
     random_glm,
     squared_distance,
 )
-from ln_zoo.analysis.fisher_claims import (
-    FisherCheck,
-    FisherPanel,
-    FisherStudy,
-    study_fisher,
-    write_fisher_curves,
-)
 from ln_zoo.analysis.gradient_flow import (
     GradientFlow,
     expected_tanh_derivative,
@@ -69,9 +62,6 @@ __all__ = [
     "Dynamics",
     "EpsEffect",
     "FisherBlock",
-    "FisherCheck",
-    "FisherPanel",
-    "FisherStudy",
     "GradientFlow",
     "InvarianceCell",
     "InvarianceRow",
@@ -108,9 +98,7 @@ __all__ = [
     "random_sequences",
     "site_gains",
     "squared_distance",
-    "study_fisher",
     "write_dynamics",
     "write_eps_effect",
-    "write_fisher_curves",
     "write_gradient_flow",
 ]

@@ -32,7 +32,8 @@ train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
   ln-zoo analyze gradient_flow --out flow.png       how far gradients reach back in time
   ln-zoo analyze invariance --eps shipped           Table 1 of the paper for any norm
   ln-zoo analyze fisher                             section 5.2 of the paper, tested
-  ln-zoo analyze dynamics --weights pixels.layernorm   stability of hidden states
+  ln-zoo analyze dynamics                           stability of hidden states, untrained
+  ln-zoo analyze trained_dynamics pixels.layernorm  the same of trained models
   ln-zoo --print_completion=shtab-bash              completion script (or zsh, tcsh, ...)
 
 published models

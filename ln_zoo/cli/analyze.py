@@ -1,15 +1,14 @@
-"""``ln-zoo analyze``: effects of normalisation, each as a picture and a table."""
+"""``ln-zoo analyze``: effects of normalisation, each as a table and, if asked for, a picture."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ln_zoo.cli.commands import Count, File, OwnModules, Picture, Seed, at_least, positive
+from ln_zoo.cli.commands import Count, File, Picture, Seed, at_least, positive
 from ln_zoo.zoo.names import norm_class
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def gradient_flow(
     seed: Seed = 0,
     data: Literal["pixels", "permuted", "random"] | None = None,
     root: str | None = None,
-    out: Picture = Path("gradient_flow.png"),
+    out: Picture | None = None,
     csv: File | None = None,
 ) -> None:
     """Measures how far gradients reach back in time, by method and gain.
@@ -57,11 +56,10 @@ def gradient_flow(
         data: input: pixels of MNIST row by row, the same pixels in a fixed random order, or random
             numbers; default: pixels if $LN_ZOO_DATA has MNIST, otherwise random
         root: folder of MNIST; default: $LN_ZOO_DATA/mnist, or a download from the hub
-        out: picture to write (.png, .svg)
+        out: picture to write (.png, .svg); default: none
         csv: table to write: t and a column for each layer
     """
     from ln_zoo import analysis
-    from ln_zoo.plots import plot_gradient_flow
 
     norms, layer = [norm_class(name) for name in norm], _layer(cell)
     inputs, described = _sequences(data, root, steps, batch, seed)
@@ -71,7 +69,10 @@ def gradient_flow(
         "sequences"
     )
     print(f"{title}\n\n{analysis.gradient_flow_table(flows)}")
-    plot_gradient_flow(flows, out, title)
+    if out:
+        from ln_zoo.plots import plot_gradient_flow
+
+        plot_gradient_flow(flows, out, title)
     if csv:
         analysis.write_gradient_flow(flows, csv, described)
 
@@ -130,7 +131,7 @@ def fisher(
     draws: int = 500_000,
     seed: int = 0,
     format: Literal["rich", "markdown", "csv"] = "rich",
-    out: Picture = Path("fisher.png"),
+    out: Picture | None = None,
     csv: File | None = None,
 ) -> None:
     """Compares the Fisher information of normalised GLMs with the paper's formulas.
@@ -146,18 +147,20 @@ def fisher(
         draws: number of sampled outputs over all examples; a tenth and a hundredth are used as well
         seed: seed of models, data and sampled outputs
         format: format of the table on standard output; rich is for a terminal
-        out: picture to write (.png, .svg)
+        out: picture to write (.png, .svg); default: none
         csv: table to write, with the numbers of the picture
     """
-    from ln_zoo import analysis
-    from ln_zoo.plots import plot_fisher
+    from ln_zoo.reproduction import fisher_claims
 
-    study = analysis.study_fisher(units, features, examples, draws, seed)
+    study = fisher_claims.study_fisher(units, features, examples, draws, seed)
     _print_table(study, format)
-    models = f"GLMs of {units} units, {features} inputs, {examples} examples"
-    plot_fisher(study, out, f"Fisher information of normalised {models}")
+    if out:
+        from ln_zoo.reproduction.fisher_picture import plot_fisher
+
+        models = f"GLMs of {units} units, {features} inputs, {examples} examples"
+        plot_fisher(study, out, f"Fisher information of normalised {models}")
     if csv:
-        analysis.write_fisher_curves(study, csv)
+        fisher_claims.write_fisher_curves(study, csv)
 
 
 def _eps(option: str, text: str) -> None:
@@ -180,7 +183,7 @@ def invariance(
     factors: list[float] = [0.25, 3.0],  # noqa: B006
     weight_scale: Positive = 1.0,
     seed: Seed = 0,
-    out: Picture = Path("invariance.png"),
+    out: Picture | None = None,
     csv: File | None = None,
 ) -> None:
     """Computes Table 1 of the paper: invariances of a layer's output, by method.
@@ -199,11 +202,10 @@ def invariance(
         factors: factors for weights and data; the table shows the largest deviation
         weight_scale: factor for the weights before measuring: at 1e-3 the usual eps matters
         seed: seed of the weights and data
-        out: picture to write (.png, .svg)
+        out: picture to write (.png, .svg); default: none
         csv: table to write, with the numbers of the picture
     """
     from ln_zoo import analysis
-    from ln_zoo.plots import plot_eps_effect
 
     value = None if eps == "shipped" else float(eps)
     norms = [norm_class(name)() for name in norm]
@@ -211,6 +213,8 @@ def invariance(
     _print_table(
         analysis.invariance_table(norms, value, data, features, factors, weight_scale, seed), format
     )
+    if not (out or csv):
+        return
     effects, refused = [], []
     for each in norms:
         try:  # eps 0 has no effect to draw: the picture shows the default eps
@@ -220,130 +224,88 @@ def invariance(
         except ValueError as error:
             refused.append(str(error))
     if not effects:
-        print("\n".join([f"no {out} written", *refused]), file=sys.stderr)
+        missing = " and ".join(str(path) for path in (out, csv) if path)
+        print("\n".join([f"no {missing} written", *refused]), file=sys.stderr)
         return
-    plot_eps_effect(effects, out, "Effect of eps on the invariance to rescaled weights")
+    if out:
+        from ln_zoo.plots import plot_eps_effect
+
+        plot_eps_effect(effects, out, "Effect of eps on the invariance to rescaled weights")
     if csv:
         analysis.write_eps_effect(effects, csv)
 
 
-#: Defaults of untrained layers. The signature has None, so that an unused option is an error.
-_UNTRAINED: dict[str, Any] = {
-    "cell": ["LSTM", "GRU", "RNN"],
-    "norm": ["LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm", "Identity"],
-    "gains": [0.1, 0.5, 1.0],
-    "start": "torch",
-    "recurrent_scale": 1.0,
-    "hidden": 256,
-    "features": 256,
-    "noise": 0.1,
-}
-
-
 def dynamics(
     *,
+    cell: list[str] = ["LSTM", "GRU", "RNN"],  # noqa: B006
+    norm: list[str] = ["LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm", "Identity"],  # noqa: B006
+    gains: list[Positive] = [0.1, 0.5, 1.0],  # noqa: B006
+    start: Literal["torch", "orthogonal", "identity"] = "torch",
+    recurrent_scale: Positive = 1.0,
+    hidden: Count = 256,
+    features: Count = 256,
+    noise: NonNegative = 0.1,
     steps: Annotated[int, at_least(2)] = 200,
     batch: Count = 16,
     exponents: Count = 1,
     skip: int | None = None,
     seed: Seed = 0,
-    out: Picture = Path("dynamics.png"),
+    out: Picture | None = None,
     csv: File | None = None,
-    cell: list[str] | None = None,
-    norm: list[str] | None = None,
-    gains: list[Positive] | None = None,
-    start: Literal["torch", "orthogonal", "identity"] | None = None,
-    recurrent_scale: Positive | None = None,
-    hidden: Count | None = None,
-    features: Count | None = None,
-    noise: NonNegative | None = None,
-    weights: list[str] = [],  # noqa: B006
-    ckpt: list[str] = [],  # noqa: B006
-    import_: OwnModules = [],  # noqa: B006
-    statistics: Literal["kept", "batch"] | None = None,
-    root: str | None = None,
 ) -> None:
     """Measures whether perturbations of hidden states grow or shrink, by method and gain.
 
-    Prints Lyapunov exponents and gradients per step, in float64. By default it measures untrained
-    layers on standard normal inputs; with --weights or --ckpt the layers of trained models, on test
-    images or lines of handwriting, before and after training.
+    Prints Lyapunov exponents and gradients per step of untrained layers on standard normal inputs,
+    in float64. For trained models see `ln-zoo analyze trained_dynamics`.
 
     Args:
-        steps: largest number of time steps
-        batch: largest number of sequences
+        cell: LSTM, GRU, RNN, or class paths of your own
+        norm: classes of ln_zoo.norms, or class paths of your own
+        gains: initial gains, or lengths of weight vectors under weight norm
+        start: initial weights: torch's own, or orthogonal ones, with orthogonal or identity weights
+            for the candidate state
+        recurrent_scale: factor of the recurrent weights
+        hidden: size of the states
+        features: size of each input
+        noise: standard deviation of the initial states
+        steps: number of time steps
+        batch: number of sequences
         exponents: how many exponents to compute, the largest first
         skip: initial steps to exclude from the table; default: a quarter of all
         seed: seed of the weights, inputs and perturbations
-        out: picture to write (.png, .svg)
+        out: picture to write (.png, .svg); default: none
         csv: table to write: layer, step, perturbation, gradient norm
-        cell: untrained layers: LSTM, GRU, RNN, or class paths of your own; default: these three
-        norm: untrained layers: norms of ln_zoo.norms, or class paths of your own; default: all
-        gains: untrained layers: initial gains, or lengths of weight vectors under weight norm;
-            default: 0.1 0.5 1.0
-        start: untrained layers: torch's own weights (default), or orthogonal ones, with orthogonal
-            or identity weights for the candidate state
-        recurrent_scale: untrained layers: factor of the recurrent weights; default: 1
-        hidden: untrained layers: size of the states; default: 256
-        features: untrained layers: size of each input; default: 256
-        noise: untrained layers: standard deviation of the initial states; default: 0.1
-        weights: names of published models
-        ckpt: checkpoints of trained models
-        import_: module that defines a checkpoint's own class
-        statistics: trained models: statistics for batch norm: kept (default) for running averages,
-            or batch, as for untrained layers
-        root: trained models: folder of their data, MNIST or IAM-OnDB; default: mnist or iam_ondb
-            in $LN_ZOO_DATA, or a download of MNIST from the hub
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    trained = [*weights, *ckpt]
-    foreign = [f"--{k}" for k in (_UNTRAINED if trained else ("statistics", "root")) if k in given]
-    if foreign:
-        kind = "untrained layers, and --weights or --ckpt give trained models" if trained else (
-            "trained models: give them by --weights or --ckpt"
-        )  # fmt: skip
-        raise ValueError(f"{', '.join(foreign)}: only for {kind}")
-    from ln_zoo.analysis import dynamics_table, write_dynamics
-    from ln_zoo.plots import plot_dynamics
-
-    if trained:
-        from ln_zoo.cli.trained_dynamics import trained_dynamics
-
-        found, title = trained_dynamics(
-            trained, steps, batch, exponents, skip, seed, statistics or "kept", root
-        )
-        print(title)
-    else:
-        layers = _UNTRAINED | {name: given[name] for name in _UNTRAINED if name in given}
-        found = list(_untrained_dynamics(steps, batch, exponents, skip, seed, **layers))
-        scale = layers["recurrent_scale"]
-        title = (
-            f"H = {layers['hidden']}, {layers['features']} standard normal inputs per step, "
-            f"{layers['start']} weights"
-            + (f", recurrent ones times {scale:g}" if scale != 1 else "")
-            + f", {batch} sequences"
-        )
-        print(f"{title}, {steps} steps")
-    print(f"\n{dynamics_table(found)}")
-    plot_dynamics(found, out, title)
-    if csv:
-        write_dynamics(found, csv)
-
-
-def _untrained_dynamics(
-    steps: int, batch: int, exponents: int, skip: int | None, seed: int, **layers: Any
-) -> Iterator[Dynamics]:
     import torch
 
     from ln_zoo.analysis import initial_dynamics
 
-    norms = [norm_class(name) for name in layers["norm"]]
-    cells = [_layer(name) for name in layers["cell"]]
+    norms, layers = [norm_class(name) for name in norm], [_layer(name) for name in cell]
     generator = torch.Generator().manual_seed(seed)
-    size = (steps, batch, layers["features"])
-    inputs = torch.randn(size, generator=generator, dtype=torch.float64)
-    for cell in cells:
-        yield from initial_dynamics(
-            inputs, cell, layers["hidden"], norms, layers["gains"], layers["start"],
-            layers["recurrent_scale"], layers["noise"], exponents, skip, seed,
+    inputs = torch.randn((steps, batch, features), generator=generator, dtype=torch.float64)
+    found: list[Dynamics] = []
+    for layer in layers:
+        found += initial_dynamics(
+            inputs, layer, hidden, norms, gains, start, recurrent_scale, noise, exponents, skip,
+            seed,
         )  # fmt: skip
+    title = (
+        f"H = {hidden}, {features} standard normal inputs per step, {start} weights"
+        + (f", recurrent ones times {recurrent_scale:g}" if recurrent_scale != 1 else "")
+        + f", {batch} sequences"
+    )
+    print(f"{title}, {steps} steps")
+    show_dynamics(found, title, out, csv)
+
+
+def show_dynamics(found: list[Dynamics], title: str, out: Path | None, csv: Path | None) -> None:
+    """Prints the table of dynamics, and writes the files that were asked for."""
+    from ln_zoo import analysis
+
+    print(f"\n{analysis.dynamics_table(found)}")
+    if out:
+        from ln_zoo.plots import plot_dynamics
+
+        plot_dynamics(found, out, title)
+    if csv:
+        analysis.write_dynamics(found, csv)

@@ -6,18 +6,16 @@ import shlex
 import sys
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ln_zoo.cli.commands import call
 from ln_zoo.cli.sweep import sweep
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Claim
-from ln_zoo.sweeps.grid import SweepError, existing_grid, parse_seeds
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Claim
+from ln_zoo.reproduction.claims_page import write_page
+from ln_zoo.sweeps.grid import SweepError, existing_grid
 from ln_zoo.sweeps.state import FAILED, FINISHED
 from ln_zoo.zoo.names import nearest
-
-if TYPE_CHECKING:
-    from ln_zoo.sweeps.verdicts import Finding
 
 
 def reproduce(
@@ -41,7 +39,7 @@ def reproduce(
     Args:
         claim: name of the claim; default: list all
         size: size of the sweep
-        out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or the current one
+        out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or no picture
         seeds: number of seeds, from the first of the claim's, or a list as for ln-zoo sweep; may be
             increased later
         jobs: runs at a time
@@ -57,7 +55,8 @@ def reproduce(
         differs; 2 if the input is wrong and nothing was run; 128 plus the number of a signal.
     """
     if write:
-        _write(write)
+        for name, path in write_page(write).items():
+            print(f"{name}: {path}")
     elif recompute:
         return _recompute()
     elif json:
@@ -96,48 +95,28 @@ def _test(
     out = out or f"sweeps/{claim.name}-{size}"
     code = 0
     if not gather:
-        words = shlex.split(claim.sweep[size])
-        if seeds is not None:
-            place = words.index("--seeds") + 1
-            words[place] = _seeds(seeds, words[place])
         own = [f"--out={out}", f"--jobs={jobs}"]
         own += ["--print"] if shown else [f"--baseline={claim.rule.baseline}"]
-        code = call(sweep, "sweep", [*own, *words])
+        code = call(sweep, "sweep", [*own, *claim.sweep_arguments(size, seeds)])
         if shown or code > 1:
             return code
-    from ln_zoo.sweeps.report import Report, judge
+    from ln_zoo.reproduction.judge import judge
+    from ln_zoo.sweeps.results import Results
 
     folder = Path(out)
     try:
-        report = Report(existing_grid(folder), folder, claim.rule.baseline)
-        found = judge(report, claim.rule)
+        results = Results(existing_grid(folder), folder, claim.rule.baseline)
+        found = judge(results, claim.rule)
     except SweepError as error:
         if not code:
             raise
         print(f"ln-zoo reproduce: error: {error}", file=sys.stderr)
         return code
-    print(f"{claim.claim}: {_format_finding(found)} ({size} size)")
-    kinds = [state.kind for state in report.states.values()]
+    print(f"{claim.claim}: {found.text} ({size} size)")
+    kinds = [state.kind for state in results.states.values()]
     if left := len(kinds) - kinds.count(FINISHED):
         print(f"without {left} of {len(kinds)} runs, of which {kinds.count(FAILED)} failed")
     return code or int(FAILED in kinds)
-
-
-def _seeds(given: str, own: str) -> str:
-    """Seeds for a sweep; a number of them counts from the first seed of the claim's list."""
-    if not given.isdigit() or int(given) < 1:
-        return given
-    first = parse_seeds(own)[0]
-    return ",".join(map(str, range(first, first + int(given)))) + ","
-
-
-def _format_finding(found: Finding) -> str:
-    text = f"{found.verdict}; {found.number}"
-    if found.seeds is not None:
-        text += f", {found.seeds} seed{'s' if found.seeds > 1 else ''}"
-    if found.verdict == claims.UNDECIDED and (found.seeds_needed or 0) > (found.seeds or 0):
-        text += f"; about {found.seeds_needed} seeds in all would decide it"
-    return text
 
 
 def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
@@ -163,7 +142,7 @@ def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
 
 def _recompute() -> int:
     """Recompute verdicts from the tables in git; return 1 if one differs from claims.yaml."""
-    from ln_zoo.sweeps.evidence import recompute
+    from ln_zoo.reproduction.evidence import recompute
 
     root = Path.cwd()
     same = True
@@ -177,7 +156,7 @@ def _recompute() -> int:
             agrees = found.verdict == outcome.verdict and found.seeds == outcome.seeds
             same &= agrees
             differs = "" if agrees else f" BUT claims.yaml: {outcome.verdict}, {outcome.seeds}"
-            print(f"{name}: {_format_finding(found)}{differs}")
+            print(f"{name}: {found.text}{differs}")
     return 0 if same else 1
 
 
@@ -201,20 +180,3 @@ def _list() -> None:
             ends = [outcome.size, outcome.verdict] if outcome else ["", claims.NOT_TESTED]
             table.add_row(*map(Text, (each.name, each.section, *words, *ends)))
     console.print(table)
-
-
-def _write(path: Path) -> None:
-    path = path.absolute()
-    for folder in path.parents:
-        readme = folder / "README.md"
-        if readme.is_file() and claims.MARKS[0] in (text := readme.read_text(encoding="utf-8")):
-            readme.write_text(claims.with_table(text), encoding="utf-8")
-            print(f"table: {readme}")
-            if path == readme:
-                return
-            page = claims.page(path.parent.relative_to(folder).as_posix())
-            break
-    else:
-        page = claims.page()
-    path.write_text(page, encoding="utf-8")
-    print(f"page: {path}")

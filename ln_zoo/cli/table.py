@@ -15,6 +15,7 @@ COMMANDS = {
     "analyze invariance": "ln_zoo.cli.analyze:invariance",
     "analyze fisher": "ln_zoo.cli.analyze:fisher",
     "analyze dynamics": "ln_zoo.cli.analyze:dynamics",
+    "analyze trained_dynamics": "ln_zoo.cli.trained_dynamics:trained_dynamics",
     "data iam_ondb": "ln_zoo.cli.data:iam_ondb",
     "draw": "ln_zoo.cli.draw:draw",
     "write": "ln_zoo.cli.write:write",

@@ -40,7 +40,7 @@ class ZooModule(LightningModule, ABC):
 
     Optional methods of a subclass: ``export_parts()`` for ``ln-zoo export`` (see
     `ln_zoo.export.parts.export_parts`), and ``dynamics_data(examples)`` and ``dynamics_task(data,
-    examples, steps)`` for ``ln-zoo analyze dynamics`` (see `ln_zoo.models.dynamics`).
+    examples, steps)`` for ``ln-zoo analyze trained_dynamics`` (see `ln_zoo.models.dynamics`).
     """
 
     #: Kinds of batches the model reads, as in ``batch_kind`` of data modules; empty: any.

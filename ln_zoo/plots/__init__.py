@@ -5,12 +5,7 @@ ValueError.
 """
 
 from ln_zoo.plots.activity import plot_activities, plot_activity
-from ln_zoo.plots.analyses import (
-    plot_dynamics,
-    plot_eps_effect,
-    plot_fisher,
-    plot_gradient_flow,
-)
+from ln_zoo.plots.analyses import plot_dynamics, plot_eps_effect, plot_gradient_flow
 from ln_zoo.plots.attention import Attended, plot_attention
 from ln_zoo.plots.curves import plot_curves
 from ln_zoo.plots.draw import (
@@ -41,7 +36,6 @@ __all__ = [
     "plot_dynamics",
     "plot_eps_effect",
     "plot_filmstrip",
-    "plot_fisher",
     "plot_gradient_flow",
     "plot_grid",
     "plot_nearest",

@@ -1,4 +1,4 @@
-"""Sweeps: the grid, the processes and the state of its runs, statistics, verdicts, the report.
+"""Sweeps: the grid, the processes and the state of its runs, statistics, the report.
 
-The commands are `ln_zoo.cli.sweep` and `ln_zoo.cli.reproduce`.
+The command is `ln_zoo.cli.sweep`.
 """

@@ -268,7 +268,7 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
         ('validate --config={"ckpt_path":"model.ckpt"}', "redteam.Foo"),
         ("test --ckpt_path=model.ckpt --model=MLPClassifier", "redteam.Foo"),
         ("write text --model=model.ckpt", "--import redteam"),
-        ("analyze dynamics --ckpt=norm.ckpt", "--import redteam"),
+        ("analyze trained_dynamics norm.ckpt", "--import redteam"),
         ("card norm.ckpt --results=x --out=card", "--import redteam"),
         ("card model.ckpt --results=x --out=card", "--import redteam"),
     ):
@@ -322,4 +322,4 @@ def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> Non
     # A class of a module that the user names is imported with it.
     succeed("test", "--ckpt_path", mine, own[0], "--data=Digits", *QUIET)
     fails("test", "--ckpt_path", mine, "--data=Digits", *QUIET, says=["--model my_models.Decayed"])
-    fails("analyze", "dynamics", "--ckpt", mine, "--import=my_models", code=1, says=["Decayed"])
+    fails("analyze", "trained_dynamics", mine, "--import=my_models", code=1, says=["Decayed"])

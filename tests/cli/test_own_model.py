@@ -116,7 +116,7 @@ def test_it_is_one_file(here: Path) -> None:
     assert 0 < measured["metrics"]["nll"] < 10
 
     last, own = folder / "checkpoints/last.ckpt", "--import=my_reader"
-    done = succeed("analyze", "dynamics", "--ckpt", last, own, "--batch=4")
+    done = succeed("analyze", "trained_dynamics", last, own, "--batch=4")
     assert done.out.startswith("4 digits by rows, 8 steps")
     assert "last.ckpt trained" in done.out
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli_support import Capture, Patch, fails, told
-from sweep_runs import FAST, SLOW, report
+from sweep_runs import FAST, SLOW, results
 
 from ln_zoo.cli import main, reproduce
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import with_table
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims_page import MARKS, claims_page, readme_table, with_table
 
 
 def test_lists_all(capsys: Capture) -> None:
@@ -32,7 +32,7 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
         if not (in_tmp / "sweeps").exists():
             (in_tmp / "sweeps").mkdir()
             out = in_tmp / "sweeps/draw-speed-reduced"
-            report(out, FAST, SLOW)
+            results(out, FAST, SLOW)
             for file in out.rglob("metrics.csv"):
                 file.write_text(file.read_text().replace("val_nll", "step_val_bound"))
         return 1  # as where a run has failed
@@ -64,8 +64,8 @@ def test_runs_the_sweep_and_gives_the_verdict(in_tmp: Path, monkeypatch, capsys)
     assert "2 seeds" in printed
     assert "without 1 of 6 runs" in printed
     # The sweep's exit code stays if nothing can be judged.
-    for results in (in_tmp / "sweeps").rglob("test_results.json"):
-        results.write_text('{"metrics": {"bound": NaN}}')
+    for file in (in_tmp / "sweeps").rglob("test_results.json"):
+        file.write_text('{"metrics": {"bound": NaN}}')
     assert main(["reproduce", "draw-speed"]) == 1
     assert main(["reproduce", "draw-speed", "--gather"]) == 2
 
@@ -101,12 +101,12 @@ def test_claims_that_cannot_be_run(in_tmp: Path) -> None:
 
 def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:
     (in_tmp / "docs/results").mkdir(parents=True)
-    first, last = claims.MARKS
+    first, last = MARKS
     (in_tmp / "README.md").write_text(f"before\n{first}\nold\n{last}\nafter\n")
     assert main(["reproduce", "--write", "docs/results/claims.md"]) == 0
-    assert (in_tmp / "docs/results/claims.md").read_text() == claims.page("docs/results")
+    assert (in_tmp / "docs/results/claims.md").read_text() == claims_page("docs/results")
     readme = (in_tmp / "README.md").read_text()
-    assert readme == f"before\n{first}\n{claims.readme_table()}\n{last}\nafter\n"
+    assert readme == f"before\n{first}\n{readme_table()}\n{last}\nafter\n"
     assert with_table(readme) == readme
     # The page does not take the place of the README.
     assert main(["reproduce", "--write", "README.md"]) == 0

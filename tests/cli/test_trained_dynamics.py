@@ -1,4 +1,4 @@
-"""Dynamics of trained models, before and after training, through ``ln-zoo analyze dynamics``."""
+"""``ln-zoo analyze trained_dynamics``: models before and after training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from ln_zoo.models import Handwriting, SequenceClassifier
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm, population_statistics
 
-COMMAND = ["analyze", "dynamics"]
-SMALL = ["--steps", "12", "--hidden", "5", "--features", "4", "--batch", "3"]
+COMMAND = ["analyze", "trained_dynamics"]
 
 
 def save(model: ZooModule, path: Path) -> Path:
@@ -67,7 +66,8 @@ def test_a_model_before_and_after_training(
     arguments = {"permuted": True} | ({"initial_noise": 0.0} if statistics == "batch" else {})
     path = save(classifier(norm, **arguments), in_tmp / "model.ckpt")
     options = ["--batch=5", "--steps=7", "--skip=2", "--seed=6", "--statistics", statistics]
-    printed = told(capsys, *COMMAND, "--ckpt", path, *options, "--csv", "dynamics.csv")
+    files = ["--out", "dynamics.png", "--csv", "dynamics.csv"]
+    printed = told(capsys, *COMMAND, path, *options, *files)
     title, _, *table = printed.splitlines()
     assert title == "5 test images of Digits, 7 steps"
 
@@ -101,7 +101,7 @@ def test_noise_of_batch_statistics_is_that_of_the_seed(in_tmp: Path, capsys: Cap
     for seed in ("3", "3", "4"):
         torch.manual_seed(len(tables))
         options = ["--statistics", "batch", "--batch", "4", "--seed", seed]
-        tables.append(told(capsys, *COMMAND, "--ckpt", path, *options))
+        tables.append(told(capsys, *COMMAND, path, *options))
     assert tables[0] == tables[1] != tables[2]
 
 
@@ -110,7 +110,7 @@ def test_layers_of_a_classifier(in_tmp: Path, capsys: Capture) -> None:
     save(classifier(LayerNorm(), num_layers=2), in_tmp / "deep.ckpt")
     save(SequenceClassifier(64, hidden_size=3, step_features=16), in_tmp / "short.ckpt")
     files = ["deep.ckpt", "short.ckpt"]
-    printed = told(capsys, *COMMAND, "--ckpt", *files, "--batch", "3")
+    printed = told(capsys, *COMMAND, *files, "--batch", "3")
     title, _, _, _, *table = printed.splitlines()
     assert title == "3 test images of Digits, 8 steps; 3 test images of Digits, 4 steps"
     both = ("untrained", "trained")
@@ -159,7 +159,7 @@ def test_layers_of_a_handwriting_model(in_tmp: Path, text: bool, iam: str, capsy
     model.offset_std.fill_(30.0)
     path = save(model, in_tmp / "hand.ckpt")
     options = ["--steps", "9", "--batch", "3", "--root", iam]
-    title, _, *table = told(capsys, *COMMAND, "--ckpt", path, *options).splitlines()
+    title, _, *table = told(capsys, *COMMAND, path, *options).splitlines()
     # Of the four lines of the validation set one is too short.
     assert title == "3 lines of IAM-OnDB, 9 steps"
     names = [row.split("|")[1].strip() for row in table[2:]]
@@ -215,5 +215,5 @@ def test_models_and_data_that_do_not_fit(
     in_tmp: Path, iam: str, capsys: Capture, model: ZooModule, options: str, words: tuple[str, ...]
 ) -> None:
     path = save(model, in_tmp / "m.ckpt")
-    line = told(capsys, *COMMAND, "--ckpt", path, *options.split(), code=1)
+    line = told(capsys, *COMMAND, path, *options.split(), code=1)
     assert all(word in line for word in words)

@@ -229,10 +229,10 @@ def _report(
     out: Path, baseline: str | None, metric: list[str] | None, x: str | None, select: str | None,
     grid: Grid,
 ) -> None:  # fmt: skip
-    from ln_zoo.sweeps.report import Report
+    from ln_zoo.sweeps.report import write_report
+    from ln_zoo.sweeps.results import Results
 
-    report = Report(grid, out, baseline, metric, x, select)
-    print(report.write(out / _REPORT))
+    print(write_report(Results(grid, out, baseline, select), out / _REPORT, metric, x))
     print(f"report: {out / _REPORT / 'report.md'}")
 
 

@@ -1,4 +1,4 @@
-"""Data and loss for ``ln-zoo analyze dynamics``, by model."""
+"""Data and loss for ``ln-zoo analyze trained_dynamics``, by model."""
 
 from ln_zoo.models.dynamics import handwriting, sequence
 from ln_zoo.models.dynamics.task import DynamicsSource, DynamicsTask, dynamics_source

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class DynamicsTask(NamedTuple):
-    """Input of ``ln-zoo analyze dynamics``."""
+    """Input of ``ln-zoo analyze trained_dynamics``."""
 
     batch: Any  # examples in float64, as `loss` takes them
     # (model, batch) to a scalar; its gradients with respect to hidden states are measured.

@@ -10,18 +10,11 @@ from itertools import product
 import pytest
 from refusals import refused
 
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Rule
-from ln_zoo.sweeps.statistics import seeds_to_decide, signed_rank
-from ln_zoo.sweeps.verdicts import (
-    Finding,
-    Speed,
-    judge_growth,
-    judge_rule,
-    judge_speed,
-    log_odds,
-    speeds,
-)
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Rule
+from ln_zoo.reproduction.speed_ups import Speed, speeds
+from ln_zoo.reproduction.statistics import seeds_to_decide, signed_rank
+from ln_zoo.reproduction.verdicts import Finding, judge_growth, judge_rule, judge_speed, log_odds
 
 Curve = dict[int, float]
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import FAST, SLOW, refuses, report, write_tested
+from sweep_runs import FAST, SLOW, refuses, results, write_tested
 
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Outcome, Rule
-from ln_zoo.sweeps.evidence import recompute
+from ln_zoo.reproduction import claims
+from ln_zoo.reproduction.claims import Outcome, Rule
+from ln_zoo.reproduction.evidence import recompute
+from ln_zoo.reproduction.judge import judge
+from ln_zoo.reproduction.verdicts import Finding
 from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
-from ln_zoo.sweeps.report import Report, judge
-from ln_zoo.sweeps.verdicts import Finding
+from ln_zoo.sweeps.results import Results
 
 FASTER = Rule("faster", "val_nll", "layer", "none")
 LOWER = Rule("lower", "error", "layer", "none")
@@ -23,47 +24,47 @@ GROWS = Rule("grows", "error", "layer", "none", "batch", "128", "16")
 
 def test_faster(tmp_path: Path) -> None:
     # Targets of 0.27, 0.235 and 0.207: after 30, 40 and 40 updates, and 80 of the baseline.
-    found = judge(report(tmp_path / "a", FAST, SLOW), FASTER)
+    found = judge(results(tmp_path / "a", FAST, SLOW), FASTER)
     assert (found.verdict, found.seeds) == ("holds", 3)
     ratio = "2.2 (1.46 to 3.33)"
     assert found.number == f"times as fast to 90 %: {ratio}; 95 %: {ratio}; 99 %: {ratio}"
     assert found.interval == pytest.approx((1.46, 3.33), abs=0.005)
     # The other way round, the baseline's best is missed: two seeds in three cannot tell.
-    back = judge(report(tmp_path / "b", SLOW, FAST), FASTER)
+    back = judge(results(tmp_path / "b", SLOW, FAST), FASTER)
     assert back.verdict == "undecided"
     assert "99 %: met by 0 of 3, baseline 3 of 3" in back.number
-    one = judge(report(tmp_path / "d", FAST[:1], SLOW[:1]), FASTER)
+    one = judge(results(tmp_path / "d", FAST[:1], SLOW[:1]), FASTER)
     assert (one.verdict, one.interval) == ("undecided", None)
 
 
 def test_each_at_its_best_settings(tmp_path: Path) -> None:
-    assert judge(report(tmp_path, FAST, SLOW, ("1", "2")), FASTER).verdict == "holds"
+    assert judge(results(tmp_path, FAST, SLOW, ("1", "2")), FASTER).verdict == "holds"
 
 
 def test_own_best(tmp_path: Path) -> None:
     # Own bests after 40, 50 and 50 updates; the baseline's after 80.
-    found = report(tmp_path / "a", [FAST[0], FAST[1], FAST[1]], SLOW)
+    found = results(tmp_path / "a", [FAST[0], FAST[1], FAST[1]], SLOW)
     for value, verdict in {0.6: "holds", 0.5: "holds", 0.95: "holds in part"}.items():
         rule = Rule("own_best", "val_nll", "layer", "none", value=value)
         assert judge(found, rule).verdict == verdict
     assert judge(found, rule).number == "0.58 (0.421 to 0.799) of the baseline's updates"
-    assert judge(report(tmp_path / "b", FAST, SLOW), rule).verdict == "undecided"
-    assert judge(report(tmp_path / "c", SLOW, [FAST[1]] * 3), rule).verdict == "does not hold"
+    assert judge(results(tmp_path / "b", FAST, SLOW), rule).verdict == "undecided"
+    assert judge(results(tmp_path / "c", SLOW, [FAST[1]] * 3), rule).verdict == "does not hold"
 
 
 def test_lower_and_higher(tmp_path: Path) -> None:
-    found = report(tmp_path / "a", [[0.10], [0.11], [0.12]], [[0.20], [0.22], [0.21]])
+    found = results(tmp_path / "a", [[0.10], [0.11], [0.12]], [[0.20], [0.22], [0.21]])
     lower = judge(found, LOWER)
     assert lower.verdict == "holds"
     assert (lower.number, lower.seeds) == ("error -10 (-12.5 to -7.52)", 3)
     assert judge(found, Rule("higher", "error", "layer", "none")).verdict == "does not hold"
-    mixed = report(tmp_path / "b", [[0.10], [0.30]], [[0.20], [0.22]])
+    mixed = results(tmp_path / "b", [[0.10], [0.30]], [[0.20], [0.22]])
     assert judge(mixed, LOWER).verdict == "undecided"
     # In points: -1 (-115 to 113).
     assert judge(mixed, replace(LOWER, matters=110.0)).verdict == "undecided"
     assert judge(mixed, replace(LOWER, matters=120.0)).verdict == "does not hold"
     # Without a validation metric no setting is the best.
-    rates = report(tmp_path / "c", SLOW, FAST, lrs=("1", "2"))
+    rates = results(tmp_path / "c", SLOW, FAST, lrs=("1", "2"))
     assert judge(rates, LOWER).verdict == "does not hold"
     rates.select = None
     with pytest.raises(SweepError, match="no validation metric"):
@@ -88,7 +89,7 @@ def test_a_gain_that_grows(tmp_path: Path) -> None:
         error = errors[run.seed % 3][at] + (run.settings["length"] == "2")
         columns, rows = "epoch,step,val_error", [f"0,9,{error}"]
         write_tested(tmp_path / run.name, columns, rows, metrics={"error": error})
-    found = Report(grid, tmp_path)
+    found = Results(grid, tmp_path)
     # 1, 2 and 0 points become 4, 6 and 5.
     grown = judge(found, GROWS)
     assert (grown.verdict, grown.seeds) == ("holds", 3)
@@ -102,7 +103,7 @@ def test_a_gain_that_grows(tmp_path: Path) -> None:
 
 def test_comparable(tmp_path: Path) -> None:
     # The last values are 0.1, 0.1 and 0.2 with 0.2: -0.1, -0.1 and 0 apart, within 0.21 of it.
-    found = report(tmp_path, [*FAST[:2], [*FAST[2][:-1], 0.2]], SLOW)
+    found = results(tmp_path, [*FAST[:2], [*FAST[2][:-1], 0.2]], SLOW)
     wide, narrow = (Rule("comparable", "nll", "layer", "none", margin=m) for m in (0.25, 0.1))
     within = judge(found, wide)
     assert (within.verdict, within.number) == ("holds", "nll -0.0667 (-0.21 to +0.0768)")

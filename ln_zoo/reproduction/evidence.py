@@ -32,12 +32,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.plots import comparison
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Outcome, Rule
+from ln_zoo.plots.comparison import Curve
+from ln_zoo.reproduction.claims import DOES_NOT_HOLD, HOLDS, UNDECIDED, Outcome, Rule
+from ln_zoo.reproduction.decisions import combine, decide, decide_margin
+from ln_zoo.reproduction.speed_ups import speeds
+from ln_zoo.reproduction.statistics import welch
+from ln_zoo.reproduction.verdicts import Finding, Scores, judge_rule, mean_leads
 from ln_zoo.sweeps.grid import SweepError
-from ln_zoo.sweeps.statistics import Difference, paired, welch
-from ln_zoo.sweeps.verdicts import Finding, Scores, judge_rule, mean_leads, speeds
+from ln_zoo.sweeps.statistics import Difference, paired
 
 Row = dict[str, str]
 #: Columns with the method of a row.
@@ -79,7 +81,7 @@ def _judge_tasks(groups: dict[str, dict[str, dict[str, Any]]], root: Path) -> Fi
     ends = welch(*([*each.values()] for each in found))
     values = "; ".join(", ".join(f"{name} {v:.2f}" for name, v in each.items()) for each in found)
     change = f"{ends.mean:+.2f} ({ends.low:+.2f} to {ends.high:+.2f})"
-    verdict = claims.decide(ends.low, ends.high, "above")
+    verdict = decide(ends.low, ends.high, "above")
     return Finding(verdict, f"log of the speed-up: {values}: {change}", None)
 
 
@@ -108,23 +110,23 @@ def _judge_measured(rows: list[Row], names: tuple[str, str], data: dict[str, Any
         words.append(f"{group} {_shown(found, bool(data.get('log')))}".strip())
     assert found is not None
     ends = (found.low, found.high) if len(words) == 1 and not math.isnan(found.low) else None
-    return Finding(claims.combine(verdicts), "; ".join(words), found.number, ends)
+    return Finding(combine(verdicts), "; ".join(words), found.number, ends)
 
 
 def _judge_each(scores: Scores, metric: str, bound: float) -> Finding:
     values = sorted(scores.values())
-    verdict = claims.UNDECIDED
+    verdict = UNDECIDED
     if values[-1] < bound or values[0] >= bound:
-        verdict = claims.HOLDS if values[0] < bound else claims.DOES_NOT_HOLD
+        verdict = HOLDS if values[0] < bound else DOES_NOT_HOLD
     return Finding(verdict, f"{metric} {values[0]:.3g} to {values[-1]:.3g}", len(values))
 
 
 def _side(found: Difference, test: str, margin: float) -> str:
     if test == "within":
-        return claims.decide_margin(found.low, found.high, margin)
+        return decide_margin(found.low, found.high, margin)
     if test == "at_most":
-        return claims.decide(found.low - margin, found.high - margin, "below")
-    return claims.decide(found.low, found.high, test)
+        return decide(found.low - margin, found.high - margin, "below")
+    return decide(found.low, found.high, test)
 
 
 def _shown(found: Difference, log: bool) -> str:
@@ -168,8 +170,8 @@ def _value(row: Row, metric: str) -> float | None:
     return total
 
 
-def _curves(rows: list[Row], name: str, metric: str) -> dict[int, comparison.Curve]:
-    curves: dict[int, comparison.Curve] = {}
+def _curves(rows: list[Row], name: str, metric: str) -> dict[int, Curve]:
+    curves: dict[int, Curve] = {}
     for row in _of(rows, name):
         value = _value(row, metric)
         if value is not None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.sweeps import claims
-from ln_zoo.sweeps.claims import Claim, Outcome, Rule
+from ln_zoo.reproduction import claims, decisions
+from ln_zoo.reproduction.claims import Claim, Outcome, Rule
+from ln_zoo.reproduction.claims_page import claims_page, readme_table
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("faster", "own_best", "lower_best", "lower", "higher", "comparable", "grows", "measured")
@@ -22,13 +23,13 @@ KINDS = ("faster", "own_best", "lower_best", "lower", "higher", "comparable", "g
 
 def test_the_pages_are_up_to_date() -> None:
     """`ln-zoo reproduce --write docs/results/claims.md` makes them anew."""
-    page = (ROOT / "docs/results/claims.md").read_text(encoding="utf-8")
-    assert page == claims.page("docs/results")
-    assert f"\n{claims.readme_table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs/results/claims.md").read_text(encoding="utf-8")
+    assert written == claims_page("docs/results")
+    assert f"\n{readme_table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_has_five_rows_by_verdict() -> None:
-    rows = claims.readme_table().splitlines()[2:]
+    rows = readme_table().splitlines()[2:]
     verdicts = [row.split("**")[1] for row in rows if row.startswith("| **")]
     assert len(verdicts) == 5
     assert verdicts == sorted(verdicts, key=claims.VERDICTS.index)
@@ -65,8 +66,8 @@ def test_what_the_claims_name_is_there() -> None:
     ],
 )
 def test_the_rule(low: float, high: float, matters: float, verdict: str) -> None:
-    assert claims.decide(low, high, "above", matters) == verdict
-    assert claims.decide(-high, -low, "below", matters) == verdict
+    assert decisions.decide(low, high, "above", matters) == verdict
+    assert decisions.decide(-high, -low, "below", matters) == verdict
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_the_rule(low: float, high: float, matters: float, verdict: str) -> None
     ],
 )
 def test_the_rule_of_a_margin(low: float, high: float, verdict: str) -> None:
-    assert claims.decide_margin(low, high, 0.5) == verdict
+    assert decisions.decide_margin(low, high, 0.5) == verdict
 
 
 def problems(each: Claim) -> list[str]:
