@@ -67,7 +67,7 @@ def compare(engine: str, cell: str, layer: nn.Module, size: Sequence[int], expec
     steps, examples, features, units = size
     lstm = "LSTM" in cell
     for place in ("x", "h0", "c0") if lstm else ("x", "h0"):
-        for value in (torch.inf, -torch.inf, torch.nan):
+        for value in (torch.inf, torch.nan):
             x, states = torch.randn(steps, examples, features), torch.randn(2, 1, examples, units)
             {"x": x[steps // 2], "h0": states[0, 0], "c0": states[1, 0]}[place][1, 2] = value
             operands = x, states if lstm else states[:1]
