@@ -487,7 +487,7 @@ def test_without_openmp_there_is_a_single_thread(
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "empty", "missing", "no note", "half a note", "no library"]
+    "damage", ["truncated", "empty", "missing", "no note", "half a note", "deep note", "no library"]
 )
 def test_damaged_library_is_compiled_anew(
     source: Path, cache: Path, counted: Counted, damage: str
@@ -505,6 +505,8 @@ def test_damaged_library_is_compiled_anew(
         note.unlink()
     elif damage == "half a note":
         note.write_text(note.read_text()[:20])
+    elif damage == "deep note":
+        note.write_text("[" * 100_000)
     elif damage == "no library":  # whole by its checksum
         made = json.loads(note.read_text())
         made["sha256"] = hashlib.sha256(library.read_bytes()).hexdigest()

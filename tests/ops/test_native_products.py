@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,32 @@ for part in range(4):
 """
     path = str(build.status(build=True).path)
     subprocess.run([sys.executable, "-c", code, path], check=True)
+
+
+#: The third arena begins after the first has ended, and while the second is alive.
+ARENAS = """
+#include <cstdio>
+#include "scratch.h"
+int main() {
+  auto first = std::make_unique<Arena>(), second = std::make_unique<Arena>();
+  float *a = first->take(100), *b = second->take(100);
+  first.reset();
+  Arena third;
+  float* c = third.take(100);
+  std::printf("apart %d %d, reused %d", a != b, c != b, c == a);
+}
+"""
+
+
+@needs_native
+def test_live_arenas_have_memory_of_their_own(tmp_path: Path) -> None:
+    source, program = tmp_path / "arenas.cpp", tmp_path / "arenas"
+    source.write_text(ARENAS)
+    folder = Path(build.__file__).parent
+    compiler = build.find_compiler().command
+    subprocess.run([*compiler, "-std=c++17", f"-I{folder}", source, "-o", program], check=True)
+    done = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "apart 1 1, reused 1"
 
 
 @pytest.mark.parametrize(

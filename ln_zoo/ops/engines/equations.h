@@ -100,5 +100,5 @@ struct LightGRUGrads {
 
 template <class T>
 DEVICE LightGRUGrads<T> light_gru_back(T d, T a, T z, T before) {
-  return {a > T{} ? d * (1.0f - z) : T{}, d * (before - rectified(a)) * z * (1.0f - z)};
+  return {a <= T{} ? T{} : d * (1.0f - z), d * (before - rectified(a)) * z * (1.0f - z)};
 }

@@ -430,7 +430,7 @@ def _finished(folder: Path, stem: str) -> Made | None:
         note = json.loads(_made_file(folder, stem).read_text())
         made = Made(**note | {"flags": tuple(note["flags"])})
         whole = checksum(_library_file(folder, stem)) == made.sha256
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return made if whole else None
 

@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}.get(
     platform.machine().lower(), platform.machine().lower()
 )
-# No -ffast-math: NaN and infinity must behave as in torch.
+# No -ffast-math: NaN and infinity must behave as in torch (tests/ops/test_infinity.py).
 COMPILE = (
     "-O3",
     "-ffp-contract=fast",

@@ -15,6 +15,11 @@ inline void accumulate(Block block, float* to, int64_t j, vec a) {
   block.write(to + j, block.read(to + j) + a);
 }
 
+// d - a da. Without a norm da is 0, and the result is d for an infinite a too.
+inline vec without(vec a, vec da, vec d) {
+  return da == vec{} ? d : d - a * da;
+}
+
 // Norms of L units from unit j on, and the two means in the adjoint
 // factor (d - mean d - a mean(d a)), with d the gradient of the normalised a.
 
@@ -22,7 +27,7 @@ struct OfRow {
   vec d, da;
   template <class Block>
   vec off(Block, vec d_j, vec a, int64_t) const {
-    return d_j - d - a * da;
+    return without(a, da, d_j - d);
   }
 };
 
@@ -30,7 +35,7 @@ struct OfColumns {
   const float *d, *da;
   template <class Block>
   vec off(Block block, vec d_j, vec a, int64_t j) const {
-    return d_j - block.read(d + j) - a * block.read(da + j);
+    return without(a, block.read(da + j), d_j - block.read(d + j));
   }
 };
 
@@ -350,7 +355,7 @@ void rnn_out_back(const Steps& s, const Shape& shape, Norm norm, const float* u,
     vec a = block.keep(norm.normal(block, block.read(u + j), j)), gain = block.read(s.gain_out + j);
     vec p = gain * a + block.read(s.bias + j), tau = hyperbolic_tangent(p);
     vec d = block.read(dout + j) + block.read(dh + j);
-    vec dp = s.cell == RNN_RELU ? (p > zero ? d : zero) : d * (1.0f - tau * tau);
+    vec dp = s.cell == RNN_RELU ? (p <= zero ? zero : d) : d * (1.0f - tau * tau);
     block.write(du + j, dp);
     totals.at_out(block, j, dp, gain, a);
   });

@@ -8,14 +8,20 @@
 
 namespace {
 
-// Uninitialised memory for one call, aligned to cache lines; small blocks are reused by the
-// thread's next call.
+// Uninitialised memory for one call, aligned to cache lines. An arena takes the small blocks of the
+// thread's previous one and leaves them to the next: two live arenas never share memory.
 class Arena {
  public:
+  Arena() : kept_(std::move(spare())) {}
+  ~Arena() {
+    if (spare().size() < kept_.size()) spare() = std::move(kept_);
+  }
+  Arena(const Arena&) = delete;
+
   float* take(int64_t n) {
     n += LINE;
-    if (next_ == kept().size()) kept().emplace_back();
-    Piece& own = n <= KEPT ? kept()[next_++] : more_.emplace_back();
+    if (n <= KEPT && next_ == kept_.size()) kept_.emplace_back();
+    Piece& own = n <= KEPT ? kept_[next_++] : more_.emplace_back();
     if (n > own.size) own = {std::unique_ptr<float[]>(new float[n]), n};
     float* found = own.numbers.get();
     return found + (-(reinterpret_cast<intptr_t>(found) / 4) & (LINE - 1));
@@ -27,11 +33,11 @@ class Arena {
     std::unique_ptr<float[]> numbers;
     int64_t size = 0;
   };
-  static std::vector<Piece>& kept() {
+  static std::vector<Piece>& spare() {
     thread_local std::vector<Piece> pieces;
     return pieces;
   }
-  std::vector<Piece> more_;
+  std::vector<Piece> kept_, more_;
   size_t next_ = 0;
 };
 

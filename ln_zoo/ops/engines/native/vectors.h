@@ -237,7 +237,11 @@ inline vec quotient(vec a, vec b) {
 #endif
 }
 
-inline vec sigmoid(vec x) { return reciprocal(1.0f + exponential(-x)); }
+// 0 below -87, so that a closed gate times infinity is NaN, as in torch.
+inline vec sigmoid(vec x) {
+  const vec open = reciprocal(1.0f + exponential(-x));
+  return x < all(-87.0f) ? vec{} : open;
+}
 
 // (e^2x - 1) / (e^2x + 1), which is 1 from |x| = 9 on; e^2x - 1 is exact to rounding for small x.
 inline vec hyperbolic_tangent(vec x) {
