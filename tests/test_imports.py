@@ -29,7 +29,8 @@ PACKAGE = Path(ln_zoo.__file__).parent
 #: What each room may import. The version is a constant that every room may read.
 BELOW = {
     "_version": set(),
-    "ops": set(),
+    "ops": {"kernels"},
+    "kernels": {"ops"},
     "norms": {"ops"},
     "layers": {"norms", "ops"},
     "analysis": {"layers", "norms", "ops", "tables"},
