@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.naive import LayerNormGRUCell, LayerNormLSTMCell, Loop
 from benchmarks.scripted import ScriptedLSTM
 from ln_zoo import layers, norms, ops
-from ln_zoo.ops.engines.native import build
+from ln_zoo.kernels.native import build
 from ln_zoo.ops.recurrent_kernel import Recurrence
 
 CELLS = ("LSTM", "GRU")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ln_zoo.ops.engines.native.compiler import COMPILE, SOURCE
+from ln_zoo.kernels.native.compiler import COMPILE, SOURCE
 
 #: Names that llvm-mca may go by, the newest first: before 16 it knows no Zen 4.
 _MCA = ("llvm-mca-20", "llvm-mca-19", "llvm-mca-18", "llvm-mca-17", "llvm-mca-16", "llvm-mca")

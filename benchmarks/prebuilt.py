@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from ln_zoo import LSTM, LayerNorm
-from ln_zoo.ops.engines.native import build
+from ln_zoo.kernels.native import build
 
 #: Seconds of one measurement.
 _SECONDS = 0.12

@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks import contestants, memory, modes
 from benchmarks.contestants import ALL_CELLS, BASELINE, CELLS, Absent, Size
 from benchmarks.timing import Spread, interleave, ratios
-from ln_zoo.ops.engines.native import build
+from ln_zoo.kernels.native import build
 
 SIZES = (
     "50,64,256,256",

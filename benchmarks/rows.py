@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.timing import Times, ratios
-from ln_zoo.ops.engines.native import build
+from ln_zoo.kernels.native import build
 
 
 def row(

@@ -13,7 +13,7 @@ import torch
 
 import ln_zoo
 from ln_zoo import GRU, LSTM, RNN, LayerNorm
-from ln_zoo.ops.engines.native import build
+from ln_zoo.kernels.native import build
 
 
 def main(expected: str) -> None:

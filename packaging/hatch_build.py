@@ -21,7 +21,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path("ln_zoo/ops/engines/native")
+NATIVE = Path("ln_zoo/kernels/native")
 VARIABLE = "LN_ZOO_WHEEL_KERNELS"
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,18 +29,19 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 ROOT = Path(__file__).parent.parent
 #: Their files start processes and compile, and take longest: last, one would keep its worker busy
 #: while the others wait.
-FIRST = ("cli", "zoo", "ops", "norms", "data", "callbacks")
+FIRST = ("cli", "zoo", "kernels", "norms", "data", "callbacks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long go first, in the order of their folders."""
 
     def place(item: pytest.Item) -> int:
-        folder = item.path.parent
-        if folder == ROOT / "tests":
-            return len(FIRST)
-        here = folder.parent == ROOT / "tests" and folder.name in FIRST
-        return FIRST.index(folder.name) if here else len(FIRST) + 1
+        if not item.path.is_relative_to(ROOT / "tests"):
+            return len(FIRST) + 1
+        folder, *files = item.path.relative_to(ROOT / "tests").parts
+        if folder in FIRST:
+            return FIRST.index(folder)
+        return len(FIRST) + bool(files)
 
     items.sort(key=place)
 
@@ -89,3 +91,11 @@ def compiler() -> Iterator[None]:
 def subnormal_numbers() -> None:
     """Subnormal numbers are computed, which the command line turns off in its process."""
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Kernels selected so far; see `engines.note_kernels`."""
+    from engines import note_kernels  # which compiles the native kernels
+
+    return note_kernels(monkeypatch)

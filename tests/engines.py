@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ln_zoo.kernels.native.runtime import unavailable_reason
 from ln_zoo.ops import KERNELS, dispatch
 from ln_zoo.ops.engines.base import Engine
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.registry import Task
 
 needs_native = pytest.mark.skipif(
@@ -23,7 +23,8 @@ needs_native = pytest.mark.skipif(
 def cpu_engines(task: Task = "layers") -> dict[str, Engine]:
     """Engines that have kernels for a task on CPUs, by name.
 
-    Triton's is for GPUs, and is tested in its interpreter (`tests/ops/gpu_in_interpreter.py`).
+    Triton's is for GPUs, and is tested in its interpreter
+    (`tests/kernels/triton/gpu_in_interpreter.py`).
     """
     engines = [k.engine for k in KERNELS if task in k.tasks and hasattr(k, "engine")]
     return {engine.name: engine for engine in engines if engine.device in (None, "cpu")}

@@ -31,7 +31,8 @@ SHELVES = ("utils", "testing")
 #: What each room may import. The version is a constant that every room may read.
 BELOW = {
     "_version": set(),
-    "ops": set(),
+    "ops": {"kernels"},
+    "kernels": {"ops"},
     "norms": {"ops", "checks"},
     "layers": {"norms", "ops", "checks"},
     "analysis": {"layers", "norms", "ops", "checks", "tables"},

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from test_docs import blocks
 
 import ln_zoo
-from ln_zoo.ops.engines.native.compiler import ARCHITECTURE, LEVELS, parts
+from ln_zoo.kernels.native.compiler import ARCHITECTURE, LEVELS, parts
 
 ROOT = Path(__file__).parent.parent
 PIP = [sys.executable, "-m", "pip"]
@@ -116,7 +116,7 @@ def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
     assert len(libraries) == len(LEVELS[ARCHITECTURE])
     cards = {path.parent.name for path in ROOT.glob("model_cards/*/config.json")}
     assert cards == {name.split("/")[2] for name in names if name.endswith("/config.json")}
-    native = Path("ln_zoo/ops/engines/native")
+    native = Path("ln_zoo/kernels/native")
     source = ROOT / native / "kernels.cpp"
     files = {file for file in source.parent.iterdir() if file.suffix in (".cpp", ".h")}
     assert {file for file in parts(source) if file.parent == source.parent} == files
@@ -126,7 +126,7 @@ def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
     subprocess.run([*PIP, "install", "-q", "--no-deps", "--target", target, wheel], check=True)
     code = (
         "import json, ln_zoo; model = ln_zoo.load('mlp.layernorm');"
-        "from ln_zoo.ops.engines.native.build import status; assert status(build=True).prebuilt;"
+        "from ln_zoo.kernels.native.build import status; assert status(build=True).prebuilt;"
         "print(json.dumps([ln_zoo.__file__, sum(p.numel() for p in model.parameters())]))"
     )
     done = python(target, code)

@@ -12,8 +12,8 @@ from json import dumps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ln_zoo.kernels.native.build import Status
     from ln_zoo.ops import Kernel
-    from ln_zoo.ops.engines.native.build import Status
 
 
 def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -> int:
@@ -31,7 +31,7 @@ def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -
     Returns:
         The exit code: 1 if kernels could not be built.
     """
-    from ln_zoo.ops.engines.native import build as engine
+    from ln_zoo.kernels.native import build as engine
 
     wanted = build or rebuild
     with _shown_log() if wanted else contextlib.nullcontext():
@@ -91,7 +91,7 @@ def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:
 
 
 def _facts(native: Status) -> Iterator[tuple[str, str]]:
-    from ln_zoo.ops.engines.native import build
+    from ln_zoo.kernels.native import build
 
     if native.available and not native.built:
         yield "library", "not compiled yet: on first use, or by `ln-zoo kernels --build`"

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ln_zoo.ops import Entries
 from ln_zoo.ops.norm_records import Record, RowNorm
-from ln_zoo.ops.plans import Entries
 
 #: Columns of the paper's Table 1: maps that may leave a layer's output invariant.
 INVARIANCES = (

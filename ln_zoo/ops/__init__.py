@@ -1,5 +1,7 @@
 """Functional recurrent layers: cells, norm records, the generic loop and the kernels."""
 
+from ln_zoo.kernels.cuda_graphs.recorded import recorded_scan
+from ln_zoo.kernels.native.call_cache import Entries, Plans
 from ln_zoo.ops.cells import (
     CARRIED_LSTM,
     CELLS,
@@ -32,7 +34,6 @@ from ln_zoo.ops.loops.draw import (
     select_draw_kernel,
 )
 from ln_zoo.ops.loops.glimpse import FilterNorm, attention, filterbank
-from ln_zoo.ops.loops.recorded import recorded_scan
 from ln_zoo.ops.loops.window import (
     Windowed,
     WindowOperands,
@@ -41,7 +42,6 @@ from ln_zoo.ops.loops.window import (
     windowed_lstm,
 )
 from ln_zoo.ops.norm_records import Record, Records, RowNorm, StepNorm
-from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import KERNELS, Kernel
 from ln_zoo.ops.regularization import Noise, draw_noise, dropout_mask

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from ln_zoo.kernels.cluster.engine import ClusterEngine
+from ln_zoo.kernels.native.draw import NativeDraw
+from ln_zoo.kernels.native.engine import NativeEngine
+from ln_zoo.kernels.native.layers import NativeLayers
+from ln_zoo.kernels.native.mixed_precision import MixedPrecision
+from ln_zoo.kernels.native.window import NativeWindow
+from ln_zoo.kernels.triton import TritonEngine
+from ln_zoo.kernels.triton.draw import TritonDraw
+from ln_zoo.kernels.triton.window import TritonWindow
 from ln_zoo.ops.engines.aten import AtenEngine
-from ln_zoo.ops.engines.cluster.engine import ClusterEngine
-from ln_zoo.ops.engines.native.draw import NativeDraw
-from ln_zoo.ops.engines.native.engine import NativeEngine
-from ln_zoo.ops.engines.native.layers import NativeLayers
-from ln_zoo.ops.engines.native.mixed_precision import MixedPrecision
-from ln_zoo.ops.engines.native.window import NativeWindow
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
-from ln_zoo.ops.engines.triton import TritonEngine
-from ln_zoo.ops.engines.triton.draw import TritonDraw
-from ln_zoo.ops.engines.triton.window import TritonWindow
 from ln_zoo.ops.loops.draw import DrawKernel
 from ln_zoo.ops.loops.window import WindowKernel
 from ln_zoo.ops.recurrence import RecurrentCall

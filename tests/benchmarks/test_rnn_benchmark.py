@@ -15,8 +15,8 @@ from reference import Direction, Site, run
 from benchmarks import contestants, modes, rnn
 from benchmarks.contestants import Absent, Size, limited_to
 from benchmarks.timing import Spread, interleave, ratios
+from ln_zoo.kernels.native import build
 from ln_zoo.ops.engines.aten import AtenEngine
-from ln_zoo.ops.engines.native import build
 
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 

@@ -10,9 +10,9 @@ from cli_support import Capture, Patch, told
 
 from ln_zoo import ops
 from ln_zoo.cli import main
+from ln_zoo.kernels.native import build
 from ln_zoo.ops import KERNELS, registry
 from ln_zoo.ops.engines.aten import AtenEngine
-from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.recurrent_kernel import Recurrence
 
 #: Each once: `LN_ZOO_KERNELS` chooses by name.

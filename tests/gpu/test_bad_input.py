@@ -103,7 +103,7 @@ def test_nvrtc_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The step kernels run, and one line of the log says why."""
-    from ln_zoo.ops.engines.cluster import driver, engine
+    from ln_zoo.kernels.cluster import driver, engine
 
     check: Any = engine._unsupported_gpu
     cached = check if hasattr(check, "cache_clear") else check.__wrapped__

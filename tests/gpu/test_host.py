@@ -12,9 +12,9 @@ from outcomes import CELLS, Problem, gpu, limited_to
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.layers import DRAWNetwork, WindowLSTM
 from ln_zoo.norms import LayerNorm
-from ln_zoo.ops.engines.triton import graphs
 
 T, N, INPUTS, H = 128, 8, 6, 64
 STEPS: dict[str, dict[str, Any]] = {

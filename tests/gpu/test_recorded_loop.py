@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from ops.test_recorded import Halved, Own, drawing_step, reading_step
+from kernels.cuda_graphs.test_recorded import Halved, Own, drawing_step, reading_step
 from torch import Tensor
 
+from ln_zoo.kernels.cuda_graphs import recorded
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import LayerNorm, RMSNorm
 from ln_zoo.ops import CELLS, Cell, States, Weights, registry
 from ln_zoo.ops.cells import Sites
-from ln_zoo.ops.loops import recorded
 
 pytestmark = pytest.mark.gpu
 
@@ -233,8 +233,8 @@ def test_others_may_free_the_memory_of_their_products() -> None:
 
 FRESH = """
 import torch
-from ln_zoo.ops.loops import recorded
-from ops.test_recorded import LSTM, Halved
+from ln_zoo.kernels.cuda_graphs import recorded
+from kernels.cuda_graphs.test_recorded import LSTM, Halved
 
 layer = LSTM(12, 40, norm=Halved()).cuda()
 x = torch.randn(85, 5, 12, device="cuda", requires_grad=True)

@@ -12,7 +12,7 @@ from layer_results import results_of
 from torch import Tensor, nn
 
 from ln_zoo import LSTM, LayerNorm
-from ln_zoo.ops.engines.native import build
+from ln_zoo.kernels.native import build
 
 
 class Tagger(nn.Module):

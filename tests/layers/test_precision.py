@@ -1,7 +1,7 @@
 """Autocast, the precision of states, and parameters without storage.
 
 `ln_zoo.testing.NormCase` runs every layer and norm in half and double precision, and
-tests/ops/test_mixed_precision.py compares results of autocast with float32.
+tests/kernels/native/test_mixed_precision.py compares results of autocast with float32.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from refusals import refused
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from ln_zoo.kernels.native.layers import NativeLayers
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
 from ln_zoo.ops import operator, registry, resets
 from ln_zoo.ops.engines.base import Masks
-from ln_zoo.ops.engines.native.layers import NativeLayers
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 from ln_zoo.ops.time_chunks import time_chunks
 

@@ -18,10 +18,10 @@ from refusals import refused
 from torch import Tensor
 from torch.nn import functional as F
 
+from ln_zoo.kernels.native.runtime import unavailable_reason
 from ln_zoo.layers import DRAWNetwork, WindowLSTM, WindowState
 from ln_zoo.layers import window as window_module
 from ln_zoo.norms import LayerNorm, Site, WeightNorm
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 F64 = torch.float64
 

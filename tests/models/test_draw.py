@@ -15,10 +15,10 @@ from torch.distributions import Bernoulli, Normal
 from torch.utils.data import DataLoader, TensorDataset
 from training import Resumable, quiet_trainer
 
+from ln_zoo.kernels.native import build
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
 from ln_zoo.models import DRAW
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm
-from ln_zoo.ops.engines.native import build
 
 SIZE = (4, 6)
 

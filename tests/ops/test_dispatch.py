@@ -14,13 +14,13 @@ from engines import names_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from ln_zoo.kernels.native import build
+from ln_zoo.kernels.triton import steps
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops import CELLS, KERNELS, RecurrentCall, RowNorm, Weights, registry
 from ln_zoo.ops.engines import torch_rnn
-from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
-from ln_zoo.ops.engines.triton import steps
 
 F32 = torch.float32
 H = 4

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+from ln_zoo.kernels.native.runtime import unavailable_reason
 from ln_zoo.layers import LSTM
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops import memory
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 
 def test_scratch_memory_is_used_again_under_its_name_alone() -> None:

@@ -395,7 +395,7 @@ class DrawSteps:
         save: bool,
         forward: Callable[[DrawOperands], Run],
     ) -> tuple[tuple[Tensor, ...], Replay] | None:
-        """Replay captured glimpses, or None; see `ln_zoo.ops.engines.triton.draw.replayed`."""
+        """Replay captured glimpses, or None; see `ln_zoo.kernels.triton.draw.replayed`."""
         return None
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:

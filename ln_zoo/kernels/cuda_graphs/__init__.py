@@ -1,0 +1,1 @@
+"""Time steps as captured CUDA graphs."""
