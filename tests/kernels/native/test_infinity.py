@@ -10,9 +10,9 @@ import pytest
 import torch
 from accuracy import generic_loop
 from engines import cpu_engines, names_of
-from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from torch import Tensor, nn
 
+from ln_zoo.kernels.native.runtime import unavailable_reason
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops import CARRIED_LSTM, DREAMER_GRU_INNER_BIAS, JOINT_LSTM, LIGHT_GRU
