@@ -124,7 +124,7 @@ def check_training(argv: list[str]) -> Arguments:
 
 
 def _unknown(command: str) -> int:
-    from ln_zoo.zoo.names import nearest
+    from ln_zoo.utils.names import nearest
 
     group, _, word = command.partition(" ")
     groups = {name.partition(" ")[0] for name in COMMANDS if " " in name}

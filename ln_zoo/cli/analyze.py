@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ln_zoo.cli.commands import Count, File, Picture, Seed, at_least, positive
-from ln_zoo.zoo.names import norm_class
+from ln_zoo.norms.config import norm_class
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from ln_zoo.utils.files import check_checkpoint
+from ln_zoo.utils.names import nearest
 from ln_zoo.utils.yaml import parse_yaml
-from ln_zoo.zoo.names import nearest
 
 #: Options that take no value.
 _FLAGS = ("--help", "-h", "--print_config")

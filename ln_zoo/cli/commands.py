@@ -38,7 +38,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         for word in re.findall(r"(?:unrecognized arguments: )(-\S+)", message):
-            from ln_zoo.zoo.names import nearest
+            from ln_zoo.utils.names import nearest
 
             message += nearest(word.partition("=")[0], self._option_string_actions)
             message += "; options of fit follow after --" if self.prog == "ln-zoo sweep" else ""

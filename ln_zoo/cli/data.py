@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ln_zoo.zoo.errors import printable
+from ln_zoo.utils.errors import printable
 
 if TYPE_CHECKING:
     from ln_zoo.data.iam_ondb_files import Conversion

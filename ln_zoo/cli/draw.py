@@ -47,9 +47,9 @@ def draw(
     from ln_zoo.models import DRAW
     from ln_zoo.plots.draw import bernoulli, plot_filmstrip, plot_grid
     from ln_zoo.plots.figures import save_figure
-    from ln_zoo.zoo import source
+    from ln_zoo.zoo import loading
 
-    network = source.load_model_of(DRAW, model, "generates no images")
+    network = loading.load_model_of(DRAW, model, "generates no images")
     drawn = network.generate_samples(number, seed, trace=filmstrip is not None)
     images = drawn.logits.sigmoid()
     if binary:

@@ -174,7 +174,7 @@ def _hides_a_file(owner: str) -> str:
 
 def nearest_option(name: str, options: Iterable[str]) -> str:
     """`nearest` that also handles a misspelt group, such as ``modle.lr``."""
-    from ln_zoo.zoo.names import nearest
+    from ln_zoo.utils.names import nearest
 
     group, dot, rest = name.partition(".")
     is_known = dot and any(option.startswith(f"{group}.") for option in options)

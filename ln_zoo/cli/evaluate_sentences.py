@@ -95,7 +95,7 @@ def evaluate_sentences(
 
 def _published_scores() -> dict[str, dict[str, float]]:
     """Reported scores of sentence vectors by metric, by method and table."""
-    from ln_zoo.zoo.rendering import read_data
+    from ln_zoo.utils.package_data import read_data
     from ln_zoo.zoo.reported import reported
 
     found: dict[str, dict[str, float]] = {}
@@ -112,7 +112,7 @@ def _published_scores() -> dict[str, dict[str, float]]:
 
 
 def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:
-    from ln_zoo.zoo.source import read_checkpoint
+    from ln_zoo.zoo.reading import read_checkpoint
 
     found: dict[str, int] = {}
     for label, path in given:

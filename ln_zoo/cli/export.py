@@ -39,7 +39,7 @@ def export(
     from ln_zoo.export import export as write
 
     check_request(out, format, form, opset, overwrite)
-    from ln_zoo.zoo.source import load_model
+    from ln_zoo.zoo.loading import load_model
 
     done = write(
         load_model(model), out, format=format, form=form, part=part, opset=opset,

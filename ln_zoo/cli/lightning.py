@@ -41,8 +41,8 @@ from ln_zoo.cli.table import COMMANDS
 from ln_zoo.models.base import ZooModule
 from ln_zoo.utils.checkpoints import newest_whole, use_atomic_checkpoints
 from ln_zoo.utils.files import relative
-from ln_zoo.zoo import source
-from ln_zoo.zoo.source import Source
+from ln_zoo.zoo import loading
+from ln_zoo.zoo.loading import Source
 
 #: Properties of data modules that set the model's argument of the same name.
 _LINKS = ("image_features", "image_shape", "in_features", "num_classes", "vocabulary")
@@ -171,7 +171,7 @@ class ZooCLI(LightningCLI):
         self._resumes = start["weights"] is None
         model = None
         if text := start["weights"] or (path if path != "last" else None):
-            read = source.find if start["weights"] else source.of_checkpoint
+            read = loading.find if start["weights"] else loading.of_checkpoint
             self.source = read(text, "give --{place} {path}", self.given.named())
             self.source.check()
             model = self.source.classes
@@ -455,7 +455,7 @@ class ZooCLI(LightningCLI):
         if settings.get("ckpt_path"):
             assert self.source.checkpoint is not None
             self._loaded = self.source.state
-            source.check_fits(self.model, self._loaded, self.source.where)
+            loading.check_fits(self.model, self._loaded, self.source.where)
             notes.check_complete(self.source.checkpoint, self.source.where, str(self.subcommand))
         else:
             head = self.source.load_into(self.model, new_head=self.subcommand == "fit")

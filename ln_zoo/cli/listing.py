@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ln_zoo.utils import tables
+from ln_zoo.utils.errors import CardError, printable
 from ln_zoo.utils.training_runs import totals
 from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import Metric, card_folders, describe
-from ln_zoo.zoo.errors import CardError, printable
 
 #: Maximum characters of a cell of the table.
 _WIDEST = 100

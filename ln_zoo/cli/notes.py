@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.models.base import ZooModule, public_module
-from ln_zoo.zoo.source import Source
+from ln_zoo.zoo.loading import Source
 
 #: The largest numbers that are valid in torch.
 _LARGEST_INT, _LARGEST_FLOAT = 2**63 - 1, 3.4e38

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ln_zoo.cli.arguments import Arguments, Option
 from ln_zoo.cli.errors import fail, nearest_option
-from ln_zoo.zoo.names import nearest
+from ln_zoo.utils.names import nearest
 
 #: Package and base class of the classes that an option takes.
 CLASS_FOLDERS = {

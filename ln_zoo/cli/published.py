@@ -48,7 +48,7 @@ def cards(name: str | None = None, *, refresh: bool = False, facts: str | None =
     if not refresh:
         print(listing.cards_text(name).rstrip("\n"))
         return
-    from ln_zoo.zoo.cards import refresh as write
+    from ln_zoo.zoo.publishing import refresh as write
 
     folders = list(catalog.card_folders().values()) if name is None else [catalog.folder(name)]
     for folder in folders:
@@ -79,7 +79,7 @@ def card(
         overwrite: replace an existing card
         import_: module that defines the checkpoint's own class
     """
-    from ln_zoo.zoo.cards import card_from_checkpoint
+    from ln_zoo.zoo.publishing import card_from_checkpoint
 
     folder = card_from_checkpoint(
         checkpoint, results, out, name=name, facts=facts, overwrite=overwrite

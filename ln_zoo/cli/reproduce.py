@@ -15,7 +15,7 @@ from ln_zoo.reproduction.claims import Claim
 from ln_zoo.reproduction.claims_page import write_page
 from ln_zoo.sweeps.grid import SweepError, existing_grid
 from ln_zoo.sweeps.state import FAILED, FINISHED
-from ln_zoo.zoo.names import nearest
+from ln_zoo.utils.names import nearest
 
 
 def reproduce(

@@ -1,6 +1,6 @@
 """Scores of an evaluation: the table of the terminal, and ``test_results.json``.
 
-The file holds the metrics and how to reproduce them; `ln_zoo.zoo.cards` reads it.
+The file holds the metrics and how to reproduce them; `ln_zoo.zoo.publishing` reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ln_zoo.cli.optimizers import OPTIMIZATION
 from ln_zoo.utils.files import relative
 from ln_zoo.utils.training_runs import dataset_metadata
 from ln_zoo.zoo import reported
-from ln_zoo.zoo.source import checkpoint_in, find_card, read_checkpoint
+from ln_zoo.zoo.reading import checkpoint_in, find_card, read_checkpoint
 
 
 class Evaluated(NamedTuple):

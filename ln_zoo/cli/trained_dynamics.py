@@ -51,7 +51,7 @@ def trained_dynamics(
         import_: module that defines a checkpoint's own class
     """
     from ln_zoo.analysis import network_dynamics
-    from ln_zoo.zoo.source import load_model
+    from ln_zoo.zoo.loading import load_model
 
     found: list[Dynamics] = []
     titles: list[str] = []

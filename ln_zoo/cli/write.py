@@ -80,12 +80,12 @@ def write(
     from ln_zoo.plots.figures import save_figure
     from ln_zoo.plots.pen import page
     from ln_zoo.plots.pen_maps import plot_window
-    from ln_zoo.zoo import source
+    from ln_zoo.zoo import loading
 
     characters = sum(len(text) for text in texts if text)
     if characters > _LONG:
         print(f"note: {characters:,} characters, which may take minutes", file=sys.stderr)
-    network = source.load_model_of(Handwriting, model, "does not write")
+    network = loading.load_model_of(Handwriting, model, "does not write")
     start = _prime(prime, prime_text, show_prime, data, network)
     given = None if start is None else start[0]
     lines = _lines_written(network, texts, start, bias, seed)
@@ -179,7 +179,7 @@ def _stored_line(name: str, folder: str | None, model: Handwriting) -> tuple[Ten
     """Offsets and text of a line of IAM-OnDB, in the units that the model was trained on."""
     from ln_zoo.data.handwriting import LineSet
     from ln_zoo.data.iam_ondb import IAMOnDB
-    from ln_zoo.zoo.names import nearest
+    from ln_zoo.utils.names import nearest
 
     data = IAMOnDB(folder)
     sets = data.read()

@@ -230,9 +230,9 @@ class ZooModule(LightningModule, ABC):
         Raises:
             ln_zoo.zoo.CardError: as `ln_zoo.load`; for a model of another class.
         """
-        from ln_zoo.zoo import pretrained
+        from ln_zoo.zoo import loading
 
-        return pretrained.load_as(cls, name_or_path, **options)
+        return loading.load_as(cls, name_or_path, **options)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
         """Write weights, arguments and card to a folder, which `from_pretrained` reads.
@@ -258,9 +258,9 @@ class ZooModule(LightningModule, ABC):
             ...     sorted(file.name for file in path.iterdir())
             ['README.md', 'config.json', 'model.safetensors', 'results.json']
         """
-        from ln_zoo.zoo import pretrained
+        from ln_zoo.zoo import publishing
 
-        return pretrained.save(self, folder, **options)
+        return publishing.save(self, folder, **options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:
         """Upload weights, arguments and card to the Hugging Face hub.
@@ -276,9 +276,9 @@ class ZooModule(LightningModule, ABC):
         Raises:
             ln_zoo.zoo.CardError: as `save_pretrained` and `ln_zoo.zoo.publish`.
         """
-        from ln_zoo.zoo import pretrained
+        from ln_zoo.zoo import publishing
 
-        return pretrained.push(self, repo_id, **options)
+        return publishing.push(self, repo_id, **options)
 
 
 def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:

@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from ln_zoo.norms.base import Norm
+from ln_zoo.utils.names import nearest
 
 
 def to_config(norm: Norm) -> dict[str, Any]:
@@ -58,3 +59,18 @@ def from_config(config: Norm | dict[str, Any]) -> Norm:
         return cls(**config.get("init_args", {}))
     except TypeError as error:
         raise ValueError(f"{config['class_path']}: {error}") from error
+
+
+def norm_class(name: str) -> type[Norm]:
+    """The norm of that name in `ln_zoo.norms`, or of that class path; ValueError if unknown."""
+    if "." in name:
+        return type(from_config({"class_path": name}))
+    found = Norm.__subclasses__()
+    for cls in found:
+        found += cls.__subclasses__()
+    known = {c.__name__: c for c in found if c.__module__.startswith("ln_zoo.norms.")}
+    if name not in known:
+        raise ValueError(
+            f"no norm {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"
+        )
+    return known[name]

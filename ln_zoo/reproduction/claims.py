@@ -15,8 +15,8 @@ from datetime import date
 from typing import Any
 
 from ln_zoo.sweeps.grid import parse_seeds
-from ln_zoo.zoo import schema
-from ln_zoo.zoo.rendering import read_data
+from ln_zoo.utils import schema
+from ln_zoo.utils.package_data import read_data
 
 HOLDS, IN_PART, DOES_NOT_HOLD = "holds", "holds in part", "does not hold"
 UNDECIDED = "undecided"

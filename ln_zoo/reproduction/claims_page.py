@@ -17,7 +17,7 @@ from ln_zoo.reproduction.claims import (
     claims,
     content,
 )
-from ln_zoo.zoo.rendering import render_template
+from ln_zoo.utils.package_data import render_template
 
 #: Path of the page of all claims in the repository.
 PAGE = "docs/results/claims.md"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.utils.files import atomic_write_text
-from ln_zoo.zoo.names import nearest
+from ln_zoo.utils.names import nearest
 
 MANIFEST = "sweep.json"
 #: Upper bound, more than a sweep can train.
@@ -291,7 +291,7 @@ def _norm_arguments(norm: str) -> list[str]:
         return [f"--config={norm}"]
     # All fields, so that no argument of the configuration's norm remains.
     from ln_zoo.norms import to_config
-    from ln_zoo.zoo.names import norm_class
+    from ln_zoo.norms.config import norm_class
 
     config = {"model": {"init_args": {"norm": to_config(norm_class(norm)())}}}
     return [f"--config={json.dumps(config)}"]

@@ -12,11 +12,9 @@ from ln_zoo.utils.packages import missing_package
 from ln_zoo.zoo.catalog import Card, CardError, describe, list_models
 
 if TYPE_CHECKING:
-    from ln_zoo.zoo.cards import Facts, card_from_checkpoint, write_card
-    from ln_zoo.zoo.publishing import publish
-    from ln_zoo.zoo.readme import render_card
+    from ln_zoo.zoo.loading import load
+    from ln_zoo.zoo.publishing import Facts, card_from_checkpoint, publish, render_card, write_card
     from ln_zoo.zoo.reported import comparison, render
-    from ln_zoo.zoo.source import load
 
 __all__ = [
     "Card",
@@ -34,14 +32,14 @@ __all__ = [
 ]
 
 _LATE = {
-    "Facts": "cards",
-    "card_from_checkpoint": "cards",
+    "Facts": "publishing",
+    "card_from_checkpoint": "publishing",
     "comparison": "reported",
-    "load": "source",
+    "load": "loading",
     "publish": "publishing",
     "render": "reported",
-    "render_card": "readme",
-    "write_card": "cards",
+    "render_card": "publishing",
+    "write_card": "publishing",
 }
 
 

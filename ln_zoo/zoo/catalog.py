@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from ln_zoo.utils import schema
+from ln_zoo.utils.errors import CardError
 from ln_zoo.utils.files import read_bounded
+from ln_zoo.utils.schema import Must, Record
 from ln_zoo.utils.training_runs import Run, read_run, read_runs
-from ln_zoo.zoo import schema
-from ln_zoo.zoo.errors import CardError
-from ln_zoo.zoo.schema import Must, Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,7 +127,7 @@ class Results(Record):
     training: dict[str, Any]  #: length and settings of the last run, and ``earlier`` runs
     size: dict[str, Any]  #: facts that decide whether numbers are comparable
     data: dict[str, Any]  #: facts of the data, ``dataset`` among them
-    card: dict[str, Any]  #: facts of the author; see `ln_zoo.zoo.cards.Facts`
+    card: dict[str, Any]  #: facts of the author; see `ln_zoo.zoo.Facts`
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Card:
             >>> model(model.card.preprocess(image)).argmax(-1)
             tensor([1])
         """
-        from ln_zoo.zoo.preprocessing import preprocess  # lists and cards need no torch
+        from ln_zoo.utils.preprocessing import preprocess  # lists and cards need no torch
 
         return preprocess(self.preprocessing, images, seed)
 

@@ -26,9 +26,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ln_zoo.utils import schema
+from ln_zoo.utils.package_data import read_data
 from ln_zoo.utils.training_runs import Run, totals
-from ln_zoo.zoo import schema
-from ln_zoo.zoo.rendering import read_data
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args, get_origin
 
-from ln_zoo.zoo import schema
-from ln_zoo.zoo.errors import CardError, NotAllowedError
-from ln_zoo.zoo.names import nearest
+from ln_zoo.utils import schema
+from ln_zoo.utils.errors import CardError, NotAllowedError
+from ln_zoo.utils.names import nearest
 
 #: A public name of ours, which an argument without annotation may hold.
 _OWN_NORM = re.compile(r"ln_zoo\.norms\.\w+")

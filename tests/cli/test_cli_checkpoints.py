@@ -17,7 +17,7 @@ import ln_zoo
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import RMSNorm
-from ln_zoo.zoo import card_from_checkpoint, source
+from ln_zoo.zoo import card_from_checkpoint, loading
 
 
 def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
@@ -173,11 +173,11 @@ def test_population_statistics_there_and_back(here: Path) -> None:
 def test_one_source_of_models(trained: Path, here: Path, monkeypatch: Patch) -> None:
     """File, run folder, card folder and name give the same model, in Python and by command."""
     monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
-    source.load_model(str(trained)).save_pretrained(here / "cards/mlp.again")
+    loading.load_model(str(trained)).save_pretrained(here / "cards/mlp.again")
     state = load(trained)["state_dict"]
     measured = []
     for text in (trained, trained.parents[1], here / "cards/mlp.again", "mlp.again"):
-        found = source.find(str(text))
+        found = loading.find(str(text))
         assert (found.cls, found.arguments["hidden_sizes"]) == (MLPClassifier, [8]), text
         for loaded in (found.load(), ln_zoo.load(text)):
             assert not loaded.training

@@ -17,7 +17,7 @@ from zoo_support import PREPROCESSING, RESULTS, MakeCard, StubHub, Tested, tiny
 from ln_zoo.data import BatchLoader, Tensors
 from ln_zoo.norms import BatchNorm, Identity, Norm
 from ln_zoo.zoo import catalog
-from ln_zoo.zoo.cards import write_card
+from ln_zoo.zoo.publishing import write_card
 
 
 @pytest.fixture

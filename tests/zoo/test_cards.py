@@ -23,7 +23,7 @@ from zoo_support import PREPROCESSING, RESULTS, MakeCard, Tested, edit, read, re
 from ln_zoo.models import MLPClassifier, SkipThought
 from ln_zoo.norms import Norm
 from ln_zoo.zoo import card_from_checkpoint, catalog, load, render_card
-from ln_zoo.zoo.cards import refresh
+from ln_zoo.zoo.publishing import refresh
 
 # The four files
 

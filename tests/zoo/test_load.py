@@ -18,8 +18,8 @@ from zoo_support import RESULTS, Doubling, MakeCard, Tested, edit, read, refuses
 
 from ln_zoo.models import DRAW
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.zoo import catalog, load, source
-from ln_zoo.zoo.source import Source
+from ln_zoo.zoo import catalog, load, loading
+from ln_zoo.zoo.loading import Source
 
 
 def edit_arguments(folder: Path, **changes: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_version_0_1(tested_checkpoint: Tested) -> None:
 
 def test_classes_of_users_keep_the_names_of_version_0_1() -> None:
     own = {"bound": 1, "norm": {"class_path": "mine.Norm", "init_args": {"across_processes": True}}}
-    assert source._renamed("mine.Model", own) == own
+    assert loading._renamed("mine.Model", own) == own
 
 
 def test_missing_folders_and_misplaced_arguments(models_folder: Path) -> None:

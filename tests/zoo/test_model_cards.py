@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from ln_zoo.zoo import catalog, load, render_card
-from ln_zoo.zoo.readme import front_matter
+from ln_zoo.zoo.publishing import front_matter
 
 ROOT = Path(__file__).parents[2] / "model_cards"
 FOLDERS = sorted(p for p in ROOT.glob("*") if (p / "config.json").is_file())

@@ -13,8 +13,8 @@ from refusals import refused
 from zoo_support import MakeCard, refuses
 
 from ln_zoo.data import BinarizedDigits, Digits
+from ln_zoo.utils.preprocessing import preprocess
 from ln_zoo.zoo import load
-from ln_zoo.zoo.preprocessing import preprocess
 
 MNIST = {"scale": 255, "image_shape": [1, 28, 28]}
 DIGITS = {"scale": 16, "image_shape": [1, 8, 8]}

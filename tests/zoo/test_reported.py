@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import ln_zoo.norms
-from ln_zoo.zoo import registry
-from ln_zoo.zoo.rendering import read_data
+from ln_zoo.utils.package_data import read_data
+from ln_zoo.zoo import reading
 from ln_zoo.zoo.reported import (
     Citation,
     citations,
@@ -70,7 +70,7 @@ def test_every_entry_is_complete_and_named_as_the_library_names_it() -> None:
     norms = {r.norm for r in reported()} | {*cited["norms"], *cited["recurrent_norms"]}
     assert norms - {None} <= set(ln_zoo.norms.__all__)
     models = {r.model for r in reported()} | {*cited["models"], *cited["recurrent_models"]}
-    assert models - {None} <= registry.MODELS.keys()
+    assert models - {None} <= reading.MODELS.keys()
     seen = set()
     for r in reported():
         assert all((r.method, r.place, r.dataset, r.split, citations()[r.source].short))

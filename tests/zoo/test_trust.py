@@ -18,8 +18,8 @@ from ln_zoo.cli.commands import own_module
 from ln_zoo.layers import GRU
 from ln_zoo.models import DRAW, Handwriting, MLPClassifier, SequenceClassifier, SkipThought
 from ln_zoo.norms import LayerNorm, to_config
-from ln_zoo.zoo import source
-from ln_zoo.zoo.source import _why_unreadable
+from ln_zoo.zoo import loading
+from ln_zoo.zoo.reading import _why_unreadable
 from ln_zoo.zoo.trust import Reader
 
 NORM = to_config(LayerNorm())
@@ -149,7 +149,7 @@ def test_values_that_hold_themselves_or_too_much() -> None:
 )
 def test_checkpoints_of_other_classes(red: Path, stored: Any, message: str) -> None:
     torch.save({"state_dict": {}, "hyper_parameters": stored}, "x.ckpt")
-    refused(rf"x\.ckpt.*{message}", source.find, "x.ckpt")
+    refused(rf"x\.ckpt.*{message}", loading.find, "x.ckpt")
     assert not (red / "imported").exists()
 
 

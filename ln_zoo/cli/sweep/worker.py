@@ -23,7 +23,7 @@ from ln_zoo.sweeps.state import (
     state_of,
     write_failure,
 )
-from ln_zoo.zoo.names import nearest
+from ln_zoo.utils.names import nearest
 
 #: Seconds to wait for an earlier process of the run, which is writing its last checkpoint.
 _PATIENCE = 60
@@ -109,7 +109,7 @@ def _from_checkpoint(path: Path) -> list[str]:
 
 
 def _best(folder: Path) -> Path:
-    from ln_zoo.zoo.source import read_checkpoint
+    from ln_zoo.zoo.reading import read_checkpoint
 
     last = checkpoint_of(folder)
     states = read_checkpoint(str(last))["callbacks"] if last else {}

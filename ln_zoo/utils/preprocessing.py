@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.zoo.errors import CardError
+from ln_zoo.utils.errors import CardError
 
 #: Modes of PIL whose pixels are brightness in 8 bits, or become it without a loss of meaning.
 _PIL_MODES = ("1", "L", "P", "RGB")

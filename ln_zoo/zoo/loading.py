@@ -1,4 +1,4 @@
-"""Where a model comes from: its class, arguments and weights, read in one place.
+"""Loading models: class, arguments and weights of any source, in one place.
 
 A `Source` is the same for the name of a published model, a card's folder, a hub id, a checkpoint
 and the folder of a run. Only tensors and plain values are unpickled, and no module is imported
@@ -8,46 +8,39 @@ because a file names it (see `ln_zoo.zoo.trust`).
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
-import pickle
-import re
-import textwrap
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
-import safetensors.torch
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
 from ln_zoo.norms import Norm
-from ln_zoo.utils.checkpoints import check_whole
-from ln_zoo.utils.files import check_checkpoint
+from ln_zoo.utils.errors import first_line
 from ln_zoo.utils.training_runs import Run, named
-from ln_zoo.zoo import catalog, hub, registry, trust
-from ln_zoo.zoo.assembly import check_fits, check_header, check_size, head_weights, with_head
+from ln_zoo.zoo import catalog, reading, trust
 from ln_zoo.zoo.catalog import Card, CardError
-from ln_zoo.zoo.errors import first_line
+from ln_zoo.zoo.reading import (
+    HubOptions,
+    checkpoint_in,
+    find_card,
+    read_checkpoint,
+    read_weights,
+    vocabulary_of,
+    with_weights,
+)
 
 _M = TypeVar("_M", bound=ZooModule)
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-#: Enough of a sha256 to tell versions apart.
-_DIGEST = re.compile("[0-9a-f]{8,64}")
 #: Suggestion of commands for a class that may not be imported; see `trust.Reader`.
 IMPORT_IT = "give --import {module}"
-#: Errors of torch for content that weights-only loading rejects.
-_REFUSED = (
-    re.compile(r"GLOBAL (\S+)"),
-    re.compile(r"load (\S+) whose module \S+ is blocked"),
-    re.compile(r"instantiate class (\S+)"),
-)
-#: Within the folder of a run.
-_LAST = "checkpoints/last.ckpt"
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Source:
     arguments: dict[str, Any]  #: the same as objects
     card: Card | None = None  #: of a published model
     checkpoint: dict[str, Any] | None = None  #: content of the checkpoint, of any other
-    options: hub.HubOptions = hub.DEFAULTS  #: of weights that are downloaded
+    options: reading.HubOptions = reading.DEFAULTS  #: of weights that are downloaded
 
     @property
     def words(self) -> list[str] | None:
@@ -122,8 +115,8 @@ class Source:
                 if name != catalog.WEIGHTS:
                     catalog.verified_bytes(self.card, name)
         norm = self.arguments.get("norm")
-        is_own = self.cls not in registry.MODELS.values() or (
-            norm is not None and type(norm) not in registry.NORMS.values()
+        is_own = self.cls not in reading.MODELS.values() or (
+            norm is not None and type(norm) not in reading.NORMS.values()
         )
         check_size(self.build, self.where, self.state, parameters, is_own)
 
@@ -175,12 +168,6 @@ def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Sou
     return of_card(find_card(text), trust.Reader(text, remedy, named))
 
 
-def checkpoint_in(text: str) -> str | None:
-    """The checkpoint of a path: a .ckpt file, or the last one of a run's folder; or None."""
-    last = Path(text) / _LAST
-    return str(last) if last.is_file() else text if text.endswith(".ckpt") else None
-
-
 def of_checkpoint(path: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
     """The source of a Lightning checkpoint; arguments as for `find`."""
     checkpoint = read_checkpoint(path)
@@ -201,17 +188,17 @@ def of_card(
     reader: trust.Reader,
     norm: Norm | None = None,
     model: type[ZooModule] | None = None,
-    options: hub.HubOptions = hub.DEFAULTS,
+    options: reading.HubOptions = reading.DEFAULTS,
 ) -> Source:
     """The source of a card; norm and class replace the card's."""
-    path = registry.class_path(card.model, registry.MODELS, "model")
+    path = reading.class_path(card.model, reading.MODELS, "model")
     cls = model or reader.find(path, ZooModule)
     own = _renamed(path, card.config.init_args)
     if (stored := own.pop("norm", None)) is not None and norm is None:
-        class_path = registry.class_path(stored["class"], registry.NORMS, "norm")
+        class_path = reading.class_path(stored["class"], reading.NORMS, "norm")
         own["norm"] = {"class_path": class_path, "init_args": stored["init_args"]}
     if isinstance(file := own.get("vocabulary"), str):
-        own["vocabulary"] = _words(card, file)
+        own["vocabulary"] = vocabulary_of(card, file)
     arguments = reader.arguments(cls, own)
     if norm is not None:
         arguments["norm"] = norm
@@ -305,14 +292,14 @@ def load(
         >>> load("no-such-model")
         Traceback (most recent call last):
             ...
-        ln_zoo.zoo.errors.CardError: no model 'no-such-model': ...
+        ln_zoo.utils.errors.CardError: no model 'no-such-model': ...
     """
     if (path := checkpoint_in(os.fspath(name_or_path))) is not None:
         if (num_classes, norm, model, revision) != (None, None, None, None):
             raise CardError(f"{path} is a checkpoint, which is loaded as it is: give no options")
         found = of_checkpoint(path, remedy="import {module} first").load()
     else:
-        options = hub.HubOptions(cache_dir, token, local_files_only, force_download)
+        options = reading.HubOptions(cache_dir, token, local_files_only, force_download)
         card = find_card(name_or_path, revision, options)
         # Classes of a card's author are passed, so that it is plain whose code runs.
         remedy = "import it and pass it, as in load(..., {argument})"
@@ -338,133 +325,122 @@ def load_model_of(cls: type[_M], text: str, lacks: str) -> _M:
     return model
 
 
-# Checkpoints
+#: Upper bound for untrusted weights; ours have at most 32 tensors.
+_MAX_TENSORS = 10_000
 
 
-def read_checkpoint(path: str) -> dict[str, Any]:
-    """Reads a Lightning checkpoint; only plain values and tensors are unpickled."""
-    check_checkpoint(path)
-    check_whole(path)
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    # A truncated archive fails in the system's seek, with an error that names no file.
-    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not a readable Lightning checkpoint (damaged, cut short, or written by "
-            f"another program): {_why_unreadable(error)}"
-        ) from error
-    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else ""
-        raise ValueError(
-            f"{path} is not a readable Lightning checkpoint (no state_dict of tensors): it holds "
-            f"{textwrap.shorten(holds, 80) or f'a {type(checkpoint).__name__}'}"
+class _Limited(TorchFunctionMode):
+    """Abort a build that calls torch more often than the number of weights explains."""
+
+    def __init__(self, where: str, tensors: int) -> None:
+        super().__init__()
+        self.left = 1000 + 100 * tensors
+        self.message = (
+            f"{where} describes a far larger model than its {tensors} tensors are of: it was "
+            "written by hand, or is damaged"
         )
-    return checkpoint
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise CardError(self.message)
+        return func(*args, **(kwargs or {}))
 
 
-def _why_unreadable(error: Exception) -> str:
-    """Why torch could not read a checkpoint, in a few words.
+def check_size(
+    build: Callable[[], ZooModule],
+    where: str,
+    state: Mapping[str, Tensor],
+    parameters: int | None,
+    is_own: bool,
+) -> None:
+    """Build a model on the meta device and compare it with its weights.
 
-    torch's own account of what it refuses to run recommends to run it (``weights_only=False``).
+    A file may claim any size; this costs neither the memory nor the time of such a model.
+    ``parameters`` is the number that a card states; ``is_own`` that the class is the user's, which
+    may need numbers to be built.
     """
-    text = str(error)
-    for pattern in _REFUSED:
-        if match := pattern.search(text):
-            name = match[1].rstrip(".,")
-            return (
-                f"it asks for {name}, and only tensors and plain values are read: others can run "
-                "code"
-            )
-    if text.strip() and isinstance(error, OSError | RuntimeError):
-        return first_line(error)
-    return "it holds something other than a checkpoint"
+    if len(state) > _MAX_TENSORS:
+        raise CardError(f"{where} holds {len(state):,} tensors, more than any model")
+    limit = _Limited(where, len(state))
+    try:
+        with warnings.catch_warnings(action="ignore"), limit, torch.device("meta"):
+            sketch = build()
+    except CardError:
+        if limit.left < 0 or not is_own:
+            raise
+        return
+    count = sum(parameter.numel() for parameter in sketch.parameters())
+    if parameters not in (None, count):
+        raise CardError(
+            f"{where} says {parameters:,} parameters, the model it describes has {count:,}: the "
+            "card was written by hand, or by another ln_zoo"
+        )
+    check_fits(sketch, state, where)
 
 
-# Cards
+def check_fits(model: torch.nn.Module, state: Mapping[str, Tensor], where: str) -> None:
+    """Raises CardError, naming the keys, unless the state has the model's keys and shapes."""
+    expected = model.state_dict()
+    differing = [f"{k} is missing" for k in expected if k not in state]
+    differing += [f"{k:.80} is not in the model" for k in state if k not in expected]
+    differing += [
+        f"{k} is {tuple(state[k].shape)}, the model has {tuple(expected[k].shape)}"
+        for k in expected
+        if k in state and state[k].shape != expected[k].shape
+    ]
+    if differing:
+        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
+        raise CardError(
+            f"the weights of {where} do not fit this {type(model).__name__}, which has another "
+            f"norm or size: {'; '.join(differing[:8])}{more}"
+        )
 
 
-def find_card(
+def with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
+    """The model with a new head for `num_classes` classes and all other trained weights."""
+    if "num_classes" not in trained.hparams or getattr(trained, "head", None) is None:
+        raise CardError(
+            f"num_classes={num_classes} is for classifiers of images; {card.name} is a "
+            f"{type(trained).__name__}, which has no head to replace"
+        )
+    arguments = {key: value for key, value in trained.hparams.items() if not key.startswith("_")}
+    model = type(trained)(**arguments | {"num_classes": num_classes})
+    head = head_weights(model)
+    below = {k: v for k, v in trained.state_dict().items() if k not in head}
+    model.load_state_dict(below, strict=False)
+    model.new_weights = head
+    rank_zero_info(f"{card.name}: new weights for {num_classes} classes: {', '.join(head)}")
+    return model
+
+
+def head_weights(model: ZooModule) -> tuple[str, ...]:
+    """Names in the state dict of the parameters of a classifier's head; () without a head."""
+    head = getattr(model, "head", None)
+    prefixes = tuple(f"{name}." for name, module in model.named_modules() if module is head)
+    return tuple(name for name in model.state_dict() if name.startswith(prefixes))
+
+
+def load_as(
+    cls: type[_M],
     name_or_path: str | os.PathLike[str],
     revision: str | None = None,
-    options: hub.HubOptions = hub.DEFAULTS,
-) -> Card:
-    """The card of a name, a folder or a hub id; arguments as for `load`."""
-    text = os.fspath(name_or_path)
-    path = Path(text).expanduser()
-    is_name = isinstance(name_or_path, str) and not set(text) & {os.sep, "/"}
-    if isinstance(name_or_path, str) and (is_name or not path.is_dir()):
-        text, at, asked = text.partition("@")
-        if at and revision not in (None, asked):
-            raise CardError(
-                f"{name_or_path} names version {asked!r}, but revision={revision!r}: give only one"
-            )
-        revision = asked if at else revision
-    if revision == "":
-        raise CardError(f"{name_or_path}: the revision is empty: leave it out for any")
-    if is_name or path.is_dir():
-        return _of_version(catalog.find_all(text) if is_name else [path], revision)
-    if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text) and text[0] not in ".~":
-        return catalog.read_card(hub.download(text, revision=revision, options=options))
-    raise CardError(f"there is no card folder {text!r}")
-
-
-def _of_version(folders: list[Path], revision: str | None) -> Card:
-    """The card of the first folder, or of the first with the version."""
-    if revision is None:
-        return catalog.read_card(folders[0])
-    cards = [catalog.read_card(folder) for folder in folders]
-    by_digest = _DIGEST.fullmatch(revision)
-    for card in cards:
-        if revision == card.version or (by_digest and card.digest.startswith(revision)):
-            return card
-    there = ", ".join(
-        f"{card.folder} ({card.version and f'version {card.version}, '}sha256 {card.digest[:8]}...)"
-        for card in cards
-    )
-    raise CardError(
-        f"{cards[0].name} has no version {revision!r} on this machine: give one that a card states"
-        f", or 8 or more digits of the sha256 of its weights; there are {there}"
-    )
-
-
-def read_weights(card: Card, options: hub.HubOptions = hub.DEFAULTS) -> dict[str, Tensor]:
-    """The weights of a card, with the size and sha256 of the local card, also if downloaded."""
-    card = with_weights(card, options)
-    check_header(card.path(catalog.WEIGHTS))
-    try:
-        return safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
-    except safetensors.SafetensorError as error:
+    **options: Any,
+) -> _M:
+    """A published model of a class; options as for `ln_zoo.load`."""
+    of_hub = {f.name: options[f.name] for f in fields(HubOptions) if f.name in options}
+    card = reading.find_card(name_or_path, revision, HubOptions(**of_hub))
+    ours, abstract = reading.MODELS.get(card.model), inspect.isabstract(cls)
+    foreign = ours is None and cls in reading.MODELS.values()
+    if foreign or (ours and not issubclass(ours, cls) and (abstract or not issubclass(cls, ours))):
         raise CardError(
-            f"{card.path(catalog.WEIGHTS)} is not a safetensors file: {error}"
-        ) from error
-
-
-def with_weights(card: Card, options: hub.HubOptions = hub.DEFAULTS) -> Card:
-    """The card with the folder of its weights, downloaded if the wheel leaves them out."""
-    if card.path(catalog.WEIGHTS).is_file() or card.folder.parent not in catalog.SHIPPED:
-        return card
-    size = card.config.files[catalog.WEIGHTS].size
-    account = os.environ.get(hub.ACCOUNT_VARIABLE)
-    if not account:
-        raise CardError(
-            f"the weights of {card.name} ({size / 1e6:.1f} MB) do not come with the installed "
-            f"package: put its card folder into one that {catalog.MODELS_VARIABLE} names, or set "
-            f"{hub.ACCOUNT_VARIABLE} to a hub account that has {card.name}"
+            f"{card.name} is a {card.model}, not a {cls.__name__}: take that class, or "
+            "ln_zoo.load, which finds it"
         )
-    folder = hub.download(f"{account}/{card.name}", options=options)
-    return replace(card, weights_folder=folder)
-
-
-def _words(card: Card, file: str) -> list[str]:
-    """The vocabulary listed in the card; other paths are rejected."""
-    if file not in card.config.files:
-        raise CardError(
-            f"{card.folder / catalog.CONFIG}: the vocabulary {file!r} is not among the card's files"
-        )
-    try:
-        return catalog.verified_bytes(card, file).decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise CardError(
-            f"{card.folder / file} must be text in UTF-8, but byte {error.start:,} is not"
-        ) from None
+    if not abstract and (ours is None or issubclass(cls, ours)):
+        options.setdefault("model", cls)
+    model = load(card.folder, **options)
+    assert isinstance(model, cls)
+    return model

@@ -20,9 +20,9 @@ from typing import (
     get_type_hints,
 )
 
+from ln_zoo.utils.errors import CardError, NotAllowedError
 from ln_zoo.utils.files import FROM_USER
-from ln_zoo.zoo.errors import CardError, NotAllowedError
-from ln_zoo.zoo.names import nearest
+from ln_zoo.utils.names import nearest
 
 _T = TypeVar("_T")
 #: Reads a value for an annotation that is not one of plain values: annotation, value, place.
@@ -66,7 +66,7 @@ def read(kind: type[_T], value: Any, where: str) -> _T:
         >>> read(File, {"name": "a", "size": 0}, "config.json")
         Traceback (most recent call last):
             ...
-        ln_zoo.zoo.errors.CardError: config.json: size must be positive, got 0
+        ln_zoo.utils.errors.CardError: config.json: size must be positive, got 0
     """
     if not isinstance(value, dict):
         raise CardError(f"{where}: expected a mapping, got {value!r:.200}")
