@@ -3,7 +3,9 @@
 Beside torch alone, layers, norms, kernels and conversion work, and the rest says why not.
 
     cli -> reproduction -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
+    kernels -> ops
 
+No room imports `kernels`: `ops.registry` loads what is there.
 `callbacks` stand beside `models`, and may read data of their own. Each module of `utils` and
 `testing` is a room of its own, since some need Lightning and most do not.
 """
@@ -31,7 +33,7 @@ SHELVES = ("utils", "testing")
 #: What each room may import. The version is a constant that every room may read.
 BELOW = {
     "_version": set(),
-    "ops": {"kernels"},
+    "ops": set(),
     "kernels": {"ops"},
     "norms": {"ops", "checks", "names"},
     "layers": {"norms", "ops", "checks"},
@@ -73,7 +75,7 @@ BELOW = {
         *("layers", "norms", "ops"),
     },
 }
-_BESIDE = re.compile("_version|rl|testing|.*_case")
+_BESIDE = re.compile("_version|rl|testing|kernels|.*_case")
 _ALL_BELOW_ZOO = {room for room in BELOW if not _BESIDE.fullmatch(room)}
 BELOW["zoo"] = _ALL_BELOW_ZOO
 BELOW["sweeps"] = {"zoo"} | _ALL_BELOW_ZOO
@@ -85,7 +87,7 @@ BELOW["__main__"] = {"cli"}
 
 #: They are loaded below where Lightning is not installed.
 WITHOUT_LIGHTNING = (
-    *("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl"),
+    *("ops", "kernels", "norms", "layers", "analysis", "conversion", "export", "testing", "rl"),
     *("checks", "tables", "layer_case", "norm_case", "cell_case"),
 )
 
@@ -211,15 +213,30 @@ def test_imports_run_downward():
         ("testing.py", "import lightning as L"),
         ("analysis/heavy.py", "import pytorch_lightning"),
         ("ops/heavy.py", "from lightning_fabric.utilities import x"),
+        ("layers/fast.py", "from ln_zoo.kernels.native import build"),
+        ("ops/fast.py", "def f():\n    from ..kernels import native"),
+        ("cli/fast.py", "import ln_zoo.kernels"),
+        ("kernels/upward.py", "from ln_zoo.norms import Norm"),
         ("attic/new.py", "import os"),
     ],
 )
 def test_a_planted_import_is_found(tmp_path, file, line):
     package = tmp_path / "ln_zoo"
-    for room in ("ops", "norms", "layers", "models", "callbacks", "data", "metrics", "zoo"):
+    for room in (
+        "ops",
+        "kernels",
+        "norms",
+        "layers",
+        "models",
+        "callbacks",
+        "data",
+        "metrics",
+        "zoo",
+    ):
         (package / room).mkdir(parents=True)
         (package / room / "__init__.py").write_text("from ln_zoo._version import __version__\n")
-    (package / "cli.py").write_text("import ln_zoo.zoo\nfrom ln_zoo import models\n")
+    (package / "cli").mkdir()
+    (package / "cli" / "__init__.py").write_text("import ln_zoo.zoo\nfrom ln_zoo import models\n")
     (package / "norms" / "fine.py").write_text("from ..ops import RowNorm\nfrom . import base\n")
     assert violations(package) == []
 

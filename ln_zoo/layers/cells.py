@@ -264,7 +264,9 @@ class RecurrentCell(nn.RNNCellBase):
         cell = self.cell
         states = as_states(type(self).__name__, cell, hx)
         if input.dim() == 2 and (step is None or step >= 0):
-            done = self._plans.run(self.__dict__, input, states, len(cell.states))
+            cache = self._plans.cache
+            count = len(cell.states)
+            done = None if cache is None else cache.run(self.__dict__, input, states, count)
             if done is not None:
                 return done[1]
         sites = sites_by_role(self.sites)

@@ -31,7 +31,7 @@ from ln_zoo.layers.cells import (
 )
 from ln_zoo.norms import Norm, Site
 from ln_zoo.norms.arguments import check_no_norm
-from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, lstm_cell
+from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, lstm_cell, registry
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -431,7 +431,8 @@ class RecurrentLayer(nn.RNNBase):
             lead = x.shape[:-1]
             by_plan = (lambda states: draw(states, lead)) if noisy and self.training else None
             options = len(self.cell.states), self.dropout, self.training, by_plan, reset
-            done = self._plans.run(self.__dict__, x, states, *options)
+            cache = self._plans.cache
+            done = None if cache is None else cache.run(self.__dict__, x, states, *options)
             if done is not None:
                 return done
         self.check_input(x, batch_sizes)
@@ -483,7 +484,8 @@ class RecurrentLayer(nn.RNNBase):
         ) -> tuple[Tensor, States]:
             sites, own = all_sites[i], call.weights[i]
             per_timestep = sites["input"].norm.per_timestep
-            return ops.recorded_scan(cell, x, sizes, states, own, sites, per_timestep, reset)
+            scan = registry.SCANS.get(x.device.type, ops.scan)
+            return scan(cell, x, sizes, states, own, sites, per_timestep, reset)
 
         output, states = ops.run_layers(run, call) if kernel is None else kernel(call)
         if pieces is not None:

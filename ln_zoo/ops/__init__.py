@@ -1,7 +1,8 @@
 """Functional recurrent layers: cells, norm records, the generic loop and the kernels."""
 
-from ln_zoo.kernels.cuda_graphs.recorded import recorded_scan
-from ln_zoo.kernels.native.call_cache import Entries, Plans
+from typing import TYPE_CHECKING, Any
+
+from ln_zoo.ops import registry
 from ln_zoo.ops.cells import (
     CARRIED_LSTM,
     CELLS,
@@ -42,10 +43,14 @@ from ln_zoo.ops.loops.window import (
     windowed_lstm,
 )
 from ln_zoo.ops.norm_records import Record, Records, RowNorm, StepNorm
+from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
-from ln_zoo.ops.registry import KERNELS, Kernel
+from ln_zoo.ops.registry import Kernel
 from ln_zoo.ops.regularization import Noise, draw_noise, dropout_mask
 from ln_zoo.ops.resets import Segments, join_segments, split_call_at_resets
+
+if TYPE_CHECKING:
+    from ln_zoo.ops.registry import KERNELS
 
 __all__ = [
     "CARRIED_LSTM",
@@ -95,7 +100,6 @@ __all__ = [
     "join_segments",
     "linear",
     "lstm_cell",
-    "recorded_scan",
     "run_layers",
     "scan",
     "select_draw_kernel",
@@ -106,3 +110,9 @@ __all__ = [
     "window_weights",
     "windowed_lstm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KERNELS":  # imported on first use
+        return registry.kernels()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo import ops
 from ln_zoo.kernels.native import layers as native_layers
-from ln_zoo.kernels.native.layers import NativeLayers
+from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm
 from ln_zoo.ops import (

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ln_zoo.kernels.native import build
 from ln_zoo.kernels.native.runtime import unavailable_reason
-from ln_zoo.kernels.triton import TritonEngine
 from ln_zoo.kernels.triton import draw as gpu_draw
+from ln_zoo.kernels.triton.engine import TritonEngine
 from ln_zoo.ops import (
     Affine,
     DrawLSTM,
@@ -480,7 +480,8 @@ def test_what_functions_of_torch_do_alone(monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert "compiled" in refused(p)
-    narrow = draw.DrawKernel(kernel_named("DRAW", "native").engine, draw.DrawSteps)
+    narrow = draw.DrawKernel(kernel_named("DRAW", "native").engine)
+    narrow.steps = draw.DrawSteps
     with torch.autocast("cpu", torch.float16):
         reason = narrow.unsupported_reason(p["x"], p["noise"], weights)
         assert reason == "it has no products in float16"

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.kernels.native import build, mixed_precision
-from ln_zoo.kernels.native.layers import NativeLayers
+from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.kernels.native.steps import NativeSteps
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm

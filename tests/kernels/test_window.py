@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.native.runtime import unavailable_reason
-from ln_zoo.kernels.triton import TritonEngine, steps
+from ln_zoo.kernels.triton import steps
+from ln_zoo.kernels.triton.engine import TritonEngine
 from ln_zoo.ops import (
     RowNorm,
     Weights,

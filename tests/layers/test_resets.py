@@ -12,7 +12,7 @@ from refusals import refused
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ln_zoo.kernels.native.layers import NativeLayers
+from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
 from ln_zoo.ops import operator, registry, resets

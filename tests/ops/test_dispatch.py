@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from ln_zoo.kernels.native import build
-from ln_zoo.kernels.triton import steps
+from ln_zoo.kernels.triton import engine
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops import CELLS, KERNELS, RecurrentCall, RowNorm, Weights, registry
@@ -255,12 +255,12 @@ def test_checks_of_the_machine_are_not_traced(monkeypatch: pytest.MonkeyPatch) -
     properties = SimpleNamespace(major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", untraceable(properties))
     monkeypatch.setattr(importlib.util, "find_spec", untraceable(object()))
-    steps._has_triton.__wrapped__.cache_clear()
+    engine._has_triton.__wrapped__.cache_clear()
     gpu = torch.device("cuda", 0)
 
     def takes(x: Tensor) -> Tensor:
-        return x + 1 if steps._unsupported_gpu(gpu, torch.bfloat16) is None else x
+        return x + 1 if engine._unsupported_gpu(gpu, torch.bfloat16) is None else x
 
     compiled = torch.compile(takes, fullgraph=True, backend="eager")
     assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
-    steps._has_triton.__wrapped__.cache_clear()
+    engine._has_triton.__wrapped__.cache_clear()

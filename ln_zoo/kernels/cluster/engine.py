@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ln_zoo.kernels.cluster import driver
-from ln_zoo.kernels.cluster.batch import PersistentBatch
-from ln_zoo.kernels.cluster.choice import layouts
-from ln_zoo.kernels.cluster.geometry import CELLS, MAX_BLOCKS, STORAGE, Problem
-from ln_zoo.kernels.cluster.persistent import (
+from ln_zoo.kernels.cluster.geometry import (
+    CELLS,
+    MAX_BLOCKS,
     MAX_HIDDEN,
-    Persistent,
+    STORAGE,
+    Problem,
     groups_of,
     problem_of,
-    resident_clusters,
 )
 from ln_zoo.ops.registry import untraced
 from ln_zoo.ops.spec import Examples, Operands, Spec, unsupported_places
+
+if TYPE_CHECKING:
+    from ln_zoo.kernels.cluster.persistent import Persistent
 
 
 class ClusterEngine:
@@ -28,6 +30,7 @@ class ClusterEngine:
 
     name = "cluster"
     title = "persistent CUDA kernels"
+    rank = 10
     device = "cuda"
     has_noise = True
 
@@ -65,7 +68,10 @@ class ClusterEngine:
         return torch.empty(size, dtype=dtype, device=like.device)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Persistent:
-        return (PersistentBatch if spec.examples else Persistent)(spec, operands)
+        from ln_zoo.kernels.cluster import batch, persistent
+
+        kind = batch.PersistentBatch if spec.examples else persistent.Persistent
+        return kind(spec, operands)
 
 
 @untraced
@@ -74,10 +80,12 @@ def _unsupported_gpu(device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if major != 9:
         return f"the GPU has compute capability {major}.{minor}, not 9.0"
+    from ln_zoo.kernels.cluster import driver, persistent
+
     reason = driver.missing()
     if reason is None:
         try:
-            resident_clusters(device)
+            persistent.resident_clusters(device)
         except driver.CudaError as error:
             return str(error)
     return reason
@@ -97,6 +105,9 @@ def _unsupported_size(
 @functools.cache
 def _fits(problem: Problem, examples: int, device: torch.device) -> bool:
     """Whether both directions have a layout, with every feature that a call may add."""
+    from ln_zoo.kernels.cluster.choice import layouts
+    from ln_zoo.kernels.cluster.persistent import resident_clusters
+
     most = replace(problem, lengths=True, dropout=not problem.batch, resets=not problem.batch)
     return all(
         layouts(replace(most, zoneout=zoneout), backward, examples, resident_clusters(device))

@@ -13,12 +13,14 @@ from functools import cached_property
 
 import torch
 
+from ln_zoo.ops.spec import Examples, Spec
+
 #: Threads of a block, and its warps.
 THREADS, WARPS = 256, 8
 #: Maximum shared memory of a block, bytes (compute capability 9).
 SHARED_LIMIT = 227 * 1024
-#: Maximum blocks of a cluster.
-MAX_BLOCKS = 16
+#: Maximum blocks of a cluster, and the largest H of ``after_loop``.
+MAX_BLOCKS, MAX_HIDDEN = 16, 1536
 CELLS = {"LSTM": 0, "GRU": 1, "RNN_TANH": 2}
 GATES = (4, 3, 1)
 #: Gates that share statistics in the paper's equations.
@@ -82,6 +84,46 @@ class Problem:
             "INPUT": int(self.input),
             "RECURRENT": int(self.recurrent),
         }
+
+
+def problem_of(spec: Spec, hidden: int, dtype: torch.dtype) -> Problem:
+    """Compile-time properties of kernels, without noise, resets and lengths."""
+    return _problem(spec, hidden, dtype, dtype != torch.float32 or _single_tf32())
+
+
+@functools.lru_cache(maxsize=256)
+def _problem(spec: Spec, hidden: int, dtype: torch.dtype, single: bool) -> Problem:
+    _, recurrent = spec.products
+    over_batch = [place for place in spec.places if isinstance(place, Examples)]
+    out = 0
+    if spec.cell == "LSTM":
+        out = 2 if spec.out in over_batch else int(spec.out.scale) + int(spec.out.center)
+    return Problem(
+        CELLS[spec.cell],
+        hidden,
+        STORAGE[dtype],
+        1 if single else 2,
+        input=not spec.merged and spec.input.scale,
+        recurrent=recurrent.scale,
+        out=out,
+        joint=spec.joint,
+        carried=spec.carried,
+        groups=() if over_batch else next(iter(groups_of(spec)), ()),
+        batch=bool(over_batch),
+        given=any(not place.batch for place in over_batch),
+    )
+
+
+def groups_of(spec: Spec) -> list[tuple[int, ...]]:
+    """Statistics groups of each distinct normalised product."""
+    places = (spec.rows[i] for i in spec.product_places)
+    return list(dict.fromkeys(rows.groups for rows in places if rows.scale))
+
+
+def _single_tf32() -> bool:
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
+    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
 
 
 @dataclass(frozen=True)

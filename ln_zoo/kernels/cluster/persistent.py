@@ -29,66 +29,24 @@ from ln_zoo.kernels.cluster.arguments import (
 )
 from ln_zoo.kernels.cluster.choice import layouts, with_tiles
 from ln_zoo.kernels.cluster.geometry import (
-    CELLS,
     MAX_BLOCKS,
     SHARED_LIMIT,
     STORAGE,
     THREADS,
     Layout,
     Problem,
+    problem_of,
 )
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Steps, Sums, centred
 from ln_zoo.ops.memory import to_device
-from ln_zoo.ops.spec import Examples, Operands, Spec
+from ln_zoo.ops.spec import Operands, Spec
 from ln_zoo.ops.time_chunks import dropped_rows
 
 #: Maximum bytes of input products per launch, except for a single step.
 CHUNK_BYTES = 2**28
-#: The largest H of ``after_loop``.
-MAX_HIDDEN = 1536
 #: Threads of the kernels around the loop.
 _SCALE_THREADS, _PACK_THREADS, _STATISTICS_THREADS, _AFTER_THREADS = 1024, 256, 256, 384
 _log = logging.getLogger("ln_zoo")
-
-
-def problem_of(spec: Spec, hidden: int, dtype: torch.dtype) -> Problem:
-    """Compile-time properties of kernels, without noise, resets and lengths."""
-    return _problem(spec, hidden, dtype, dtype != torch.float32 or _single_tf32())
-
-
-@functools.lru_cache(maxsize=256)
-def _problem(spec: Spec, hidden: int, dtype: torch.dtype, single: bool) -> Problem:
-    _, recurrent = spec.products
-    over_batch = [place for place in spec.places if isinstance(place, Examples)]
-    out = 0
-    if spec.cell == "LSTM":
-        out = 2 if spec.out in over_batch else int(spec.out.scale) + int(spec.out.center)
-    return Problem(
-        CELLS[spec.cell],
-        hidden,
-        STORAGE[dtype],
-        1 if single else 2,
-        input=not spec.merged and spec.input.scale,
-        recurrent=recurrent.scale,
-        out=out,
-        joint=spec.joint,
-        carried=spec.carried,
-        groups=() if over_batch else next(iter(groups_of(spec)), ()),
-        batch=bool(over_batch),
-        given=any(not place.batch for place in over_batch),
-    )
-
-
-def groups_of(spec: Spec) -> list[tuple[int, ...]]:
-    """Statistics groups of each distinct normalised product."""
-    places = (spec.rows[i] for i in spec.product_places)
-    return list(dict.fromkeys(rows.groups for rows in places if rows.scale))
-
-
-def _single_tf32() -> bool:
-    matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
-    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
 
 
 class Compiled:

@@ -7,6 +7,7 @@ one launch. Graphs use fixed addresses, so step kernels find their tensors throu
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -207,3 +208,30 @@ def cache(device: torch.device) -> Cache:
     index = torch.cuda.current_device() if device.index is None else device.index
     with _CACHES_LOCK:
         return _CACHES.setdefault(index, Cache())
+
+
+@contextlib.contextmanager
+def on(a: Tensor) -> Iterator[None]:
+    """Make the device of a tensor current for launches."""
+    with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
+        yield
+
+
+def may_replay(a: Tensor) -> bool:
+    """Whether captured graphs can be launched now."""
+    return (
+        a.is_cuda
+        and os.environ.get("LN_ZOO_CUDA_GRAPHS") != "0"
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def product_settings() -> tuple[Any, ...]:
+    """Settings of torch that affect captured products."""
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
+    return (
+        matmul.allow_tf32 if precision is None else precision,
+        matmul.allow_bf16_reduced_precision_reduction,
+        torch.are_deterministic_algorithms_enabled(),
+    )

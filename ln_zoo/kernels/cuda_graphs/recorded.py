@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ln_zoo.kernels.cuda_graphs import graphs
-from ln_zoo.kernels.triton.steps import may_replay, on, product_settings
+from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
 from ln_zoo.ops import registry
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
 from ln_zoo.ops.operator import batched, differentiable, no_autocast

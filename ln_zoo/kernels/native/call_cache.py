@@ -1,41 +1,64 @@
-"""Cache of how calls of the same form run, since small calls cost less than selecting a kernel."""
+"""Cache of how float32 calls on the CPU run, also under autocast.
+
+A small call costs less than its checks, records and the selection of a kernel. A plan skips them
+while all values that they depend on are the same objects; addresses are checked at each call.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ln_zoo.kernels.ctypes_arguments import addresses
-from ln_zoo.kernels.native.layers import NativeLayers, Parameters, Prepared, without_tensors
+from ln_zoo.kernels.native.engine import NativeLayers
+from ln_zoo.kernels.native.layers import Parameters, Prepared, without_tensors
 from ln_zoo.kernels.native.mixed_precision import MixedPrecision
 from ln_zoo.ops import registry
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.norm_records import RowNorm
 from ln_zoo.ops.operator import no_autocast
+from ln_zoo.ops.plans import Entries, Run
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import product_dtype
 
-#: Dictionary entries (dict, key) that calls of a layer depend on.
-Entries = Sequence[tuple[dict[str, Any], str]]
-Run = Callable[[RecurrentCall], tuple[Any, States]]
-Draw = Callable[[States], Sequence[Noise]]
 #: Maximum plans per layer, one per input shape.
 _MAX_PLANS = 64
 #: Dtypes of inputs with plans.
 _PLANNED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class _Plan:
-    """How one kind of call runs on a kernel without preparation."""
+class Plan(Protocol):
+    """How calls of one form run."""
 
-    def __init__(self, kernel: Run, call: RecurrentCall) -> None:
-        self._kernel, self._call = kernel, without_tensors(call)
+    def check(self) -> Any:
+        """Addresses of the parameters, or None; RuntimeError if one has changed its form."""
+
+    def __call__(
+        self,
+        found: Any,
+        x: Tensor,
+        starts: Sequence[int] | None,
+        states: States,
+        dropout: float,
+        training: bool,
+        noise: Sequence[Noise] | None,
+        reset: Tensor | None,
+        /,
+    ) -> tuple[Any, States]:
+        """Output and final states; ``found`` is the result of `check`, see `Prepared`."""
+
+
+class _KernelPlan:
+    """Runs the kernel that was selected, with the weights and records of then."""
+
+    def __init__(self, run: Run, call: RecurrentCall) -> None:
+        self._run, self._call = run, without_tensors(call)
         pairs = zip(call.records, call.weights, strict=True)
         self._tensors = [a for pair in pairs for a in Parameters.of(call.cell, *pair)]
         self._shapes = [None if a is None else tuple(a.shape) for a in self._tensors]
@@ -47,26 +70,26 @@ class _Plan:
         self,
         found: None,
         x: Tensor,
-        starts: Sequence[int],
+        starts: Sequence[int] | None,
         states: States,
         dropout: float,
         training: bool,
         noise: Sequence[Noise] | None,
         reset: Tensor | None,
     ) -> tuple[Any, States]:
-        now = self._call._replace(
+        call = self._call._replace(
             x=x, states=states, dropout=dropout, training=training, reset=reset
         )
         if noise is not None:
-            pairs = zip(now.weights, noise, strict=True)
-            now = now._replace(weights=[w._replace(noise=n) for w, n in pairs])
-        return self._kernel(now)
+            pairs = zip(call.weights, noise, strict=True)
+            call = call._replace(weights=[w._replace(noise=n) for w, n in pairs])
+        return self._run(call)
 
 
 class _AutocastPlan:
-    """How one kind of call runs in float32 under autocast: only its output is rounded."""
+    """Runs a plan in float32 and rounds its output to the dtype of autocast."""
 
-    def __init__(self, plan: _Plan | Prepared, dtype: torch.dtype) -> None:
+    def __init__(self, plan: Plan, dtype: torch.dtype) -> None:
         self._plan, self._dtype = plan, dtype
         self.check = plan.check
 
@@ -76,26 +99,27 @@ class _AutocastPlan:
         return output if output is None else output.to(self._dtype), states
 
 
-def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _AutocastPlan:
-    inner = kernel.kernel if isinstance(kernel, MixedPrecision) else kernel
-    plan = Prepared(call) if isinstance(inner, NativeLayers) else _Plan(inner, call)
-    return plan if inner is kernel else _AutocastPlan(plan, product_dtype(call.x))
+def _plan_of(run: Run, call: RecurrentCall) -> Plan:
+    inner = run.kernel if isinstance(run, MixedPrecision) else run
+    plan = Prepared(call) if isinstance(inner, NativeLayers) else _KernelPlan(inner, call)
+    return plan if inner is run else _AutocastPlan(plan, product_dtype(call.x))
 
 
-class Plans:
-    """How calls of one layer or cell run, by the form of the input; not copied with the layer.
+class _Kept(NamedTuple):
+    """Plans of a layer, and what they depend on; never changed, so that threads may share it."""
 
-    For float32 calls on the CPU, also under autocast. Valid until something that the call depends
-    on is replaced; `run` detects tensors that have changed their form.
-    """
+    owner: dict[str, Any] | None
+    #: Dict, key and value, which must still be the same object.
+    watched: Sequence[tuple[dict[str, Any], str, Any]]
+    #: Plan and shape of states, by `_key`.
+    plans: dict[Any, tuple[Plan, tuple[int, ...]]]
+
+
+class CallCache:
+    """A `ln_zoo.ops.plans.CallCache` for CPUs."""
 
     def __init__(self) -> None:
-        #: Owner, watched entries and plans: one tuple, replaced atomically by other threads.
-        self._kept: tuple[Any, list[tuple[dict[str, Any], str, Any]], dict[Any, Any]]
-        self._kept = (None, [], {})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Plans, ()
+        self._kept = _Kept(None, (), {})
 
     def run(
         self,
@@ -105,24 +129,18 @@ class Plans:
         count: int,
         dropout: float = 0.0,
         training: bool = False,
-        draw: Draw | None = None,
+        draw: Callable[[States], Sequence[Noise]] | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Any, States] | None:
-        """Output and final states, or None without a plan.
-
-        ``owner`` is the layer's ``__dict__``, which shallow copies do not share. x is (T, N, I), or
-        (N, I) for a single step; ``reset`` is (T * N,). ``draw`` samples the noise of a call, given
-        its ``count`` initial states.
-        """
-        whose, watched, plans = self._kept
+        kept_owner, watched, plans = self._kept
         key = _key(x, draw is not None, reset is not None)
-        plan = plans.get(key)
-        if plan is None or key is None or whose is not owner:
+        known = plans.get(key)
+        if known is None or key is None or kept_owner is not owner:
             return None
-        for where, name, a in watched:
-            if where.get(name) is not a:
+        for entries, name, value in watched:
+            if entries.get(name) is not value:
                 return None
-        plan, state = plan
+        plan, state = known
         try:
             found = plan.check()
             if states is None:
@@ -134,42 +152,41 @@ class Plans:
         return plan(found, x, starts, states, dropout, training, noise, reset)
 
     def keep(
-        self,
-        owner: dict[str, Any],
-        entries: Entries | None,
-        kernel: Run,
-        call: RecurrentCall,
+        self, owner: dict[str, Any], entries: Entries | None, run: Run, call: RecurrentCall
     ) -> None:
-        """Plan calls like this one, with padded inputs, if possible.
-
-        ``entries``: where records and weights are stored, or None if unknown.
-        """
-        cell, records, x, _, _, weights, *_ = call
-        key = _key(x, any(w.noise.sampled for w in weights), call.reset is not None)
-        if key is None or entries is None:
-            return
-        if not cell.has_kernels or any(w.hr is not None for w in weights):
-            return
-        if not all(isinstance(r, RowNorm) for direction in records for r in direction.values()):
+        key = _key(call.x, any(w.noise.sampled for w in call.weights), call.reset is not None)
+        if key is None or entries is None or not _is_plannable(run, call):
             return
         watched = [(where, name, where.get(name)) for where, name in entries]
         # Computed tensors (`functional_call`) would keep their graph alive.
-        if any(isinstance(a, Tensor) and a.grad_fn is not None for _, _, a in watched):
+        if any(isinstance(a, Tensor) and a.grad_fn is not None for *_, a in watched):
             return
-        whose, before, plans = self._kept
-        same = whose is owner and len(before) == len(watched)
-        for old, new in zip(before, watched, strict=False):
-            same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
-        # Plans use weights, and usually inputs, without conversion.
-        needed = [w.hh for w in weights] if isinstance(kernel, MixedPrecision) else [x]
-        if any(a.dtype != torch.float32 for a in needed):
-            return
-        plan = _plan_of(kernel, call)
-        hidden = weights[0].hh.shape[1]
-        state = (len(weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
-        kept = dict(plans) if same and len(plans) < _MAX_PLANS else {}
-        kept[key] = plan, state
-        self._kept = owner, watched, kept
+        kept = self._kept
+        plans = kept.plans if kept.owner is owner and _are_same(kept.watched, watched) else {}
+        if len(plans) >= _MAX_PLANS:
+            plans = {}
+        x, hidden = call.x, call.weights[0].hh.shape[1]
+        state = (len(call.weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
+        self._kept = _Kept(owner, watched, plans | {key: (_plan_of(run, call), state)})
+
+
+def _is_plannable(run: Run, call: RecurrentCall) -> bool:
+    """Whether a plan can run calls like this one, with padded inputs."""
+    if not call.cell.has_kernels or any(w.hr is not None for w in call.weights):
+        return False
+    norms = [record for records in call.records for record in records.values()]
+    if not all(isinstance(norm, RowNorm) for norm in norms):
+        return False
+    # Plans use weights, and usually inputs, without conversion.
+    needed = [w.hh for w in call.weights] if isinstance(run, MixedPrecision) else [call.x]
+    return all(a.dtype == torch.float32 for a in needed)
+
+
+def _are_same(first: Sequence[Sequence[Any]], second: Sequence[Sequence[Any]]) -> bool:
+    """Whether the dicts, keys and values of watched entries are the same objects."""
+    return len(first) == len(second) and all(
+        a[0] is b[0] and a[1] == b[1] and a[2] is b[2] for a, b in zip(first, second, strict=True)
+    )
 
 
 def _key(x: Tensor, drawn: bool, resets: bool) -> tuple[Any, ...] | None:
@@ -184,14 +201,13 @@ def _key(x: Tensor, drawn: bool, resets: bool) -> tuple[Any, ...] | None:
         or no_custom_ops_reason() is not None
     ):
         return None
-    value = os.environ.get("LN_ZOO_KERNELS")
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return (
         x.shape,
         x.dtype,
         drawn,
         resets,
-        value,
+        os.environ.get("LN_ZOO_KERNELS"),
         autocast,
         torch.get_num_threads(),
         *registry.KERNELS,

@@ -14,16 +14,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ln_zoo.kernels.ctypes_arguments import address, addresses
-from ln_zoo.kernels.native import build
 from ln_zoo.kernels.native.batch import shares_under_batch_norm
 from ln_zoo.kernels.native.runtime import (
     library,
     rows_of_chunk,
     shares_of_units,
-    unavailable_reason,
 )
 from ln_zoo.kernels.native.steps import CELLS as NUMBERS
 from ln_zoo.kernels.native.steps import RowArguments, row_arguments
@@ -43,10 +41,8 @@ from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.recurrent_kernel import (
     given_statistics,
     masks_of,
-    no_custom_ops_reason,
     update_running_statistics,
 )
-from ln_zoo.ops.registry import Task
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import (
     Examples,
@@ -56,9 +52,6 @@ from ln_zoo.ops.spec import (
     in_slots,
     kernel_tensors,
     make_spec,
-    product_dtype,
-    unsupported_places,
-    unsupported_reason,
 )
 
 
@@ -602,72 +595,3 @@ class Prepared:
 
 def _with_resets(masks: Masks, reset: Tensor | None) -> Masks:
     return masks if reset is None else masks._replace(reset=reset.contiguous())
-
-
-def _unsupported_statistics(spec: Spec, call: RecurrentCall, noise: Noise) -> str | None:
-    """Why one call cannot normalise x (T, N, I) over examples, or None."""
-    x = call.x
-    if not spec.examples:
-        return None
-    if call.reset is not None:
-        return "its steps over a batch have no resets"
-    if x.shape[0] == 1:
-        return "a single step may be any of a sequence, and each has statistics of its own"
-    if x.shape[1] == 1 and any(place.batch for place in spec.places):
-        return "a batch of one example has no statistics"
-    if noise.kinds:
-        return f"its steps over a batch have no {' and '.join(noise.kinds)}"
-    return unsupported_places(spec.places)
-
-
-class NativeLayers:
-    """The kernel of padded float32 calls on the CPU."""
-
-    name = "native"
-    title = "C++, in one call"
-    tasks: tuple[Task, ...] = ("layers", "step")
-
-    def missing(self) -> str | None:
-        return build.status().reason
-
-    def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        cell, records, x, _, _, weights, *_ = call
-        reason = no_custom_ops_reason() or unsupported_reason(cell, records, weights, batch=True)
-        if reason is not None:
-            return reason
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            return "something watches the operators of torch"
-        if x.device.type != "cpu":
-            return f"it runs on the CPU, not on {x.device.type}"
-        if x.dim() != 3 or not x.shape[0] * x.shape[1]:
-            return "it runs padded calls of at least one row"
-        for direction, w in zip(records, weights, strict=True):
-            reason = _unsupported_statistics(make_spec(cell, direction, w), call, w.noise)
-            if reason is not None:
-                return reason
-        norms = [r for direction in records for r in direction.values() if r is not None]
-        tensors = [a for w in weights for a in w.tensors] + [
-            a for r in norms for a in (r.gain, r.shift)
-        ]
-        for a in (x, *tensors):
-            if a is None:
-                continue
-            if a.dtype != torch.float32 or product_dtype(x) != torch.float32:
-                return "it computes in float32 alone"
-            if type(a) not in (Tensor, nn.Parameter) or not a.numel() or a.is_neg():
-                return "a tensor has no numbers of its own"
-            if a is not x and not a.is_contiguous():
-                return "a parameter is not contiguous"
-        if any(s.is_neg() for s in call.states):
-            return "a state has no numbers of its own"
-        for direction in records:
-            for role, record in direction.items():
-                if role != "cell" and record is not None and record.shift is not None:
-                    return f"the {role} site has a shift"
-        return unavailable_reason()
-
-    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        prepared, noise = Prepared(call), [w.noise for w in call.weights]
-        states = tuple(s.contiguous() for s in call.states)
-        options = call.dropout, call.training, noise, call.reset
-        return prepared(prepared.check(), call.x, None, states, *options)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ln_zoo.kernels.native import build
 from ln_zoo.ops.cells import States, Weights
 from ln_zoo.ops.norm_records import StepNorm
 from ln_zoo.ops.operator import no_autocast
@@ -24,6 +23,8 @@ MIN_MULTIPLICATIONS: dict[Task, int] = {"layers": 2**28, "step": 2**25}
 
 def is_widened(dtype: torch.dtype) -> bool:
     """Whether products of this dtype are computed in float32."""
+    from ln_zoo.kernels.native import build
+
     return dtype in _HALF and not (dtype == torch.bfloat16 and build.bfloat16_pays())
 
 
@@ -37,6 +38,7 @@ class MixedPrecision:
     """
 
     name = "native"
+    rank = 40
 
     def __init__(self, kernel: LayersKernel, task: Task = "layers") -> None:
         self.kernel = kernel

@@ -94,13 +94,6 @@ def constant(value: float, n: int) -> Tensor:
     return torch.full((n,), value, dtype=torch.float32, device="cpu")
 
 
-def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-    """See `ln_zoo.ops.engines.base.Engine.empty`."""
-    if scratch:
-        return memory.scratch(f"native {scratch}", *size, dtype=dtype)
-    return memory.empty(*size, like=like, dtype=dtype)
-
-
 # Products
 
 

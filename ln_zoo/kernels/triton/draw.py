@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ln_zoo.kernels.cuda_graphs import graphs
-from ln_zoo.kernels.triton.steps import OPTIONS, block, may_replay, on, product_settings, rule
+from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
+from ln_zoo.kernels.triton.steps import OPTIONS, block, rule
 from ln_zoo.ops.loops.draw import (
     Back,
     DrawOperands,

@@ -7,14 +7,11 @@ are bitwise reproducible on the same device and library versions.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
-import importlib.util
 import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,6 +21,7 @@ from torch import Tensor
 
 from ln_zoo.kernels.ctypes_arguments import address, check_steps
 from ln_zoo.kernels.cuda_graphs import graphs
+from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
 from ln_zoo.ops.engines.base import (
     NO_MASKS,
     Chunk,
@@ -35,11 +33,7 @@ from ln_zoo.ops.engines.base import (
 )
 from ln_zoo.ops.engines.base import Steps as ChunkSteps
 from ln_zoo.ops.memory import to_device
-from ln_zoo.ops.registry import untraced
 from ln_zoo.ops.spec import Operands, Rows, Spec
-
-#: Maximum H: a program holds a row, four units in each of 1024 threads.
-MAX_HIDDEN = 4096
 
 #: Maximum H for which registers suffice to load all operands of a step first.
 EARLY_HIDDEN = 1024
@@ -720,66 +714,10 @@ def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -
     return like.new_empty(size, dtype=dtype)
 
 
-def _unsupported_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
-    if torch.version.hip is not None:
-        return "it was never tried on GPUs of other makers than NVIDIA"
-    if not _has_triton():
-        return "triton is not installed"
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"products are in {dtype}; it computes in torch.float32 and torch.bfloat16"
-    needed = (8, 0) if dtype == torch.bfloat16 else (7, 0)
-    capability = _capability(device)
-    if capability < needed:
-        return (
-            f"for {dtype} it needs compute capability {needed[0]}.{needed[1]}, the GPU has "
-            f"{capability[0]}.{capability[1]}"
-        )
-    return None
-
-
-@untraced
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@untraced
-def _capability(device: torch.device) -> tuple[int, int]:
-    properties = torch.cuda.get_device_properties(device)
-    return properties.major, properties.minor
-
-
 @functools.cache
 def _kernels() -> Any:
     return importlib.import_module("ln_zoo.kernels.triton.kernels")
 
 
-@contextlib.contextmanager
-def on(a: Tensor) -> Iterator[None]:
-    """Make the device of a tensor current for launches."""
-    with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
-        yield
-
-
 def _is_recorded(p: Prepared) -> bool:
     return p.weight.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def may_replay(a: Tensor) -> bool:
-    """Whether captured graphs can be launched now."""
-    return (
-        a.is_cuda
-        and os.environ.get("LN_ZOO_CUDA_GRAPHS") != "0"
-        and not torch.cuda.is_current_stream_capturing()
-    )
-
-
-def product_settings() -> tuple[Any, ...]:
-    """Settings of torch that affect captured products."""
-    matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
-    return (
-        matmul.allow_tf32 if precision is None else precision,
-        matmul.allow_bf16_reduced_precision_reduction,
-        torch.are_deterministic_algorithms_enabled(),
-    )

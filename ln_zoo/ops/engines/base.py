@@ -234,6 +234,10 @@ class Engine(Protocol):
         """Short description for the log: ``"C++ loops"``."""
 
     @property
+    def rank(self) -> int:
+        """See `ln_zoo.ops.registry.Kernel`."""
+
+    @property
     def device(self) -> str | None:
         """Device type that it runs on; None for any."""
 

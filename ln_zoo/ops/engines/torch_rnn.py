@@ -32,6 +32,7 @@ class TorchRNN:
 
     name = "torch"
     title = "torch's fused loop"
+    rank = 20
     tasks: tuple[Task, ...] = ("layers",)
 
     def missing(self) -> str | None:

@@ -105,14 +105,26 @@ class Drawn(NamedTuple):
 # Selection
 
 
-class DrawKernel(EngineKernel):
-    """Kernel of an engine with ``steps``, its `DrawSteps`."""
+class DrawEngine(Engine, Protocol):
+    """An engine that has the steps of DRAW."""
 
+    @property
+    def draw_steps(self) -> type[DrawSteps]:
+        """Class of the steps."""
+
+
+class DrawKernel(EngineKernel):
+    """Kernel of an engine that has the steps of DRAW."""
+
+    engine: DrawEngine
     tasks: tuple[Task, ...] = ("DRAW",)
 
-    def __init__(self, engine: Engine, steps: type[DrawSteps]) -> None:
+    def __init__(self, engine: DrawEngine) -> None:
         super().__init__(engine)
-        self.steps = steps
+
+    @functools.cached_property
+    def steps(self) -> type[DrawSteps]:
+        return self.engine.draw_steps
 
     def unsupported_reason(self, images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
         reason = _refusal(images, noise, weights) or self.steps.unsupported_reason(images, weights)

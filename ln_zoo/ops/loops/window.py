@@ -11,6 +11,7 @@ window. With K Gaussians and a text of vectors c_1 ... c_U::
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -107,14 +108,26 @@ class WindowGrads(NamedTuple):
     parameters: Tensor  # output: gradients of alpha^, beta^ and kappa^, (rows, 3K)
 
 
-class WindowKernel(EngineKernel):
-    """Kernel of an engine with ``steps``, its `WindowSteps`."""
+class WindowEngine(Engine, Protocol):
+    """An engine that has the steps of a window."""
 
+    @property
+    def window_steps(self) -> type[WindowSteps]:
+        """Class of the steps."""
+
+
+class WindowKernel(EngineKernel):
+    """Kernel of an engine that has the steps of a window."""
+
+    engine: WindowEngine
     tasks: tuple[Task, ...] = ("window",)
 
-    def __init__(self, engine: Engine, steps: type[WindowSteps]) -> None:
+    def __init__(self, engine: WindowEngine) -> None:
         super().__init__(engine)
-        self.steps = steps
+
+    @functools.cached_property
+    def steps(self) -> type[WindowSteps]:
+        return self.engine.window_steps
 
     def unsupported_reason(
         self, records: Records, x: Tensor, weights: Weights, windows: WindowOperands

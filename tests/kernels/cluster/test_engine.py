@@ -48,7 +48,7 @@ from kernels.engine_case import (
     with_gradients,
 )
 
-from ln_zoo.kernels.cluster import choice, driver, engine, persistent
+from ln_zoo.kernels.cluster import choice, driver, engine, geometry, persistent
 from ln_zoo.kernels.cluster.geometry import CELLS, SHARED_LIMIT, BatchLayout, Layout, Problem
 from ln_zoo.ops import operator
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
@@ -287,7 +287,7 @@ def test_layouts_fit_and_fill_the_gpu(
 ) -> None:
     """With batch norm, one cluster has all examples."""
     for dtype in (F32,) if spec.examples else (F32, BF16):
-        problem = persistent.problem_of(spec, hidden, dtype)
+        problem = geometry.problem_of(spec, hidden, dtype)
         layout = choice.layouts(problem, backward, examples)[0]
         assert layout.shared_bytes <= SHARED_LIMIT
         assert layout.blocks * layout.units >= hidden
@@ -319,7 +319,7 @@ def test_layouts_fit_and_fill_the_gpu(
     ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
 )
 def test_no_local_memory(spec: Spec, hidden: int, examples: int, dtype: torch.dtype) -> None:
-    problem = persistent.problem_of(spec, hidden, dtype)
+    problem = geometry.problem_of(spec, hidden, dtype)
     for lengths, backward in itertools.product({False, problem.batch}, (False, True)):
         kind = replace(problem, lengths=lengths)
         layout = choice.layouts(kind, backward, examples)[0]
@@ -333,7 +333,7 @@ def test_no_local_memory(spec: Spec, hidden: int, examples: int, dtype: torch.dt
 
 def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_unsupported_gpu", lambda device: None)
-    monkeypatch.setattr(engine, "resident_clusters", lambda device: choice.RESIDENT)
+    monkeypatch.setattr(persistent, "resident_clusters", lambda device: choice.RESIDENT)
     monkeypatch.setattr(engine.ClusterEngine, "device", "cpu")
     x, found = torch.zeros(2, 3, 4), engine.ClusterEngine()
 

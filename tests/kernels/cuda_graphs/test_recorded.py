@@ -36,6 +36,7 @@ def cache(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """No kernels, and recordings as if there were a GPU; see `conftest.py`."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "0")
     monkeypatch.setenv("LN_ZOO_CUDA_GRAPHS", "all")
+    monkeypatch.setitem(registry.SCANS, "cpu", loop.recorded_scan)
     monkeypatch.setattr(loop, "may_replay", lambda a: True)
     monkeypatch.setattr(loop, "_cache", lambda device: recorded)
     monkeypatch.setattr(graphs, "LENGTHS", (5, 2, 1))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ln_zoo import ops
 from ln_zoo.kernels.native import layers as native_layers
-from ln_zoo.kernels.native.layers import NativeLayers
+from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentCell, RecurrentLayer, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops import Cell, registry, resets

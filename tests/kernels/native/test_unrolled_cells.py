@@ -157,7 +157,7 @@ def test_gradients_of_inputs_alone_keep_no_rows(cell: RecurrentCell, x: Tensor) 
     found = loss_of(outputs(cell, x))
     (alone,) = torch.autograd.grad(found, [x])
     torch.testing.assert_close(alone, whole[0])
-    ((_, (plan, _)),) = cell._plans._kept[2].items()
+    ((_, (plan, _)),) = cell._plans.cache._kept.plans.items()
     shared = plan._directions[0]._shared
     assert not shared.sums._passes
 

@@ -59,7 +59,8 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, ReduceOps
 
 from ln_zoo.kernels.cuda_graphs import graphs
-from ln_zoo.kernels.triton import TritonEngine, batch, kernels, steps
+from ln_zoo.kernels.triton import batch, kernels, steps
+from ln_zoo.kernels.triton.engine import TritonEngine
 from ln_zoo.layers import GRU as GRULayer
 from ln_zoo.layers import LSTM as LSTMLayer
 from ln_zoo.norms import BatchNorm

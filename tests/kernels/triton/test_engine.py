@@ -24,7 +24,8 @@ import torch
 from cli_support import python as forked_python
 
 from ln_zoo.kernels.cuda_graphs import graphs
-from ln_zoo.kernels.triton import TritonEngine, batch, draw, steps, window
+from ln_zoo.kernels.triton import batch, draw, engine, steps, window
+from ln_zoo.kernels.triton.engine import TritonEngine
 from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.spec import Examples, Rows, Spec
 
@@ -166,7 +167,7 @@ def refusal(
 ) -> str | None:
     properties = SimpleNamespace(major=capability[0], minor=capability[1])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(steps, "_has_triton", lambda: triton)
+    monkeypatch.setattr(engine, "_has_triton", lambda: triton)
     x: Any = SimpleNamespace(device=torch.device(device))
     w_hh = torch.empty(4 * hidden, hidden, device="meta")
     return TritonEngine().unsupported_reason(spec, x, w_hh, dtype)
@@ -203,10 +204,13 @@ def test_kernels_are_not_made_before_a_gpu_asks_for_them(
 ) -> None:
     monkeypatch.setenv("LN_ZOO_KERNELS", "triton,aten")
     code = (
-        "import sys, torch, ln_zoo.kernels.triton\n"
+        "import sys, torch\n"
         "from ln_zoo.layers import LSTM; from ln_zoo.norms import LayerNorm\n"
         "LSTM(3, 4, norm=LayerNorm())(torch.randn(5, 2, 3))[0].sum().backward()\n"
-        "assert 'ln_zoo.kernels.triton.steps' in sys.modules\n"
+        "names = 'triton.steps', 'triton.kernels', 'cluster.persistent', 'cuda_graphs.recorded'\n"
+        "assert 'ln_zoo.kernels.triton.engine' in sys.modules\n"
+        "assert not any(f'ln_zoo.kernels.{name}' in sys.modules for name in names)\n"
+        "import ln_zoo.kernels.triton.steps\n"
         "assert 'ln_zoo.kernels.triton.kernels' not in sys.modules"
     )
     done = forked_python(tmp_path, code)

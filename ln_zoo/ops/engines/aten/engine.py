@@ -28,6 +28,7 @@ class AtenEngine:
 
     name = "aten"
     title = "steps in functions of torch"
+    rank = 90
     device = None
     has_noise = True
 
