@@ -48,4 +48,7 @@ def test_damage_is_one_line(source: Path) -> None:
     damaged = "a01-000u-02.xml"
     (source / "lineStrokes/a01/a01-000" / damaged).write_bytes(b"<a>")
     fails("data", "iam_ondb", source, "compact", code=1, says=["1 of 9", damaged])
-    fails("data", "iam_ondb", "nowhere", "compact", code=1, says=["nowhere"])
+    fails("data", "iam_ondb", "nowhere", "other", code=1, says=["nowhere"])
+    assert not Path("other").exists()
+    Path("file").touch()
+    fails("data", "iam_ondb", source, "file/compact", code=1, says=["file/compact", "another"])

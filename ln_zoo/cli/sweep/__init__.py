@@ -23,6 +23,7 @@ from ln_zoo.sweeps.grid import (
     digests,
     existing_grid,
     files_of,
+    make_folder,
     parse_norms,
     parse_seeds,
     parse_settings,
@@ -115,7 +116,7 @@ def sweep(
         grid = _unchanged(old, out, threads, test)
     else:
         grid = grid_of(config, norms, seeds, set_, fit_options, threads, test, jobs, old)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with FileLock(folder / _LOCK, timeout=0):
             grid, waiting, lengths = _checked(grid, folder)
@@ -232,6 +233,7 @@ def _report(
     from ln_zoo.sweeps.report import Report
 
     report = Report(grid, out, baseline, metric, x, select)
+    make_folder(out / _REPORT)
     print(report.write(out / _REPORT))
     print(f"report: {out / _REPORT / 'report.md'}")
 

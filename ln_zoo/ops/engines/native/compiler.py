@@ -44,8 +44,8 @@ LINK = ("-shared", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin
 #: No OpenMP runtime is linked: symbols resolve to torch's, so torch.set_num_threads applies.
 #: Without it, the kernels run on one thread.
 _OPENMP: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
-#: Run a command, and stop it and its children if stdin ends first. stdin is a pipe that this process
-#: holds open, so that a compiler never outlives it.
+#: Run a command, and stop it and its children if stdin ends first. stdin is a pipe that this
+#: process holds open, so that a compiler never outlives it.
 _WATCHED = """
 exec 3<&0
 (read -r _ <&3; kill 0) >/dev/null 2>&1 &
