@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import inspect
 import io
@@ -33,6 +34,8 @@ _NAME = re.compile(r"'([\w.]+)'|: ([\w.]+)(?:;|$)|--([\w.]+)")
 #: Longer lists of classes are not printed.
 _LONGEST_LIST = 24
 _TRACEBACK = "LN_ZOO_DEBUG"
+#: Error numbers of a full disk and an exhausted quota.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fail(text: str, command: str) -> NoReturn:
@@ -252,6 +255,8 @@ def _of_input(error: Exception) -> bool:
 def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno and not error.filename and not _output_works():
         return f"standard output cannot be written: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror and error.errno in _FULL:
+        return f"{error.strerror}{f' for {error.filename}' if error.filename else ''}: make room"
     # Without torch's C++ stack.
     text = one_line(re.split(r"\n?Exception raised from |\nC\+\+ ", str(error))[0])
     if isinstance(error, RecursionError):

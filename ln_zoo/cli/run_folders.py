@@ -12,9 +12,12 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from ln_zoo.utils.checkpoints import sweep
+from ln_zoo.utils.files import unwritable
 
 #: Default of ``--trainer.default_root_dir`` and of the loggers' ``save_dir``.
 DEFAULT = "runs"
+#: What to do if output folders cannot be written to.
+REMEDY = "choose another with --trainer.logger.save_dir or --trainer.default_root_dir"
 
 
 def claim(root: str | Path) -> Path:
@@ -46,7 +49,7 @@ def claim(root: str | Path) -> Path:
                 return folder
             number += 1
     except OSError as error:
-        raise unwritable(root, error) from error
+        raise unwritable(root, error, REMEDY) from error
 
 
 def claim_for(loggers: Iterable[Logger]) -> list[Path]:
@@ -107,11 +110,3 @@ def release(folders: Iterable[Path]) -> None:
         with contextlib.suppress(OSError):
             folder.rmdir()
             folder.parent.rmdir()
-
-
-def unwritable(folder: Path, error: OSError) -> OSError:
-    """The error for an output folder without write access."""
-    return OSError(
-        f"the output folder {folder} cannot be written to ({error.strerror}): choose another with "
-        "--trainer.logger.save_dir or --trainer.default_root_dir"
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from ln_zoo.cli.run_folders import unwritable
-from ln_zoo.utils.files import relative
+from ln_zoo.cli.run_folders import REMEDY
+from ln_zoo.utils.files import check_output_folder, relative
 
 
 def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
@@ -33,12 +32,7 @@ def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
     chosen = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
     folders |= {Path(folder) for folder in chosen if folder}
     for folder in folders or {Path(trainer.default_root_dir)}:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b"0")
-        except OSError as error:
-            raise unwritable(folder, error) from error
+        check_output_folder(folder, REMEDY)
         if trained is None:
             continue
         # Weights and Adam's two moments, in two checkpoints and in the one being written.

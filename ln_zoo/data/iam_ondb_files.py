@@ -22,7 +22,7 @@ import numpy as np
 
 from ln_zoo.data.archives import ARCHIVES, read_archive, read_file, read_rest
 from ln_zoo.data.pen_lines import PenLines, first_names
-from ln_zoo.utils.files import atomic_write_text
+from ln_zoo.utils.files import atomic_write_text, check_output_folder
 
 LISTS = {
     "trainset.txt": "train",
@@ -76,6 +76,7 @@ def convert(
     _check_target(target)
     places = _find(source)
     sets = _read_lists(places)
+    check_output_folder(target, "give another folder to write")
     texts = {_form(n): transcription(read()) for n, read in _contents(places["ascii"])}
     listed = {name: p for name, p in places["lineStrokes"].items() if _form(name) in sets}
     lines, damaged = _read_lines(listed, progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ln_zoo.utils.files import quantize_png
+from ln_zoo.utils.files import naming, quantize_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,10 +43,10 @@ def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = 
         raise ValueError(f"{picture} does not name a picture: end it in .svg, .png or .pdf")
     picture.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
-    with matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
+    with naming(picture), matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
         figure.savefig(picture, dpi=dpi, metadata=metadata)
-    if quantize:
-        quantize_png(picture)
+        if quantize:
+            quantize_png(picture)
 
 
 def set_log_scale(axes: Axes, direction: Literal["x", "y"] = "y") -> None:

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.utils.files import atomic_write_text
+from ln_zoo.utils.files import atomic_write_text, check_output_folder
 from ln_zoo.utils.names import nearest
 
 MANIFEST = "sweep.json"
@@ -241,6 +241,14 @@ def existing_grid(folder: Path) -> Grid:
     if (grid := read_grid(folder)) is None:
         raise SweepError(f"there is no sweep in {folder}")
     return grid
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder of a sweep; SweepError unless it can be written to."""
+    try:
+        check_output_folder(folder, "make it writable, or choose another with --out")
+    except OSError as error:
+        raise SweepError(str(error)) from error
 
 
 def write_grid(grid: Grid, folder: Path) -> None:

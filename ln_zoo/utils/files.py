@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from io import BufferedReader, BytesIO
@@ -48,6 +49,32 @@ def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
         return file.read(size)
 
 
+def check_output_folder(folder: Path, remedy: str) -> None:
+    """Create a folder; `unwritable` unless a file can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise unwritable(folder, error, remedy) from error
+
+
+def unwritable(folder: Path, error: OSError, remedy: str) -> OSError:
+    """The error for an output folder without write access; ``remedy`` says what to do."""
+    return OSError(f"the output folder {folder} cannot be written to ({error.strerror}): {remedy}")
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add the path to errors of the block without one, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Atomically replace a file: yields a temporary file that is synced and renamed at the end.
@@ -57,7 +84,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     path = Path(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("wb") as file:
+        with naming(path), draft.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

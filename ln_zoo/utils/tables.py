@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ln_zoo.utils.files import naming
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -37,7 +39,8 @@ def csv_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write `csv_table` to a file; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{csv_table(head, rows)}\n", encoding="utf-8", newline="")
+    with naming(path):
+        path.write_text(f"{csv_table(head, rows)}\n", encoding="utf-8", newline="")
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:

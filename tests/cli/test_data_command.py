@@ -54,7 +54,10 @@ def test_damage_is_one_line(source: Path) -> None:
         file.write_bytes(xml([[(x, 2), (next_x, 4)]]))
         says = ["1 of 9", damaged, "float32"]
         fails("data", "iam_ondb", source, "compact", code=1, says=says)
-    fails("data", "iam_ondb", "nowhere", "compact", code=1, says=["nowhere"])
+    fails("data", "iam_ondb", "nowhere", "other", code=1, says=["nowhere"])
+    assert not Path("other").exists()
+    Path("file").touch()
+    fails("data", "iam_ondb", source, "file/compact", code=1, says=["file/compact", "another"])
 
 
 def test_an_address_in_a_table_is_not_followed(here: Path) -> None:

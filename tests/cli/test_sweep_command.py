@@ -43,6 +43,7 @@ SMALL = (
         ("LAYER --test=best", "--test ModelCheckpoint monitor"),
         ("LAYER -- --trainer.logger=false", "CSVLogger"),
         ("LAYER --out=file", "--out file"),
+        ("LAYER --out=file/s", "--out file/s"),
     ],
 )
 def test_wrong_grids(here: Path, given: str, says: str) -> None:
@@ -68,7 +69,18 @@ def test_printed_commands_are_gathered(printed: list[str], here: Path) -> None:
     # Only the report is left to do.
     for more in ([], ["--gather"]):
         assert "2 of 2 runs have finished." in succeed("sweep", "--out=s", *more).out
-    assert (here / "s/report/curves.png").is_file()
+    curves, full = here / "s/report/curves.png", Path("/dev/full")
+    assert curves.is_file()
+    if full.exists():
+        curves.unlink()
+        curves.symlink_to(full)
+        fails("sweep", "--out=s", "--gather", code=1, says=["No space left", "report/curves.png"])
+        curves.unlink()
+    (here / "s/report").rename(here / "report")
+    (here / "s/report").touch()
+    fails("sweep", "--out=s", "--gather", says=["s/report", "--out"])
+    (here / "s/report").unlink()
+    (here / "report").rename(here / "s/report")
     for row, name in zip(rows_of("s/report/runs.csv"), names, strict=True):
         measured = json.loads((here / f"s/{name}/test_results.json").read_text())
         assert float(row["error"]) == pytest.approx(100 * measured["metrics"]["error"])

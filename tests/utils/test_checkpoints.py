@@ -226,5 +226,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         assert path.read_bytes() == text.encode()
     with pytest.raises(TypeError, match="bytes-like"), atomic_write(path) as file:
         file.writelines([b"half of", "it"])  # type: ignore[list-item]
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space") as raised, atomic_write(path):
+        raise full
+    assert raised.value.filename == str(path)
     assert path.read_bytes() == b"b\r\n"
     assert list(tmp_path.iterdir()) == [path]

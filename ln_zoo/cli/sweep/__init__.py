@@ -23,6 +23,7 @@ from ln_zoo.sweeps.grid import (
     digests,
     existing_grid,
     files_of,
+    make_folder,
     parse_norms,
     parse_seeds,
     parse_settings,
@@ -115,7 +116,7 @@ def sweep(
         grid = _unchanged(old, out, threads, test)
     else:
         grid = grid_of(config, norms, seeds, set_, fit_options, threads, test, jobs, old)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with FileLock(folder / _LOCK, timeout=0):
             grid, waiting, lengths = _checked(grid, folder)
@@ -232,7 +233,9 @@ def _report(
     from ln_zoo.sweeps.report import write_report
     from ln_zoo.sweeps.results import Results
 
-    print(write_report(Results(grid, out, baseline, select), out / _REPORT, metric, x))
+    results = Results(grid, out, baseline, select)
+    make_folder(out / _REPORT)
+    print(write_report(results, out / _REPORT, metric, x))
     print(f"report: {out / _REPORT / 'report.md'}")
 
 

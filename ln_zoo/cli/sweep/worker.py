@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 from filelock import FileLock, Timeout
 
-from ln_zoo.sweeps.grid import Grid, Run, SweepError, existing_grid
+from ln_zoo.sweeps.grid import Grid, Run, SweepError, existing_grid, make_folder
 from ln_zoo.sweeps.state import (
     FAILURE,
     FINISHED,
@@ -45,7 +45,7 @@ def work(out: Path, name: str, attached: bool = False) -> int:
     if name not in runs:
         raise SweepError(f"{out} has no run {name!r}{nearest(name, runs)}")
     folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     watch = _ParentWatcher()
     if attached:
         watch.start()

@@ -48,7 +48,12 @@ from ln_zoo.kernels.native.compiler import (
     find_compiler,
     parts,
 )
-from ln_zoo.kernels.native.ownership import is_our_file, make_private, why_not_ours
+from ln_zoo.kernels.native.ownership import (
+    is_our_file,
+    is_our_folder,
+    make_private,
+    why_not_ours,
+)
 
 #: Version of the cache format.
 _SCHEMA = 2
@@ -220,6 +225,7 @@ class NativeLibrary:
 
     def _build(self, folder: Path, level: Level, compiler: Compiler, rebuild: bool) -> _Loaded:
         make_private(folder)
+        _remove_abandoned(folder, self._source.stem)
         stem = self._stem(level)
         try:
             with FileLock(folder / f"{stem}.lock", timeout=LIMIT + 30):
@@ -405,6 +411,16 @@ def _made_file(folder: Path, stem: str) -> Path:
 
 def _failure_file(folder: Path, stem: str, compiler: Compiler) -> Path:
     return folder / f"{stem}-{_digest(str(compiler))}.failed"
+
+
+def _remove_abandoned(folder: Path, name: str) -> None:
+    """Remove the folders of compilations that were killed; a running one holds its lock."""
+    for work in folder.glob(f"{name}-*-*"):
+        stem = work.name.rpartition("-")[0]
+        with contextlib.suppress(OSError):  # locked, or removed by another process
+            if is_our_folder(work):
+                with FileLock(folder / f"{stem}.lock", timeout=0):
+                    shutil.rmtree(work)
 
 
 def _cached(folder: Path, stem: str) -> _Loaded | None:

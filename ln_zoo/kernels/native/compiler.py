@@ -44,6 +44,17 @@ LINK = ("-shared", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin
 #: No OpenMP runtime is linked: symbols resolve to torch's, so torch.set_num_threads applies.
 #: Without it, the kernels run on one thread.
 _OPENMP: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
+#: Run a command, and stop it and its children if stdin ends first. stdin is a pipe that this
+#: process holds open, so that a compiler never outlives it.
+_WATCHED = """
+exec 3<&0
+(read -r _ <&3; kill 0) >/dev/null 2>&1 &
+"$@" 3<&- </dev/null
+code=$?
+kill $!
+wait $! 2>/dev/null
+exit $code
+"""
 _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 _UNRESOLVED = re.compile("undefined symbol|symbol not found", re.IGNORECASE)
@@ -182,20 +193,26 @@ def compile_library(
     environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"LC_ALL": "C"}
 
     def run(*arguments: str) -> str | None:
+        watched = () if sys.platform == "win32" else ("/bin/sh", "-c", _WATCHED, "sh")
+        reading, writing = os.pipe()
         try:
             done = subprocess.run(
-                [*compiler.command, *arguments],
+                [*watched, *compiler.command, *arguments],
                 cwd=work,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=reading,
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=max(1.0, start + LIMIT - time.monotonic()),
                 check=False,
+                start_new_session=True,
             )
         except subprocess.TimeoutExpired:
             raise Unavailable(f"{compiler} was stopped after {LIMIT} s{_AGAIN}") from None
+        finally:
+            os.close(reading)
+            os.close(writing)
         if done.returncode == 0:
             return None
         lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]

@@ -51,6 +51,12 @@ def is_our_file(path: Path) -> bool:
     return stat.S_ISREG(state.st_mode) and _why(path, state, sticky_will_do=False) is None
 
 
+def is_our_folder(path: Path) -> bool:
+    """Whether it is a folder of this user, not a link."""
+    state = path.lstat()
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+
+
 def _why(path: Path, state: os.stat_result, sticky_will_do: bool) -> str | None:
     if sys.platform == "win32":
         return None

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -237,6 +238,51 @@ def test_unusable_cache_is_replaced_by_a_private_folder(
     assert path.exists()
     assert native.load() is not None
     assert counted.times == 1
+
+
+def test_abandoned_folders_are_removed(source: Path, cache: Path) -> None:
+    """For any version of the source, but no other folder, nor one whose lock is held."""
+    stem = NativeLibrary(source)._stem(NATIVE)
+    removed = [cache / f"{start}-abcdefg_" for start in (stem, "tiny-0123456789abcdef")]
+    kept = [cache / name for name in ("other-0123456789abcdef-abcdefgh", "tiny-2-locked", "tiny-3")]
+    for folder in (*removed, *kept):
+        (folder / "source").mkdir(parents=True)
+    link, file = cache / "tiny-4-link", cache / "tiny-5-abc.failed"
+    link.symlink_to(kept[0])
+    file.write_text("broken")
+    theirs = cache / "tiny-6-theirs"
+    theirs.mkdir()
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, -1)
+        kept.append(theirs)
+    with build.FileLock(cache / "tiny-2.lock"):
+        NativeLibrary(source).load()
+    assert not any(folder.exists() for folder in removed)
+    assert all(path.exists() for path in (*kept, link, file))
+    assert (kept[0] / "source").exists()
+
+
+def test_compiler_ends_with_its_process(source: Path, tmp_path: Path, counted: Counted) -> None:
+    """With its children: all of them hold the pipe open."""
+    os.mkfifo(alive := tmp_path / "alive")
+    counted.behave(f'case "$*" in *-c*) exec 9> {alive}; echo started >&9; sleep 60; esac')
+    code = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(compiler.__file__).parent)!r})
+import compiler
+work = Path({str(tmp_path / "work")!r})
+work.mkdir()
+compiler.compile_library(Path({str(source)!r}), compiler.find_compiler(), compiler.NATIVE, work)
+"""
+    process = python(code)
+    with alive.open() as pipe:
+        assert pipe.readline() == "started\n"
+        process.terminate()
+        process.communicate()
+        killed = time.monotonic()
+        assert pipe.read() == ""
+    assert time.monotonic() - killed < 30
 
 
 def test_read_only_cache_that_is_filled_is_used(
