@@ -84,9 +84,7 @@ def test_stores_what_is_in_use_not_what_was_given() -> None:
 def test_stores_the_arguments_of_a_subclass_and_uses_those_of_its_parent() -> None:
     model = Doubled(2)
     assert (model.glimpses, model.kl_warmup) == (4, 5)
-    assert {name: model.hparams[name] for name in model.hparams if name != "norm"} == {
-        "glimpses": 2
-    }
+    assert model.hparams == {"glimpses": 2, "norm": to_config(LayerNorm())}
 
 
 def test_refuses_a_norm_that_cannot_be_stored_and_is_abstract() -> None:
