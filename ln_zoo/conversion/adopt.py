@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ln_zoo.conversion.adapters import ADOPTED, BATCH, STEPS, Adapter, adopted_class
 from ln_zoo.conversion.calibrate import measuring, tensors
-from ln_zoo.conversion.dialects import DIALECTS, ForeignClass, find_dialect, read_dialect
-from ln_zoo.conversion.replace import (
+from ln_zoo.conversion.formats.adapters import ADOPTED, BATCH, STEPS, Adapter, adopted_class
+from ln_zoo.conversion.formats.tables import DIALECTS, ForeignClass, find_dialect, read_dialect
+from ln_zoo.conversion.layers import (
     OURS,
     TORCHS,
     Owners,

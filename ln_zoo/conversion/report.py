@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ln_zoo.conversion.replace import OURS, sites
+from ln_zoo.conversion.layers import OURS, sites
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Identity, Norm
 from ln_zoo.utils.tables import aligned

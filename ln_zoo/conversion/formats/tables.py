@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.conversion.adapters import (
+from ln_zoo.conversion.formats.adapters import (
     Adapter,
     CellOfList,
     CellOfPair,
@@ -25,7 +25,15 @@ from ln_zoo.conversion.adapters import (
     SpeechBrainLayer,
     StackOfTuples,
 )
-from ln_zoo.conversion.state_keys import BIASES, Entry, Form, StateKeys, Weights, affine, kernel
+from ln_zoo.conversion.formats.entries import (
+    BIASES,
+    Entry,
+    Form,
+    StateKeys,
+    Weights,
+    affine,
+    kernel,
+)
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentCell, RecurrentLayer
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops import (

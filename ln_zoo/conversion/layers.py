@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from ln_zoo.conversion.adapters import ADOPTED
+from ln_zoo.conversion.formats.adapters import ADOPTED
 from ln_zoo.layers import (
     GRU,
     LSTM,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.conversion import calibrate as calibration
-from ln_zoo.conversion.replace import (
+from ln_zoo.conversion.layers import (
     NAMES,
     OURS,
     TORCHS,

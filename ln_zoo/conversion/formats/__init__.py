@@ -1,0 +1,1 @@
+"""State dicts and call signatures of recurrent layers of other libraries."""
