@@ -1,10 +1,10 @@
-"""Replace a layer in place: same object, same parameters, another class."""
+"""Layers of a model: choose them, say why one cannot be replaced, replace one in place."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from ln_zoo.conversion.formats.adapters import ADOPTED
 from ln_zoo.layers import (
     GRU,
     LSTM,
@@ -25,6 +24,26 @@ from ln_zoo.layers import (
     RNNCell,
 )
 from ln_zoo.norms import Norm, Site
+
+
+class AdoptedLSTM(LSTM, nn.LSTM):  # type: ignore[misc]
+    """`ln_zoo.LSTM` as a `torch.nn.LSTM`, which torch.compile does not trace."""
+
+
+class AdoptedGRU(GRU, nn.GRU):  # type: ignore[misc]
+    """`ln_zoo.GRU` as a `torch.nn.GRU`, which torch.compile does not trace."""
+
+
+class AdoptedRNN(RNN, nn.RNN):  # type: ignore[misc]
+    """`ln_zoo.RNN` as a `torch.nn.RNN`, which torch.compile does not trace."""
+
+
+#: Our layers that are still instances of torch's classes.
+ADOPTED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: AdoptedLSTM,
+    nn.GRU: AdoptedGRU,
+    nn.RNN: AdoptedRNN,
+}
 
 #: Our layer for each of torch's.
 OURS: dict[type[nn.Module], type[nn.Module]] = {
@@ -39,7 +58,6 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
 }
 TORCHS = {new: plain for plain, new in OURS.items()}
 TORCHS |= {new: plain for plain, new in ADOPTED.items()}
-NAMES = [plain.__name__ for plain in OURS]
 #: Modules of torch that read weights of their layers without calling them.
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 #: Modules that copy or shard parameters in their constructor.
@@ -55,41 +73,129 @@ _OWN = (
 )
 
 
-def selected(
-    model: nn.Module,
-    include: str | Sequence[str],
-    exclude: str | Sequence[str],
-    wanted: Callable[[str, nn.Module], bool],
-    kinds: str,
-) -> dict[str, nn.Module]:
-    """Layers of a model by name, filtered by shell patterns; ``kinds`` names them in messages.
+class Selection:
+    """Layers of a model, chosen by shell patterns of their names.
 
-    TypeError if the model is not a module; ValueError if it is wrapped for several devices or has
-    no layer, or a pattern matches no layer.
+    Args:
+        model: a module, or a single layer.
+        include: patterns of layer names, or of names of modules that contain layers.
+        exclude: patterns of layers to skip.
+        wanted: whether a module, by name, is a layer that may be chosen.
+        kinds: what such layers are, for messages.
+
+    Raises:
+        TypeError: if the model is not a module.
+        ValueError: if it is wrapped for several devices or has no layer, or a pattern matches none.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    for module in model.modules():
-        if type(module).__name__ in _WRAPPERS:
-            raise ValueError(
-                f"{type(module).__name__} would not see the new parameters: convert the model "
-                "first, then wrap it"
-            )
-    layers = {name: module for name, module in model.named_modules() if wanted(name, module)}
-    if not layers:
-        raise ValueError(f"this {type(model).__name__} has no layer to convert: no {kinds}")
-    include, exclude = _patterns(include), _patterns(exclude)
-    for pattern in (*include, *exclude):
-        if not any(_matches(name, pattern) for name in layers):
-            shown = ", ".join(repr(name) for name in list(layers)[:8])
-            more = ", ..." if len(layers) > 8 else ""
-            raise ValueError(f"no layer's name matches {pattern!r}; layers are {shown}{more}")
-    return {
-        name: module
-        for name, module in layers.items()
-        if any(_matches(name, pattern) for pattern in include)
-        and not any(_matches(name, pattern) for pattern in exclude)
-    }
+
+    def __init__(
+        self,
+        model: nn.Module,
+        include: str | Sequence[str],
+        exclude: str | Sequence[str],
+        wanted: Callable[[str, nn.Module], bool],
+        kinds: str,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        for module in model.modules():
+            if type(module).__name__ in _WRAPPERS:
+                raise ValueError(
+                    f"{type(module).__name__} would not see the new parameters: convert the model "
+                    "first, then wrap it"
+                )
+        layers = {name: module for name, module in model.named_modules() if wanted(name, module)}
+        if not layers:
+            raise ValueError(f"this {type(model).__name__} has no layer to convert: no {kinds}")
+        include, exclude = _patterns(include), _patterns(exclude)
+        for pattern in (*include, *exclude):
+            if not any(_matches(name, pattern) for name in layers):
+                shown = ", ".join(repr(name) for name in list(layers)[:8])
+                more = ", ..." if len(layers) > 8 else ""
+                raise ValueError(f"no layer's name matches {pattern!r}; layers are {shown}{more}")
+        self.model = model
+        #: The chosen layers by name, in the order of the model's modules.
+        self.layers = {
+            name: module
+            for name, module in layers.items()
+            if any(_matches(name, pattern) for pattern in include)
+            and not any(_matches(name, pattern) for pattern in exclude)
+        }
+        #: Why layers are left as they are, by name.
+        self.refused: dict[str, str] = {}
+        self._owners: dict[int, list[str]] = {}
+        for name, module in model.named_modules():
+            for kind, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._owners.setdefault(id(parameter), []).append(_joined(name, kind))
+
+    @classmethod
+    def plain(
+        cls, model: nn.Module, include: str | Sequence[str], exclude: str | Sequence[str]
+    ) -> Selection:
+        """Choose among torch's layers and ours, and subclasses of these."""
+        kinds = ", ".join(plain.__name__ for plain in OURS)
+        return cls(model, include, exclude, lambda _, module: _is_plain(module), kinds)
+
+    @property
+    def accepted(self) -> dict[str, nn.Module]:
+        """The chosen layers that are not refused."""
+        return {name: layer for name, layer in self.layers.items() if name not in self.refused}
+
+    def refuse(self, name: str, reason: str | None) -> None:
+        """Leave a layer as it is for a reason; no-op without one."""
+        if reason is not None:
+            self.refused[name] = reason
+
+    def tied(self, name: str) -> str | None:
+        """Name of a parameter elsewhere that is one of this layer's, or None."""
+        for kind, parameter in self.layers[name]._parameters.items():
+            for other in self._owners.get(id(parameter), ()):
+                if other != _joined(name, kind):
+                    return other
+        return None
+
+    def around(self, name: str) -> list[nn.Module]:
+        """Modules that contain this layer, from the model to its parent."""
+        parts = name.split(".") if name else []
+        return [self.model.get_submodule(".".join(parts[:k])) for k in range(len(parts))]
+
+    def recurrent_around(self, name: str) -> nn.Module | None:
+        """The innermost recurrent layer around this layer, unless it contains others."""
+        parents = [parent for parent in self.around(name) if looks_recurrent(parent)]
+        if not parents:
+            return None
+        inside = [part for part in parents[-1].modules() if looks_recurrent(part)]
+        return parents[-1] if len(inside) == 1 else None
+
+    def unready(self, name: str) -> str | None:
+        """Why this layer, of any library, cannot be replaced in its present state, or None."""
+        for part in self.layers[name].modules():
+            if reason := _unready(part):
+                return reason
+        for parent in self.around(name):
+            if isinstance(parent, torch.jit.ScriptModule):
+                return (
+                    f"it is part of a torch.jit module, {class_path(parent)}: convert, then script"
+                )
+            if isinstance(parent, _READERS):
+                return f"{type(parent).__name__} reads its weights without calling it"
+            if type(parent).__module__.startswith("ln_zoo.layers."):
+                return f"it is part of {type(parent).__name__}, which takes norm= itself"
+        return None
+
+    def why_not(self, name: str) -> str | None:
+        """Why this layer, torch's or ours, cannot be converted, or None."""
+        layer = self.layers[name]
+        if reason := self.unready(name):
+            return reason
+        if type(layer) not in OURS and type(layer) not in TORCHS:
+            return f"it is a subclass, {type(layer).__name__}, whose behaviour would be lost"
+        return has_own(layer)
+
+
+def _joined(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part
 
 
 def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -100,23 +206,40 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
 
 
-def is_plain(name: str, module: nn.Module) -> bool:
-    """Whether a module is one of torch's layers or ours, or a subclass of one."""
-    return _kind(module) in NAMES
+def _unready(part: nn.Module) -> str | None:
+    if _is_quantised(part):
+        return "it is quantised: convert the model first, then quantise it"
+    if is_parametrized(part):
+        return "it is parametrised: torch.nn.utils.parametrize.remove_parametrizations first"
+    for tensor in part._parameters.values():
+        if tensor is None:
+            continue
+        if is_lazy(tensor):
+            return "its weights have no shape yet: call the model once first"
+        if type(tensor.data) is not Tensor:
+            return f"its weights are {type(tensor.data).__name__}: convert before quantising"
+        if not tensor.is_floating_point():
+            return f"its weights are {tensor.dtype}, not floating-point"
+    return None
+
+
+def _is_plain(module: nn.Module) -> bool:
+    names = [plain.__name__ for plain in OURS]
+    known = (
+        base in OURS or base in TORCHS or (_is_quantised(module) and base.__name__ in names)
+        for base in type(module).__mro__
+    )
+    return type(module).__name__ in names or any(known)
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    path = type(module).__module__
+    return path.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat"))
 
 
 def looks_recurrent(module: nn.Module) -> bool:
     """Whether a module's class is named like a recurrent layer."""
     return re.search("LSTM|GRU|RNN", class_path(module).rpartition(".")[2]) is not None
-
-
-def recurrent_around(name: str, owners: Owners) -> nn.Module | None:
-    """The innermost recurrent layer around a module, unless it contains others."""
-    parents = [parent for parent in owners.around(name) if looks_recurrent(parent)]
-    if not parents:
-        return None
-    inside = [part for part in parents[-1].modules() if looks_recurrent(part)]
-    return parents[-1] if len(inside) == 1 else None
 
 
 def class_path(module: nn.Module) -> str:
@@ -125,85 +248,6 @@ def class_path(module: nn.Module) -> str:
         path: str = module._c._type().qualified_name()
         return re.sub(r"\.___torch_mangle_\d+", "", path.removeprefix("__torch__."))
     return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def _kind(module: nn.Module) -> str:
-    for base in type(module).__mro__:
-        if base in TORCHS:
-            return TORCHS[base].__name__
-        if base in OURS or (is_quantised(module) and base.__name__ in NAMES):
-            return base.__name__
-    return type(module).__name__
-
-
-def is_quantised(module: nn.Module) -> bool:
-    """Whether a module is one of torch's quantised layers."""
-    path = type(module).__module__
-    return path.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat"))
-
-
-class Owners:
-    """Modules of a model that own each parameter, and parents of each module."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._names: dict[int, list[str]] = {}
-        for name, module in model.named_modules():
-            for kind, parameter in module._parameters.items():
-                if parameter is not None:
-                    full = f"{name}.{kind}" if name else kind
-                    self._names.setdefault(id(parameter), []).append(full)
-
-    def sharing(self, name: str, module: nn.Module) -> str | None:
-        """Name of a parameter elsewhere that is tied to the module's, or None."""
-        lead = f"{name}." if name else ""
-        for kind, parameter in module._parameters.items():
-            others = [n for n in self._names.get(id(parameter), ()) if n != f"{lead}{kind}"]
-            if parameter is not None and others:
-                return others[0]
-        return None
-
-    def around(self, name: str) -> Iterator[nn.Module]:
-        parts = name.split(".") if name else []
-        for k in range(len(parts)):
-            yield self._model.get_submodule(".".join(parts[:k]))
-
-
-def unready(name: str, module: nn.Module, owners: Owners) -> str | None:
-    """Why a layer of any library cannot be replaced in its present state, or None."""
-    for part in module.modules():
-        if is_quantised(part):
-            return "it is quantised: convert the model first, then quantise it"
-        if is_parametrized(part):
-            return "it is parametrised: torch.nn.utils.parametrize.remove_parametrizations first"
-        for tensor in part._parameters.values():
-            if tensor is None:
-                continue
-            if is_lazy(tensor):
-                return "its weights have no shape yet: call the model once first"
-            if type(tensor.data) is not Tensor:
-                return f"its weights are {type(tensor.data).__name__}: convert before quantising"
-            if not tensor.is_floating_point():
-                return f"its weights are {tensor.dtype}, not floating-point"
-    for parent in owners.around(name):
-        if isinstance(parent, torch.jit.ScriptModule):
-            return f"it is part of a torch.jit module, {class_path(parent)}: convert, then script"
-        if isinstance(parent, _READERS):
-            return f"{type(parent).__name__} reads its weights without calling it"
-        if type(parent).__module__.startswith("ln_zoo.layers."):
-            return f"it is part of {type(parent).__name__}, which takes norm= itself"
-    return None
-
-
-def why_not(name: str, module: nn.Module, owners: Owners) -> str | None:
-    """Why one of torch's layers or ours cannot be converted, or None."""
-    cls = type(module)
-    reason = unready(name, module, owners)
-    if reason is not None:
-        return reason
-    if cls not in OURS and cls not in TORCHS:
-        return f"it is a subclass, {cls.__name__}, whose behaviour would be lost"
-    return has_own(module)
 
 
 def has_own(layer: nn.Module) -> str | None:
@@ -257,6 +301,11 @@ def become(layer: nn.Module, new: nn.Module, cls: type[nn.Module] | None = None)
         if "hook" not in name:
             layer.__dict__[name] = value
     layer.__class__ = type(new) if cls is None else cls
+
+
+def new_parameters(model: nn.Module, had: Collection[nn.Parameter]) -> dict[str, nn.Parameter]:
+    """A model's parameters, by name, that it did not have before."""
+    return {name: p for name, p in model.named_parameters() if p not in had}
 
 
 def _arguments(layer: Any) -> dict[str, Any]:
