@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from benchmarks.contestants import Absent, Size
 from benchmarks.timing import interleave, ratios
 from ln_zoo.conversion import adopt_, from_dialect, normalize_
-from ln_zoo.conversion.adapters import Adapter
 from ln_zoo.conversion.calibrate import tensors
+from ln_zoo.conversion.formats.adapters import Adapter
 from ln_zoo.norms import Identity
 
 #: What a call returns: tensors in any nesting.

@@ -1,8 +1,8 @@
 """Models and weights of other libraries: normalise their layers, or run them on our kernels."""
 
 from ln_zoo.conversion.adopt import adopt_
-from ln_zoo.conversion.convert import denormalize_, normalize_
-from ln_zoo.conversion.dialects import DIALECTS, from_dialect, to_dialect
+from ln_zoo.conversion.formats import DIALECTS, from_dialect, to_dialect
+from ln_zoo.conversion.normalize import denormalize_, normalize_
 from ln_zoo.conversion.report import Adopted, Adoption, Conversion, Converted, Refused
 
 __all__ = [

@@ -14,23 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ln_zoo.conversion.adapters import ADOPTED, BATCH, STEPS, Adapter, adopted_class
 from ln_zoo.conversion.calibrate import measuring, tensors
-from ln_zoo.conversion.dialects import DIALECTS, ForeignClass, find_dialect, read_dialect
-from ln_zoo.conversion.replace import (
+from ln_zoo.conversion.formats import DIALECTS, find_dialect, read_dialect
+from ln_zoo.conversion.formats.adapters import BATCH, STEPS, Adapter, adopted_class
+from ln_zoo.conversion.formats.tables import ForeignClass
+from ln_zoo.conversion.layers import (
+    ADOPTED,
     OURS,
     TORCHS,
-    Owners,
+    Selection,
     become,
     class_path,
     has_own,
     looks_recurrent,
-    selected,
+    new_parameters,
     twin,
-    unready,
-    why_not,
 )
-from ln_zoo.conversion.report import Adopted, Adoption, Refused, describe, nothing_done
+from ln_zoo.conversion.report import Adopted, Adoption, describe, nothing_done, refusals
 from ln_zoo.norms import Identity
 from ln_zoo.norms.modes import evaluation_mode
 
@@ -117,27 +117,24 @@ def adopt_(
             )
     found = _find(model, own) if isinstance(model, nn.Module) else {}
     kinds = f"{', '.join(cls.__name__ for cls in _RECURRENT)}, or of {', '.join(_WITH_CLASSES)}"
-    layers = selected(model, include, exclude, lambda name, _: name in found, kinds)
-    owners = Owners(model)
+    selection = Selection(model, include, exclude, lambda name, _: name in found, kinds)
     replacements: list[_Replacement] = []
-    refused: list[Refused] = []
     cards = {p.get_device() for p in model.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(cards)):
-        for name, layer in layers.items():
+        for name in selection.layers:
             try:
-                made = _replacement(model, name, layer, found[name], owners, subclasses)
-                replacements.append(made)
+                replacements.append(_replacement(selection, name, found[name], subclasses))
             except _Refusal as reason:
-                refused.append(Refused(name, class_path(layer).rpartition(".")[2], str(reason)))
+                selection.refuse(name, str(reason))
     if not replacements:
-        raise ValueError(nothing_done("be adopted", model, refused))
-    had = {id(parameter) for parameter in model.parameters()}
+        raise ValueError(nothing_done("be adopted", selection))
+    had = set(model.parameters())
     for replacement in replacements:
         replacement.apply(model)
     return Adoption(
         tuple(replacement.report for replacement in replacements),
-        tuple(refused),
-        {name: p for name, p in model.named_parameters() if id(p) not in had},
+        refusals(selection),
+        new_parameters(model, had),
     )
 
 
@@ -197,13 +194,9 @@ def _inside(name: str, others: Sequence[str]) -> bool:
 
 
 def _replacement(
-    model: nn.Module,
-    name: str,
-    layer: nn.Module,
-    candidates: list[_Candidate] | None,
-    owners: Owners,
-    subclasses: bool,
+    selection: Selection, name: str, candidates: list[_Candidate] | None, subclasses: bool
 ) -> _Replacement:
+    layer = selection.layers[name]
     cls = type(layer).__name__
     if candidates is None:
         near = [path for path in _BY_PATH if path.endswith(f".{cls}")]
@@ -213,13 +206,13 @@ def _replacement(
             else ""
         )
         raise _Refusal(f"no dialect has a class {class_path(layer)}{hint}")
-    _refuse(unready(name, layer, owners) or _runs_otherwise(layer))
+    _refuse(selection.unready(name) or _runs_otherwise(layer))
     if type(layer) in OURS:
-        _refuse(why_not(name, layer, owners))
+        _refuse(selection.why_not(name))
         return _of_torch(name, layer)
     if not candidates:
         return _of_subclass(name, layer, subclasses)
-    _refuse(_tied(model, layer) or _hooked(layer))
+    _refuse(_tied(selection.model, layer) or _hooked(layer))
     if isinstance(layer, torch.jit.ScriptModule) and not name:
         raise _Refusal("it is a torch.jit module, which cannot change: adopt its parent module")
     refusals = []

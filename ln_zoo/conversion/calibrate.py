@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.conversion.replace import sites
+from ln_zoo.conversion.layers import sites
 from ln_zoo.norms import (
     Norm,
     Site,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ln_zoo.conversion.replace import OURS, sites
+from ln_zoo.conversion.layers import OURS, Selection, class_path, sites
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Identity, Norm
 from ln_zoo.utils.tables import aligned
@@ -131,12 +131,22 @@ def short_name(norm: Norm) -> str:
     return f"{type(norm).__name__}({', '.join(chosen)})"
 
 
-def nothing_done(what: str, model: nn.Module, refused: Sequence[Refused]) -> str:
+def refusals(selection: Selection) -> tuple[Refused, ...]:
+    """The refused layers of a selection, in the order of the model's modules."""
+    return tuple(
+        Refused(name, class_path(layer).rpartition(".")[2], selection.refused[name])
+        for name, layer in selection.layers.items()
+        if name in selection.refused
+    )
+
+
+def nothing_done(what: str, selection: Selection) -> str:
     """Error message if no layer can be converted."""
+    refused = refusals(selection)
     shown = [f"{r.name or 'the model'} ({r.kind}): {r.reason}" for r in refused[:3]]
     more = [f"and {len(refused) - 3} more"] if len(refused) > 3 else []
     why = "; ".join([*shown, *more]) or "no layer matches the patterns"
-    return f"no layer of this {type(model).__name__} can {what}: {why}"
+    return f"no layer of this {type(selection.model).__name__} can {what}: {why}"
 
 
 def _table(rows: Sequence[Sequence[str]], refused: Sequence[Refused]) -> str:

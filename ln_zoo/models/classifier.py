@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 
-from ln_zoo.metrics import Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.ratios import add_ratios
 from ln_zoo.norms import batch_dependent, batch_statistics
 from ln_zoo.utils.checks import check_choice, check_positive
 
@@ -70,7 +70,7 @@ class Classifier(ZooModule):
         self.lr = lr
         self.optimizer = optimizer
         for stage in ("val", "test"):
-            self._add_metrics(stage)
+            add_ratios(self, stage, self.metrics)
         self._batch_dependent = False
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Classifier(ZooModule):
     def setup(self, stage: str) -> None:
         # In `__init__` the layers do not exist yet.
         if batch_dependent(self) and not self._batch_dependent:
-            self._add_metrics("val_batch")
+            add_ratios(self, "val_batch", self.metrics)
             self._batch_dependent = True
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -137,10 +137,6 @@ class Classifier(ZooModule):
         # Frozen parameters may join later, in their own group.
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return _OPTIMIZERS[self.optimizer](trained, lr=self.lr, **options)
-
-    def _add_metrics(self, stage: str) -> None:
-        for name in self.metrics:
-            setattr(self, f"{stage}_{name}", Ratio())
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
         self._update(stage, batch)

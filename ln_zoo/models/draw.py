@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
-from ln_zoo.metrics import Ratio
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.legacy_adam import adam
+from ln_zoo.models.ratios import add_ratios, log_ratios
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import divergence
 from ln_zoo.utils.checks import check_at_least, check_positive
@@ -130,49 +130,34 @@ class DRAW(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_at_least(1, glimpses=glimpses, val_samples=val_samples, eval_samples=eval_samples)
-        check_at_least(0, importance_samples=importance_samples, kl_warmup=kl_warmup)
-        if not 0 <= eval_seed < 2**32:
-            raise ValueError(f"eval_seed must lie between 0 and 2^32 - 1, got {eval_seed}")
-        check_positive(lr=lr, clip_norm=clip_norm)
-        if not isinstance(image_size, Sequence) or len(image_size) != 2:
-            raise ValueError(f"image_size must be height and width, got {image_size!r}")
-        height, width = image_size
-        # Not stored: loading the weights must not compile.
-        self.save_hyperparameters()
-        self.resolve_hyperparameters(norm, image_size=[height, width], compile_mode=None)
-        self.image_size = (height, width)
-        self.glimpses = glimpses
-        self.lr = lr
-        self.clip_norm = clip_norm
-        self.val_samples = val_samples
-        self.eval_samples = eval_samples
+        height, width = self.image_size = _height_and_width(image_size)
+        self.glimpses, self.eval_seed = glimpses, eval_seed
+        self.lr, self.clip_norm, self.kl_warmup = lr, clip_norm, kl_warmup
+        self.val_samples, self.eval_samples = val_samples, eval_samples
         self.importance_samples = importance_samples
-        self.eval_seed = eval_seed
-        self.kl_warmup = kl_warmup
+        self._check_arguments()
+        self.save_hyperparameters()
+        # The mode is not stored: loading the weights must not compile.
+        self.resolve_hyperparameters(norm, image_size=[height, width], compile_mode=None)
         self.network = DRAWNetwork(
-            height,
-            width,
-            hidden_size=hidden_size,
-            latent_size=latent_size,
-            read_size=read_size,
-            write_size=write_size,
-            norm=norm,
-            normalize=normalize,
-            peephole=peephole,
-            forget_bias=forget_bias,
-            learn_initial_state=learn_initial_state,
-            learn_initial_canvas=learn_initial_canvas,
-            filter_norm=filter_norm,
-            filter_eps=filter_eps,
-            log_clamp=log_clamp,
-            init_std=init_std,
-        )
+            height, width, hidden_size=hidden_size, latent_size=latent_size, read_size=read_size,
+            write_size=write_size, norm=norm, normalize=normalize, peephole=peephole,
+            forget_bias=forget_bias, learn_initial_state=learn_initial_state,
+            learn_initial_canvas=learn_initial_canvas, filter_norm=filter_norm,
+            filter_eps=filter_eps, log_clamp=log_clamp, init_std=init_std,
+        )  # fmt: skip
         if compile_mode is not None:
             self.network.compile_glimpse(compile_mode)
         for stage, names in _METRICS.items():
-            for name in names:
-                setattr(self, f"{stage}_{name}", Ratio())
+            add_ratios(self, stage, names)
+
+    def _check_arguments(self) -> None:
+        check_at_least(1, glimpses=self.glimpses)
+        check_at_least(1, val_samples=self.val_samples, eval_samples=self.eval_samples)
+        check_at_least(0, importance_samples=self.importance_samples, kl_warmup=self.kl_warmup)
+        if not 0 <= self.eval_seed < 2**32:
+            raise ValueError(f"eval_seed must lie between 0 and 2^32 - 1, got {self.eval_seed}")
+        check_positive(lr=self.lr, clip_norm=self.clip_norm)
 
     def forward(self, images: Tensor, noise: Tensor | None = None) -> DRAWOutput:
         """Reconstruct images (N, 1, B, A) with normal noise (T, N, Z); default: sampled."""
@@ -290,11 +275,9 @@ class DRAW(ZooModule):
 
     def _evaluate(self, stage: str, batch: Any, samples: int, importance: int) -> None:
         images = batch[0]
-        for name, value in self._measure(images, samples, importance).items():
-            metric = getattr(self, f"{stage}_{name}")
-            metric.update(value, value.new_tensor(len(images)))
-            shown = stage == "val" and name == "bound"
-            self.log(f"{stage}_{name}", metric, prog_bar=shown, batch_size=len(images))
+        values = self._measure(images, samples, importance)
+        sums = {name: (value, value.new_tensor(len(images))) for name, value in values.items()}
+        log_ratios(self, stage, sums, len(images))
 
     def default_clipping(self) -> tuple[float | None, str | None]:
         return self.clip_norm, None
@@ -321,6 +304,12 @@ class DRAW(ZooModule):
         noise = self._noise(len(images), torch.Generator().manual_seed(seed))
         output: DRAWOutput = self.network(images.to(self.device).squeeze(1), noise, trace)
         return output
+
+
+def _height_and_width(given: Sequence[int]) -> tuple[int, int]:
+    if not isinstance(given, Sequence) or len(given) != 2:
+        raise ValueError(f"image_size must be height and width, got {given!r}")
+    return given[0], given[1]
 
 
 def _doubled(output: DRAWOutput) -> DRAWOutput:

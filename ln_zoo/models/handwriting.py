@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
-from ln_zoo.metrics import PenMixture, Ratio
+from ln_zoo.metrics import PenMixture
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
 from ln_zoo.models.legacy_adam import adam
+from ln_zoo.models.ratios import add_ratios, log_ratios
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import clip_derivative
 from ln_zoo.utils.checks import check_at_least, check_choice, check_not_negative, check_positive
@@ -122,6 +123,8 @@ class Handwriting(ZooModule):
     pipeline_tag = "text-to-image"
     offset_mean: Tensor
     offset_std: Tensor
+    _warned = False  # of characters outside the alphabet
+    _clean: Sequence[Tensor] = ()  # weights without the noise of this step
 
     @classmethod
     def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
@@ -157,75 +160,63 @@ class Handwriting(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_at_least(
-            1,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            window_components=window_components,
-            mixture_components=mixture_components,
-        )
-        check_choice("output_from", output_from, ("all", "top"))
-        check_choice("loss_reduction", loss_reduction, get_args(Reduction))
-        check_choice("optimizer", optimizer, ("adam", "graves"))
-        check_choice("clip_mode", clip_mode, get_args(ClipMode))
-        if clip_bound is None:
-            clip_bound = _BOUNDS[clip_mode]
-        check_positive(lr=lr, clip_bound=clip_bound)
-        check_not_negative(weight_noise=weight_noise)
-        if not 0 < max_correlation < 1:
-            raise ValueError(f"max_correlation must lie between 0 and 1, got {max_correlation!r}")
-        if clip_mode == "graves" and loss_reduction != "line":
-            warnings.warn(
-                'clip_mode="graves" has bounds for losses summed over time: with '
-                f'loss_reduction="{loss_reduction}" derivatives will hardly reach them',
-                stacklevel=2,
-            )
-        alphabet = _read_alphabet(alphabet)
-        self.save_hyperparameters()
-        self.resolve_hyperparameters(norm, alphabet=alphabet, clip_bound=clip_bound)
-        self.alphabet = alphabet
-        self.strict_text = strict_text
-        self.output_from = output_from
-        self.min_log_std = min_log_std
-        self.max_correlation = max_correlation
-        self.loss_reduction = loss_reduction
-        self.optimizer = optimizer
-        self.lr = lr
+        self.alphabet, self.strict_text = _read_alphabet(alphabet), strict_text
+        self.output_from, self.loss_reduction = output_from, loss_reduction
+        self.min_log_std, self.max_correlation = min_log_std, max_correlation
+        self.optimizer, self.lr, self.weight_noise = optimizer, lr, weight_noise
         self.clip_mode = clip_mode
-        self.clip_bound = clip_bound
-        self.weight_noise = weight_noise
-        self._classes = {character: i for i, character in enumerate(alphabet)}
-        self._warned = False
-        bound = clip_bound if clip_mode == "graves" else None
-        extra = {"norm": norm, "peephole": peephole, "derivative_bound": bound}
-        letters = self.num_characters if text else 0
+        self.clip_bound = _BOUNDS.get(clip_mode) if clip_bound is None else clip_bound
+        self._check_arguments()
+        check_at_least(1, hidden_size=hidden_size, num_layers=num_layers)
+        check_at_least(1, window_components=window_components)
+        check_at_least(1, mixture_components=mixture_components)
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm, alphabet=self.alphabet, clip_bound=self.clip_bound)
+        lstm: Any = {"norm": norm, "peephole": peephole, "derivative_bound": self._derivative_bound}
         self.window: WindowLSTM | None = None
         if text:
             self.window = WindowLSTM(
-                3,
-                hidden_size,
-                letters,
-                window_components,
-                window_parameters=window_parameters,
-                window_input=window_input,
-                kappa_bias=kappa_bias,
-                **extra,  # type: ignore[arg-type]
-            )
-        self.layers = nn.ModuleList(
-            LSTM(3 + (hidden_size + letters if i else 0), hidden_size, **extra)  # type: ignore[arg-type]
-            for i in range(1 if text else 0, num_layers)
-        )
-        read = hidden_size * (num_layers if output_from == "all" else 1)
-        self.output = nn.Linear(read, 1 + 6 * mixture_components)
+                3, hidden_size, self.num_characters, window_components, kappa_bias=kappa_bias,
+                window_parameters=window_parameters, window_input=window_input, **lstm,
+            )  # fmt: skip
+        self._add_layers(num_layers, hidden_size, mixture_components, lstm)
         if forget_bias is not None:
             set_forget_bias(self, forget_bias)
+        self._add_scale_and_metrics()
+
+    def _check_arguments(self) -> None:
+        check_choice("output_from", self.output_from, ("all", "top"))
+        check_choice("loss_reduction", self.loss_reduction, get_args(Reduction))
+        check_choice("optimizer", self.optimizer, ("adam", "graves"))
+        check_choice("clip_mode", self.clip_mode, get_args(ClipMode))
+        check_positive(lr=self.lr, clip_bound=self.clip_bound)
+        check_not_negative(weight_noise=self.weight_noise)
+        if not 0 < self.max_correlation < 1:
+            raise ValueError(
+                f"max_correlation must lie between 0 and 1, got {self.max_correlation!r}"
+            )
+        if self.clip_mode == "graves" and self.loss_reduction != "line":
+            warnings.warn(
+                'clip_mode="graves" has bounds for losses summed over time: with '
+                f'loss_reduction="{self.loss_reduction}" derivatives will hardly reach them',
+                stacklevel=3,
+            )
+
+    def _add_layers(self, number: int, size: int, components: int, lstm: dict[str, Any]) -> None:
+        """Add the LSTMs above the window, and the map from their outputs to the mixture."""
+        letters = 0 if self.window is None else self.num_characters
+        above = [3 + size + letters] * (number - 1)
+        inputs = [3, *above] if self.window is None else above
+        self.layers = nn.ModuleList(LSTM(features, size, **lstm) for features in inputs)
+        read = size * (number if self.output_from == "all" else 1)
+        self.output = nn.Linear(read, 1 + 6 * components)
+
+    def _add_scale_and_metrics(self) -> None:
         self.register_buffer("offset_mean", torch.zeros(2))
         self.register_buffer("offset_std", torch.zeros(2))
         for stage in ("val", "test"):
-            for name in ("point_nll", "sequence_nll", "sse"):
-                setattr(self, f"{stage}_{name}", Ratio())
+            add_ratios(self, stage, ("point_nll", "sequence_nll", "sse"))
         self._carried: dict[str, HandwritingState] = {}
-        self._clean: list[Tensor] = []
 
     # The network
 
@@ -233,6 +224,11 @@ class Handwriting(ZooModule):
     def num_characters(self) -> int:
         """Number E of character classes: the alphabet and one for all others."""
         return len(self.alphabet) + 1
+
+    @property
+    def _derivative_bound(self) -> float | None:
+        """Bound of derivatives with respect to pre-activations, in Graves' clipping only."""
+        return self.clip_bound if self.clip_mode == "graves" else None
 
     def forward(
         self, points: Tensor, text: Tensor | None = None, state: HandwritingState | None = None
@@ -273,8 +269,8 @@ class Handwriting(ZooModule):
         with torch.autocast(points.device.type, enabled=False):
             read = outputs if self.output_from == "all" else outputs[-1:]
             y = self.output(torch.cat([a.to(self.output.weight.dtype) for a in read], -1))
-        if self.clip_mode == "graves" and self.clip_bound is not None:
-            y = clip_derivative(y, _OUTPUT_BOUND * self.clip_bound)
+        if self._derivative_bound is not None:
+            y = clip_derivative(y, _OUTPUT_BOUND * self._derivative_bound)
         return y, HandwritingState(window, tuple(finals)), phi
 
     def mixture(self, outputs: Tensor) -> PenMixture:
@@ -291,7 +287,7 @@ class Handwriting(ZooModule):
         for i, text in enumerate(texts):
             if not text:
                 raise ValueError(f"text {i} of {len(texts)} is empty: give something to write")
-        foreign = {c for text in texts for c in text if c not in self._classes}
+        foreign = {c for text in texts for c in text if c not in self.alphabet}
         if foreign and (self.strict_text or not self._warned):
             shown = " ".join(sorted(map(repr, foreign)))
             message = f"the alphabet {self.alphabet!r} has no {shown}"
@@ -302,8 +298,9 @@ class Handwriting(ZooModule):
                 stacklevel=2,
             )
             self._warned = True
+        classes = {character: i for i, character in enumerate(self.alphabet)}
         other, padding = len(self.alphabet), self.num_characters
-        codes = [torch.tensor([self._classes.get(c, other) for c in text]) for text in texts]
+        codes = [torch.tensor([classes.get(c, other) for c in text]) for text in texts]
         vectors = F.one_hot(pad_sequence(codes, True, padding), padding + 1)[..., :padding]
         return vectors.to(self.output.weight)
 
@@ -408,16 +405,9 @@ class Handwriting(ZooModule):
     def _evaluate(self, stage: str, batch: Any) -> None:
         nll, distances, mask = self._score(batch, stage)
         lines = mask.shape[1]
-        begun = torch.tensor(lines if batch[3] else 0)
-        for name, values, count in (
-            ("point_nll", nll, mask),
-            ("sequence_nll", nll, begun),
-            ("sse", distances, mask),
-        ):
-            metric = getattr(self, f"{stage}_{name}")
-            metric.update(values, count.to(values.device))
-            shown = stage == "val" and name == "point_nll"
-            self.log(f"{stage}_{name}", metric, prog_bar=shown, batch_size=lines)
+        begun = torch.tensor(lines if batch[3] else 0, device=nll.device)
+        sums = {"point_nll": (nll, mask), "sequence_nll": (nll, begun), "sse": (distances, mask)}
+        log_ratios(self, stage, sums, lines)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.weight_noise:
@@ -431,7 +421,7 @@ class Handwriting(ZooModule):
         with torch.no_grad():
             for p, clean in zip(self.parameters(), self._clean, strict=False):
                 p.copy_(clean)
-        self._clean = []
+        self._clean = ()
 
     def default_clipping(self) -> tuple[float | None, str | None]:
         by_trainer = self.clip_mode in ("norm", "value")

@@ -152,49 +152,40 @@ class OrderEmbedding(ZooModule):
         norm = LayerNorm() if norm is None else from_config(norm)
         check_choice("measure", measure, get_args(Measure))
         check_choice("penalty", penalty, get_args(PenaltyPower))
-        check_choice("negatives", negatives, get_args(Negatives))
-        check_choice("loss_reduction", loss_reduction, get_args(LossReduction))
-        check_choice("adam_bias_correction", adam_bias_correction, get_args(AdamBiasCorrection))
-        check_choice("clip", clip, get_args(ClipMode))
-        image_features = _IMAGE_FEATURES if image_features is None else image_features
-        absolute = measure != "cosine" if absolute is None else absolute
-        margin = _MARGINS[measure] if margin is None else margin
-        check_at_least(1, image_features=image_features, embedding_features=embedding_features)
-        check_at_least(1, hidden_size=hidden_size)
         check_optional(1, fold_size=fold_size, folds=folds)
-        check_positive(margin=margin, lr=lr, clip_norm=clip_norm)
-        check_probability(word_dropout=word_dropout)
         self.vocabulary = Vocabulary.of([] if vocabulary is None else vocabulary)
+        self.image_features = _IMAGE_FEATURES if image_features is None else image_features
+        self.embedding_features, self.hidden_size = embedding_features, hidden_size
+        self.absolute = measure != "cosine" if absolute is None else absolute
+        self.margin = _MARGINS[measure] if margin is None else margin
+        self.negatives, self.loss_reduction = negatives, loss_reduction
+        self.prenorm_bias, self.word_dropout = prenorm_bias, word_dropout
+        self.lr, self.adam_bias_correction = lr, adam_bias_correction
+        self.clip, self.clip_norm = clip, clip_norm
+        self._check_arguments()
         self.save_hyperparameters()
-        self.resolve_hyperparameters(
-            norm,
-            vocabulary=list(self.vocabulary),
-            image_features=image_features,
-            absolute=absolute,
-            margin=margin,
-        )
-        self.image_features = image_features
-        self.embedding_features = embedding_features
-        self.hidden_size = hidden_size
-        self.prenorm_bias = prenorm_bias
-        self.absolute = absolute
-        self.margin = margin
-        self.negatives = negatives
-        self.loss_reduction = loss_reduction
-        self.word_dropout = word_dropout
-        self.lr = lr
-        self.adam_bias_correction = adam_bias_correction
-        self.clip = clip
-        self.clip_norm = clip_norm
+        chosen = {name: getattr(self, name) for name in ("image_features", "absolute", "margin")}
+        self.resolve_hyperparameters(norm, vocabulary=list(self.vocabulary), **chosen)
         self.penalties = partial(_penalties, measure=measure, root=penalty == "root")
         self.words = nn.Embedding(self.vocabulary.size, embedding_features)
-        self.recurrent = GRU(
-            embedding_features + prenorm_bias, hidden_size, batch_first=True, norm=norm
-        )
-        self.image_map = nn.Linear(image_features, hidden_size)
+        inputs = embedding_features + prenorm_bias
+        self.recurrent = GRU(inputs, hidden_size, batch_first=True, norm=norm)
+        self.image_map = nn.Linear(self.image_features, hidden_size)
         for stage in ("val", "test"):
             setattr(self, f"{stage}_retrieval", Retrieval(self.penalties, fold_size, folds))
         self.reset_parameters()
+
+    def _check_arguments(self) -> None:
+        check_at_least(1, image_features=self.image_features, hidden_size=self.hidden_size)
+        check_at_least(1, embedding_features=self.embedding_features)
+        check_choice("negatives", self.negatives, get_args(Negatives))
+        check_choice("loss_reduction", self.loss_reduction, get_args(LossReduction))
+        check_choice(
+            "adam_bias_correction", self.adam_bias_correction, get_args(AdamBiasCorrection)
+        )
+        check_choice("clip", self.clip, get_args(ClipMode))
+        check_positive(margin=self.margin, lr=self.lr, clip_norm=self.clip_norm)
+        check_probability(word_dropout=self.word_dropout)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -17,10 +17,10 @@ from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
 from ln_zoo.layers import GRU, orthogonal_
-from ln_zoo.metrics import Ratio
 from ln_zoo.models.arguments import check_vocabulary
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
+from ln_zoo.models.ratios import add_ratios, log_ratios
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
 from ln_zoo.norms import LayerNorm, Norm, batch_dependent, from_config
@@ -106,6 +106,9 @@ class SkipThought(ZooModule):
 
     input_kinds = ("sentence triples", "sentences")
     pipeline_tag = "feature-extraction"
+    #: Words outside the vocabulary with vectors; see `expand_vocabulary`.
+    expansion: Expansion | None = None
+    _warned = False  # of sentences without a known word
 
     @classmethod
     def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
@@ -133,58 +136,44 @@ class SkipThought(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
+        check_choice("encoder", encoder, get_args(Encoder))
+        check_choice("softmax", softmax, get_args(SoftmaxName))
         check_at_least(1, hidden_size=hidden_size, embedding_features=embedding_features)
         check_at_least(1, softmax_samples=softmax_samples)
-        check_positive(lr=lr)
-        check_choice("encoder", encoder, get_args(Encoder))
-        check_choice("conditioning", conditioning, get_args(Conditioning))
-        check_choice("softmax", softmax, get_args(SoftmaxName))
-        check_choice("loss_reduction", loss_reduction, get_args(Reduction))
-        check_choice("adam_bias_correction", adam_bias_correction, get_args(AdamBiasCorrection))
-        if vocabulary is None:
-            raise ValueError(
-                "SkipThought needs a vocabulary: give a list of words or a text file with one "
-                "word per line; on the command line, text data bring their own"
-            )
-        words = Vocabulary.of(vocabulary)
+        self.vocabulary = words = _read_vocabulary(vocabulary)
+        self.hidden_size, self.conditioning = hidden_size, conditioning
+        self.prenorm_bias, self.loss_reduction = prenorm_bias, loss_reduction
+        self.lr, self.adam_bias_correction = lr, adam_bias_correction
+        self._check_arguments()
         if softmax_cutoffs is None:
             softmax_cutoffs = [words.size // 10, words.size // 2] if softmax == "adaptive" else []
         self.save_hyperparameters()
         self.resolve_hyperparameters(norm, vocabulary=list(words), softmax_cutoffs=softmax_cutoffs)
-        self.vocabulary = words
-        self.expansion: Expansion | None = None
-        self._warned = False
-        self.hidden_size = hidden_size
-        self.conditioning = conditioning
-        self.prenorm_bias = prenorm_bias
-        self.loss_reduction = loss_reduction
-        self.lr = lr
-        self.adam_bias_correction = adam_bias_correction
         directions = 2 if encoder == "bi" else 1
         if hidden_size % directions:
-            raise ValueError(
-                f'encoder="bi" needs an even hidden_size, half for each direction, got '
-                f"{hidden_size}"
-            )
+            raise ValueError(f'encoder="bi" needs an even hidden_size, got {hidden_size}')
         self.embedding = nn.Embedding(words.size, embedding_features)
-        self.encoder = GRU(
-            embedding_features + prenorm_bias,
-            hidden_size // directions,
-            batch_first=True,
-            bidirectional=encoder == "bi",
-            norm=norm,
-        )
         read = embedding_features + prenorm_bias
+        self.encoder = GRU(
+            read, hidden_size // directions, batch_first=True, bidirectional=encoder == "bi",
+            norm=norm,
+        )  # fmt: skip
         read += hidden_size if conditioning == "every_step" else 0
         self.next_decoder = GRU(read, hidden_size, norm=norm)
         self.previous_decoder = GRU(read, hidden_size, norm=norm)
-        self.softmax = word_softmax(
-            softmax, hidden_size, words.size, softmax_samples, softmax_cutoffs
-        )
+        sizes = hidden_size, words.size
+        self.softmax = word_softmax(softmax, *sizes, softmax_samples, softmax_cutoffs)
         self.reset_parameters()
         for stage in ("val", "test"):
-            for name in _METRICS:
-                setattr(self, f"{stage}_{name}", Ratio())
+            add_ratios(self, stage, _METRICS)
+
+    def _check_arguments(self) -> None:
+        check_choice("conditioning", self.conditioning, get_args(Conditioning))
+        check_choice("loss_reduction", self.loss_reduction, get_args(Reduction))
+        check_choice(
+            "adam_bias_correction", self.adam_bias_correction, get_args(AdamBiasCorrection)
+        )
+        check_positive(lr=self.lr)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -325,11 +314,7 @@ class SkipThought(ZooModule):
         return found
 
     def _evaluate(self, stage: str, batch: Any) -> None:
-        for name, (nats, tokens) in self.per_example(batch).items():
-            metric = getattr(self, f"{stage}_{name}")
-            metric.update(nats, tokens)
-            shown = stage == "val" and name == _METRICS[0]
-            self.log(f"{stage}_{name}", metric, prog_bar=shown, batch_size=len(nats))
+        log_ratios(self, stage, self.per_example(batch), len(batch[0][1]))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return adam(self, self.lr, self.adam_bias_correction)
@@ -435,6 +420,15 @@ class SkipThought(ZooModule):
         rows = (tokens[beyond] - self.vocabulary.size).cpu()
         vectors[beyond] = self.expansion.vectors[rows].to(vectors)
         return vectors
+
+
+def _read_vocabulary(given: list[str] | str | None) -> Vocabulary:
+    if given is None:
+        raise ValueError(
+            "SkipThought needs a vocabulary: give a list of words or a text file with one word per "
+            "line; on the command line, text data bring their own"
+        )
+    return Vocabulary.of(given)
 
 
 class CombinedSkipThoughts:

@@ -18,7 +18,7 @@ from unchanged import unchanged
 
 import ln_zoo
 from ln_zoo import adopt_, to_dialect
-from ln_zoo.conversion.adapters import Adapter
+from ln_zoo.conversion.formats.adapters import Adapter
 
 F64 = torch.float64
 State = tuple[Tensor, Tensor]

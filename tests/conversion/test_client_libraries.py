@@ -11,7 +11,7 @@ import torch
 from benchmarks import clients
 from benchmarks.contestants import Absent, Size
 from ln_zoo import adopt_, to_dialect
-from ln_zoo.conversion.adapters import Adapter
+from ln_zoo.conversion.formats.adapters import Adapter
 
 pytestmark = pytest.mark.slow
 SMALL = Size(9, 4, 8, 12)

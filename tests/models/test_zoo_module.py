@@ -32,7 +32,7 @@ from ln_zoo.models import (
 )
 from ln_zoo.models.base import fused_on_cpu
 from ln_zoo.models.run_counter import RunCounter
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, to_config
 
 
 class Noisy(MLPClassifier):
@@ -46,6 +46,13 @@ class Noisy(MLPClassifier):
         images, labels = batch
         images = images + self.noise * torch.randn_like(images)
         return super().training_step((images, labels), batch_idx)
+
+
+class Doubled(DRAW):
+    """A model that passes its parent another value of an argument with the same name."""
+
+    def __init__(self, glimpses: int, norm: Norm | None = None) -> None:
+        super().__init__((8, 8), 2 * glimpses, 6, 2, norm=norm, kl_warmup=5)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,12 @@ def test_stores_what_is_in_use_not_what_was_given() -> None:
     assert model.hparams["vocabulary"] == ["a", "cat"]
     assert model.hparams_initial["vocabulary"] == "2 words"
     assert model.hparams_initial["margin"] == model.margin
+
+
+def test_stores_the_arguments_of_a_subclass_and_uses_those_of_its_parent() -> None:
+    model = Doubled(2)
+    assert (model.glimpses, model.kl_warmup) == (4, 5)
+    assert model.hparams == {"glimpses": 2, "norm": to_config(LayerNorm())}
 
 
 def test_refuses_a_norm_that_cannot_be_stored_and_is_abstract() -> None:

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ln_zoo.conversion import calibrate as calibration
-from ln_zoo.conversion.replace import (
-    NAMES,
+from ln_zoo.conversion.layers import (
     OURS,
     TORCHS,
-    Owners,
+    Selection,
     acts,
     become,
     has_peepholes,
-    is_plain,
-    recurrent_around,
-    selected,
+    new_parameters,
     sites,
     twin,
-    why_not,
 )
 from ln_zoo.conversion.report import (
     Conversion,
     Converted,
-    Refused,
     describe,
     norm_names,
     nothing_done,
+    refusals,
     short_name,
 )
-from ln_zoo.layers.rnn import RecurrentLayer
+from ln_zoo.layers import RecurrentLayer
 from ln_zoo.norms import Norm
 
 #: torch's normalisation layers.
@@ -106,46 +103,30 @@ def normalize_(
             "norm must be an instance of a subclass of ln_zoo.norms.Norm, such as "
             f"LayerNorm(); got {norm!r}"
         )
-    layers = selected(model, include, exclude, is_plain, ", ".join(NAMES))
-    owners = Owners(model)
-    reasons = _reasons(model, layers, norm, owners)
+    selection = Selection.plain(model, include, exclude)
+    followers = _followers(model)
+    for name in selection.layers:
+        selection.refuse(name, _why_not(selection, name, norm, followers))
     run = None if calibrate is None else calibration.runner(calibrate)
     outputs: Any = None
     plain: dict[str, list[calibration.Call]] = {}
     if run is not None:
-        chosen = {n: layer for n, layer in layers.items() if reasons[n] is None}
-        outputs, plain = calibration.record(model, chosen, run)
-    made: dict[str, nn.Module] = {}
-    for name, layer in layers.items():
-        if reasons[name] is None:
-            more = _positions(layer, plain.get(name, ()))
-            try:
-                cls = OURS.get(type(layer), type(layer))
-                made[name] = twin(layer, cls, norm=norm, **more)
-            except ValueError as error:
-                reasons[name] = str(error)
-    refused = _refused(layers, reasons)
+        outputs, plain = calibration.record(model, selection.accepted, run)
+    made = _twins(selection, norm, plain)
     if not made:
-        raise ValueError(nothing_done("be normalised", model, refused))
-    for name in made:
-        parent = recurrent_around(name, owners)
-        if parent is not None and any(isinstance(part, _NORMALIZERS) for part in parent.modules()):
-            warnings.warn(
-                f"{name} is part of {type(parent).__name__}, which normalises, so it is normalised "
-                "twice: exclude it, or use ln_zoo.adopt_",
-                stacklevel=2,
-            )
-    undo = _undo([layers[name] for name in made])
-    words = {name: describe(layers[name]) for name in made}
-    had = {id(parameter) for parameter in model.parameters()}
+        raise ValueError(nothing_done("be normalised", selection))
+    _warn_if_normalised_twice(selection)
+    layers = selection.accepted
+    undo = _undo(layers.values())
+    words = {name: describe(layer) for name, layer in layers.items()}
+    had = set(model.parameters())
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
     try:
-        for name, new in made.items():
-            become(layers[name], new)
-        first: dict[str, float] = {}
-        last: dict[str, float] = {}
+        for name, layer in layers.items():
+            become(layer, made[name])
         if run is not None:
-            converted = {name: layers[name] for name in made}
-            first, last = _calibrate(model, converted, plain, outputs, run)
+            first, last = _calibrate(model, layers, plain, outputs, run)
     except BaseException:
         undo()
         raise
@@ -154,8 +135,8 @@ def normalize_(
             Converted(name, before, describe(layers[name]), first.get(name), last.get(name))
             for name, before in words.items()
         ),
-        refused,
-        {name: p for name, p in model.named_parameters() if id(p) not in had},
+        refusals(selection),
+        new_parameters(model, had),
         first.get(_ALL),
         last.get(_ALL),
     )
@@ -179,28 +160,22 @@ def denormalize_(
         layer  was                        is
         rnn    ln_zoo.LSTM, WeightNorm()  torch.nn.LSTM
     """
-    layers = selected(model, include, exclude, is_plain, ", ".join(NAMES))
-    owners = Owners(model)
-    reasons = {}
-    for name, layer in layers.items():
-        reason = why_not(name, layer, owners) or _not_plain(layer)
-        if reason is None and acts(layer) and (other := owners.sharing(name, layer)):
-            reason = f"its weights are tied to {other}, which would change with them"
-        reasons[name] = reason
-    refused = _refused(layers, reasons)
-    chosen = {name: layer for name, layer in layers.items() if reasons[name] is None}
-    if not chosen:
-        raise ValueError(nothing_done("become plain", model, refused))
-    words = {name: describe(layer) for name, layer in chosen.items()}
+    selection = Selection.plain(model, include, exclude)
+    for name in selection.layers:
+        selection.refuse(name, _why_not_plain(selection, name))
+    layers = selection.accepted
+    if not layers:
+        raise ValueError(nothing_done("become plain", selection))
+    words = {name: describe(layer) for name, layer in layers.items()}
     with torch.no_grad():
-        effective = [pair for layer in chosen.values() for pair in _effective(layer)]
+        effective = [pair for layer in layers.values() for pair in _effective(layer)]
         for weight, value in effective:
             weight.copy_(value)
-    for layer in chosen.values():
+    for layer in layers.values():
         become(layer, twin(layer, TORCHS[type(layer)]))
     return Conversion(
-        tuple(Converted(name, words[name], describe(layer)) for name, layer in chosen.items()),
-        refused,
+        tuple(Converted(name, words[name], describe(layer)) for name, layer in layers.items()),
+        refusals(selection),
     )
 
 
@@ -208,7 +183,7 @@ def denormalize_(
 _ALL = "outputs"
 
 
-def _undo(layers: Sequence[nn.Module]) -> Callable[[], None]:
+def _undo(layers: Collection[nn.Module]) -> Callable[[], None]:
     """A function that restores layers, and the biases that calibration changes."""
     states = [(layer, type(layer), dict(layer.__dict__)) for layer in layers]
     biases = [
@@ -230,19 +205,51 @@ def _undo(layers: Sequence[nn.Module]) -> Callable[[], None]:
     return undo
 
 
-def _reasons(
-    model: nn.Module, layers: dict[str, nn.Module], norm: Norm, owners: Owners
-) -> dict[str, str | None]:
-    followers = _followers(model)
-    reasons = {}
-    for name, layer in layers.items():
-        reason = why_not(name, layer, owners) or _not_by(norm, layer)
-        if reason is None and (other := owners.sharing(name, layer)):
-            reason = f"its weights are tied to {other}"
-        if reason is None and id(layer) in followers:
-            reason = f"its output is normalised already, by {followers[id(layer)]} after it"
-        reasons[name] = reason
-    return reasons
+def _why_not(
+    selection: Selection, name: str, norm: Norm, followers: dict[nn.Module, str]
+) -> str | None:
+    layer = selection.layers[name]
+    if reason := selection.why_not(name) or _not_by(norm, layer):
+        return reason
+    if other := selection.tied(name):
+        return f"its weights are tied to {other}"
+    if layer in followers:
+        return f"its output is normalised already, by {followers[layer]} after it"
+    return None
+
+
+def _why_not_plain(selection: Selection, name: str) -> str | None:
+    layer = selection.layers[name]
+    if reason := selection.why_not(name) or _not_plain(layer):
+        return reason
+    if acts(layer) and (other := selection.tied(name)):
+        return f"its weights are tied to {other}, which would change with them"
+    return None
+
+
+def _twins(
+    selection: Selection, norm: Norm, calls: dict[str, list[calibration.Call]]
+) -> dict[str, nn.Module]:
+    """Normalised layers with the parameters of the accepted ones; refuses what the norm does."""
+    made: dict[str, nn.Module] = {}
+    for name, layer in selection.accepted.items():
+        cls = OURS.get(type(layer), type(layer))
+        try:
+            made[name] = twin(layer, cls, norm=norm, **_positions(layer, calls.get(name, ())))
+        except ValueError as error:
+            selection.refuse(name, str(error))
+    return made
+
+
+def _warn_if_normalised_twice(selection: Selection) -> None:
+    for name in selection.accepted:
+        parent = selection.recurrent_around(name)
+        if parent is not None and any(isinstance(part, _NORMALIZERS) for part in parent.modules()):
+            warnings.warn(
+                f"{name} is part of {type(parent).__name__}, which normalises, so it is normalised "
+                "twice: exclude it, or use ln_zoo.adopt_",
+                stacklevel=3,
+            )
 
 
 def _calibrate(
@@ -314,20 +321,12 @@ def _positions(layer: nn.Module, calls: Sequence[calibration.Call]) -> dict[str,
     return {"positions": sizes.pop()} if type(layer) is nn.Conv2d and len(sizes) == 1 else {}
 
 
-def _followers(model: nn.Module) -> dict[int, str]:
+def _followers(model: nn.Module) -> dict[nn.Module, str]:
     """By layer of an `nn.Sequential`, the class of a normalisation layer right after it."""
     return {
-        id(layer): type(after).__name__
+        layer: type(after).__name__
         for module in model.modules()
         if isinstance(module, nn.Sequential)
-        for layer, after in zip(list(module), list(module)[1:], strict=False)
+        for layer, after in pairwise(module)
         if isinstance(after, _NORMALIZERS)
     }
-
-
-def _refused(layers: dict[str, nn.Module], reasons: dict[str, str | None]) -> tuple[Refused, ...]:
-    return tuple(
-        Refused(name, type(layers[name]).__name__, reason)
-        for name, reason in reasons.items()
-        if reason is not None
-    )

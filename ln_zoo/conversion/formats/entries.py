@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.conversion.replace import sites
+from ln_zoo.conversion.layers import sites
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import LayerNorm, Norm
 from ln_zoo.ops import Cell

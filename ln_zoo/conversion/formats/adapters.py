@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.layers import GRU, LSTM, RNN, RecurrentCell, RecurrentLayer
+from ln_zoo.layers import RecurrentCell, RecurrentLayer
 
 #: Steps and sequences of the random input for comparison and timing.
 STEPS, BATCH = 20, 8
@@ -182,37 +182,15 @@ class SpeechBrainLayer(Adapter):
     state_arguments = staticmethod(lambda states: ())
 
 
-# torch's layers, still instances of torch's classes
-
-
-class AdoptedLSTM(LSTM, nn.LSTM):  # type: ignore[misc]
-    """`ln_zoo.LSTM` as a `torch.nn.LSTM`, which torch.compile does not trace."""
-
-
-class AdoptedGRU(GRU, nn.GRU):  # type: ignore[misc]
-    """`ln_zoo.GRU` as a `torch.nn.GRU`, which torch.compile does not trace."""
-
-
-class AdoptedRNN(RNN, nn.RNN):  # type: ignore[misc]
-    """`ln_zoo.RNN` as a `torch.nn.RNN`, which torch.compile does not trace."""
-
-
-ADOPTED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LSTM: AdoptedLSTM,
-    nn.GRU: AdoptedGRU,
-    nn.RNN: AdoptedRNN,
-}
-
-
 _classes: dict[tuple[type, type | None], type[nn.Module]] = {}
 
 
 def adopted_class(base: type[nn.Module], adopted: type[nn.Module] | None) -> type[nn.Module]:
     """The class of an adopted layer, cached.
 
-    ``base`` is an `Adapter`, whose methods override the adopted class's; or a value of `ADOPTED`,
-    whose methods override torch's only. ``adopted`` is None for `torch.jit` modules without a
-    class.
+    ``base`` is an `Adapter`, whose methods override the adopted class's; or a layer of
+    `ln_zoo.conversion.layers.ADOPTED`, whose methods override torch's only. ``adopted`` is None for
+    `torch.jit` modules without a class.
     """
     if (base, adopted) not in _classes:
         bases: tuple[type, ...] = (base,)
