@@ -22,7 +22,9 @@ import pytest
 from cli_support import python
 
 import ln_zoo
-from ln_zoo.cli import _HELP, check_training, main
+from ln_zoo import data, models, norms
+from ln_zoo.cli import _HELP, check_training, main, precheck
+from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.commands import parser_of
 from ln_zoo.cli.listing import markdown_table, results_csv
 from ln_zoo.cli.sweep import grid_of, sweep
@@ -264,15 +266,33 @@ def test_commands_parse_what_they_are_given(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("parsing")
-def test_options_of_training_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    """By what is checked before torch is imported; the whole parser needs a minute."""
+def test_options_of_training_exist() -> None:
+    """By the signatures of trainer and classes; the parser needs a minute."""
     found = [(words, where) for words, where in commands_of("ln-zoo") if words[0] in TRAINER]
     assert len(found) > 80
     for words, where in found:
-        try:
-            check_training(without(words, "--ckpt_path"))
-        except SystemExit:
-            pytest.fail(f"{where}: {capsys.readouterr().err}")
+        assert unknown_options(check_training(without(words, "--ckpt_path"))) == [], where
+
+
+def unknown_options(given: Arguments) -> list[str]:
+    """Options that neither the command, nor the trainer, nor a class of ours has."""
+    names = [each.name for each in given.options]
+    known = {*precheck.options(given.command), "c", "print_config", "lr_scheduler_config"}
+    found = [name for name in names if name.partition(".")[0] not in known]
+    found += [n for n in names if n[:8] == "trainer." and ".".join(n.split(".")[:2]) not in known]
+    for group, room in (("model", models), ("data", data), ("model.norm", norms)):
+        chosen = {str(each.value) for each in given.options if each.name == group}
+        cls = getattr(room, chosen.pop().rpartition(".")[2], None) if len(chosen) == 1 else None
+        for name in names:
+            argument = name.removeprefix(f"{group}.").partition(".")[0]
+            if cls and name.startswith(f"{group}.") and argument not in arguments_of(cls):
+                found.append(name)
+    return found
+
+
+def arguments_of(cls: type) -> set[str]:
+    """Arguments of a class, with those that it passes on to its bases."""
+    return {name for each in cls.__mro__ for name in inspect.signature(each.__init__).parameters}
 
 
 def without(words: list[str], option: str) -> list[str]:

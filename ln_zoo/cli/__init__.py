@@ -102,7 +102,12 @@ def _run(command: str, argv: list[str]) -> int:
 
         return call(load(COMMANDS[command]), command, argv[1 + command.count(" ") :])
     if command in TRAINING or command.startswith("--print_completion"):
-        given = check_training(argv) if command in TRAINING else None
+        given = None
+        if command in TRAINING:
+            try:
+                given = check_training(argv)
+            except (OSError, RecursionError, ValueError) as error:
+                return report_error(error, command, code=2)
         from ln_zoo.cli.lightning import run_trainer
 
         return run_trainer(argv, given)
@@ -110,17 +115,20 @@ def _run(command: str, argv: list[str]) -> int:
 
 
 def check_training(argv: list[str]) -> Arguments:
-    """Parses the options of training, and checks names, types and files; or exits with code 2."""
+    """Reads the options of training, and checks what the parser lets pass.
+
+    Raises:
+        OSError: for a file that cannot be read.
+        RecursionError: for a configuration that is nested too deeply.
+        ValueError: for a configuration that is not valid, or an option that would be ignored.
+    """
     from ln_zoo.cli.arguments import Arguments
     from ln_zoo.cli.precheck import check
 
-    try:
-        given = Arguments(argv)
-        given.start()
-        check(given)
-        return given
-    except (OSError, RecursionError, ValueError) as error:
-        raise SystemExit(report_error(error, argv[0], code=2)) from None
+    given = Arguments(argv)
+    given.start()
+    check(given)
+    return given
 
 
 def _unknown(command: str) -> int:

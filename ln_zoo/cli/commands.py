@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from ln_zoo.cli.errors import fail
+from ln_zoo.cli.errors import UsageError
 
 Check = Callable[[str, Any], object]
 
@@ -42,14 +42,15 @@ class OneLineParser(argparse.ArgumentParser):
 
             message += nearest(word.partition("=")[0], self._option_string_actions)
             message += "; options of fit follow after --" if self.prog == "ln-zoo sweep" else ""
-        fail(message, self.prog.removeprefix("ln-zoo "))
+        raise UsageError(message, self.prog.removeprefix("ln-zoo "))
 
 
 def call(function: Callable[..., int | None], name: str, argv: Sequence[str]) -> int:
     """Runs a command's function on its arguments and returns the exit code (None: 0).
 
     Raises:
-        SystemExit: with code 2 for arguments that cannot be parsed, with 0 after ``--help``.
+        UsageError: for arguments that cannot be parsed.
+        SystemExit: after ``--help``.
         ValueError: from a check.
 
     Example:

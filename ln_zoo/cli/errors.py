@@ -38,11 +38,14 @@ _TRACEBACK = "LN_ZOO_DEBUG"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def fail(text: str, command: str) -> NoReturn:
-    """Ends the program with a one-line error about its arguments, and exit code 2."""
-    name = f"ln-zoo {command}".strip()
-    print(f"{name}: error: {_readable(text)}\noptions: {name} --help", file=sys.stderr)
-    raise SystemExit(2)
+class UsageError(Exception):
+    """Wrong arguments of a command."""
+
+    exit_code = 2
+
+    def __init__(self, text: str, command: str) -> None:
+        super().__init__(text)
+        self.command = command
 
 
 def run_command(command: str, run: Callable[[], int]) -> int:
@@ -61,7 +64,7 @@ def run_command(command: str, run: Callable[[], int]) -> int:
         finally:
             if sys.stdout is not None:  # None if it was closed
                 sys.stdout.flush()  # at exit, Python would report errors in its own way
-    except SystemExit as end:  # from a parser, after help or an error
+    except SystemExit as end:  # from a parser, after help
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
         print(f"ln-zoo {command}: interrupted", file=sys.stderr)
@@ -73,8 +76,12 @@ def run_command(command: str, run: Callable[[], int]) -> int:
 def report_error(error: Exception, command: str, code: int = 1) -> int:
     """Print an error in one line and return the exit code: 1 for a bug, otherwise ``code``.
 
-    With ``LN_ZOO_DEBUG=1``, raises the error itself.
+    With ``LN_ZOO_DEBUG=1``, raises the error itself, unless it is a `UsageError`.
     """
+    if isinstance(error, UsageError):
+        name = f"ln-zoo {error.command}".strip()
+        print(f"{name}: error: {_readable(str(error))}\noptions: {name} --help", file=sys.stderr)
+        return error.exit_code
     if os.environ.get(_TRACEBACK) == "1":
         raise error
     if isinstance(error, BrokenPipeError):
@@ -82,7 +89,7 @@ def report_error(error: Exception, command: str, code: int = 1) -> int:
         return 141
     if isinstance(error, ModuleNotFoundError):
         error = missing_package(error) or error
-    text = _text(error)
+    text = error_text(error)
     if not _of_input(error):
         code, text = 1, f"{type(error).__name__}: {text}{_place(error)}: this is a bug"
     rank = os.environ.get("LOCAL_RANK", "0")
@@ -235,7 +242,7 @@ class OneLineErrors(ArgumentParser):
         args = getattr(self, "args", None) or [""]
         if not command and args[0].isalpha():
             command = args[0]  # an error of the main parser: the subcommand has the options
-        fail(one_line(message, parser), command)
+        raise UsageError(one_line(message, parser), command) from ex
 
 
 def _of_input(error: Exception) -> bool:
@@ -252,7 +259,8 @@ def _of_input(error: Exception) -> bool:
     return owner.partition(".")[0] in ("lightning", "ln_zoo") or isinstance(error, RecursionError)
 
 
-def _text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """The message of an error in one line."""
     if isinstance(error, OSError) and error.errno and not error.filename and not _output_works():
         return f"standard output cannot be written: {error.strerror}"
     if isinstance(error, OSError) and error.strerror and error.errno in _FULL:

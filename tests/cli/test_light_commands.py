@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import resource
 import subprocess
 import sys
@@ -12,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from cli_support import SCRIPT, heavy_imports
-from lightning.pytorch import Trainer
 
 from ln_zoo import __version__
-from ln_zoo.cli import main, precheck
+from ln_zoo.cli import main
 
 
 @pytest.mark.parametrize(
@@ -26,9 +23,6 @@ from ln_zoo.cli import main, precheck
         ("analyze invariance --help", "--weight_scale"),
         ("write a --model m --width 0", "--width"),
         ("lsit", "'list'"),
-        ("fit --trainer.max_epoch=3", "'trainer.max_epochs'"),
-        ("fit --model=MLPClassifier --model.norm=LayrNorm", "'LayerNorm'"),
-        ("fit --model=DRAW --model.lrr=3", "'lr'"),
         ("fit --ckpt_path=none.ckpt", "none.ckpt"),
     ],
 )
@@ -36,19 +30,6 @@ def test_imports_nothing_heavy(here: Path, given: str, answer: str) -> None:
     printed, heavy = heavy_imports(*given.split())
     assert answer in printed
     assert heavy == set()
-
-
-@pytest.mark.parametrize("group", precheck.CLASS_FOLDERS)
-def test_parameters_are_those_that_python_finds(group: str) -> None:
-    """Where they are certain, so that no right name is taken for a misspelt one."""
-    package, root = precheck.CLASS_FOLDERS[group]
-    module = importlib.import_module(f"ln_zoo.{package}")
-    for name, names in precheck.classes(package, root).items():
-        if names is not None and hasattr(module, name):
-            assert list(names) == list(inspect.signature(getattr(module, name)).parameters), name
-    for method in ("__init__", "fit", "validate", "test", "predict"):
-        known = list(inspect.signature(getattr(Trainer, method)).parameters)
-        assert list(precheck._trainer(method)) == known[1:]
 
 
 def test_the_installed_script_answers_at_once() -> None:

@@ -31,6 +31,7 @@ HUGE = "100000000000000000000000"
         ("--model.norm=LayerNorm --model.norm.epss=1", "model.norm epss 'eps'"),
         ("--model.hidden_sises=[3]", "MLPClassifier hidden_sises 'hidden_sizes'"),
         ("--data.batchsize=4", "Digits batchsize 'batch_size'"),
+        ("--model=DRAW --model.lrr=3", "DRAW lrr 'lr'"),
         ("--data=MNITS", "data MNITS 'MNIST'"),
         ("--model=MLPClasifier", "model MLPClasifier 'MLPClassifier'"),
         ("--trainer.logger=CSVLoger", "trainer.logger CSVLoger 'CSVLogger'"),
@@ -122,7 +123,7 @@ def test_options_of_training(here: Path, given: str, says: str) -> None:
         ("trainer: {plugins: [3]}", "trainer.plugins 3"),
         ("model: [MLPClassifier]", "model MLPClassifier"),
         ("optimizer: [Adam]", "optimizer Adam"),
-        ("trainer: {callbacks: [null]}", "trainer.callbacks null"),
+        ("trainer: {callbacks: [null]}", "trainer.callbacks None"),
         ("trainer: {logger: [true, 3]}", "trainer.logger 3"),
         ("trainer: [3]", "trainer 3"),
         ("model: {init_args: {lr: {a: 1}}}", "model.lr float"),
@@ -163,7 +164,8 @@ def test_missing_model_and_data(here: Path) -> None:
     [
         ("LN_ZOO_FIT__TRAINER__MAX_EPOCH", "3", "LN_ZOO_FIT__TRAINER__MAX_EPOCHS"),
         ("LN_ZOO_FIT__TRAINER__MAX_EPOCHS", "x", "max_epochs int x"),
-        ("LN_ZOO_FIT__MODEL__LR", "0.1", "LN_ZOO_FIT__MODEL__LR LN_ZOO_FIT__MODEL"),
+        ("LN_ZOO_FIT__MODEL__LR", "0.1", "LN_ZOO_FIT__MODEL__LR --model.lr LN_ZOO_FIT__MODEL="),
+        ("LN_ZOO_FIT__OPTIMIZER__LR", "0.1", "LN_ZOO_FIT__OPTIMIZER__LR --optimizer.lr"),
     ],
 )
 def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:

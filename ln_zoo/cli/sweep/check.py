@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli import check_training
-from ln_zoo.cli.errors import one_line
+from ln_zoo.cli.errors import error_text
 from ln_zoo.sweeps.grid import Grid, Run, SweepError
 from ln_zoo.sweeps.state import Length
 
@@ -36,7 +36,7 @@ def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
     for label, argv in arguments.items():
         with _named(label):
             found = settings_of(argv)
-            _check_callbacks(found, label, grid.test)
+            _check_callbacks(found, grid.test)
         trainer = found.trainer
         updates = trainer.get("max_steps")
         lengths[label] = Length(
@@ -53,29 +53,20 @@ def _arguments(grid: Grid, run: Run) -> list[str]:
 
 @contextlib.contextmanager
 def _named(label: str) -> Iterator[None]:
-    """Convert errors of ``fit`` to errors of a label; drop other output."""
-    printed = io.StringIO()
+    """Name the label in errors of ``fit``, and drop its notes, which the run prints again."""
     try:
-        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stderr(io.StringIO()):
             yield
-    except SweepError:
-        raise
-    except SystemExit:
-        lines = [line for line in printed.getvalue().splitlines() if "error: " in line]
-        error = lines[0].partition("error: ")[2] if lines else "wrong arguments"
-        raise SweepError(f"{label}: {error}") from None
     except Exception as error:
-        raise SweepError(f"{label}: {one_line(str(error))}") from error
+        raise SweepError(f"{label}: {error_text(error)}") from error
 
 
-def _check_callbacks(settings: Namespace, label: str, test: str) -> None:
+def _check_callbacks(settings: Namespace, test: str) -> None:
     if not any(_classes(settings.trainer.get("logger"), "CSVLogger")):
-        raise SweepError(f"{label}: a sweep reads metrics.csv: keep CSVLogger among the loggers")
+        raise SweepError("a sweep reads metrics.csv: keep CSVLogger among the loggers")
     checkpoints = _classes(settings.trainer.get("callbacks"), "ModelCheckpoint")
     if test == "best" and not any((x.get("init_args") or {}).get("monitor") for x in checkpoints):
-        raise SweepError(
-            f"{label}: --test best needs a ModelCheckpoint with a monitor among callbacks"
-        )
+        raise SweepError("--test best needs a ModelCheckpoint with a monitor among callbacks")
 
 
 def _classes(chosen: Any, name: str) -> list[Namespace]:
