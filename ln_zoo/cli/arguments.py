@@ -23,6 +23,8 @@ from ln_zoo.utils.yaml import parse_yaml
 _FLAGS = ("--help", "-h", "--print_config")
 #: Options that exclude each other: one given as an argument replaces the other in a file.
 _START = ("weights", "ckpt_path")
+#: Bytes of a file's name, on usual file systems.
+_LONGEST_NAME = 255
 
 
 class Option(NamedTuple):
@@ -105,6 +107,9 @@ class Arguments:
                     "--ckpt_path resumes a run, --weights starts a new one: give one of them"
                 )
             found = {name: value if name in asked else None for name, value in found.items()}
+        for name, value in found.items():
+            if any(len(os.fsencode(part)) > _LONGEST_NAME for part in str(value).split(os.sep)):
+                raise ValueError(f"--{name} {value} is too long: give a name or a shorter path")
         path = found["ckpt_path"]
         if path not in (None, "last"):
             check_checkpoint(str(path))
@@ -168,9 +173,11 @@ def _value(text: str) -> Any:
     """An argument's value; text that is not YAML is left to the parser."""
     try:
         is_long = text[:1] in ("[", "{") or text.endswith((".yaml", ".yml"))
-        return parse_yaml(text) if is_long else yaml.safe_load(text)
+        value = parse_yaml(text) if is_long else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError):
         return text
+    # YAML would join the lines of a path.
+    return text if isinstance(value, str) and "\n" in text else value
 
 
 def _flat(name: str, value: Any, where: str = "") -> Iterator[Option]:

@@ -29,8 +29,9 @@ def compare(
     faint line for each run.
 
     Args:
-        runs: [LABEL=]RUN, a run's folder with metrics.csv; runs with one label should differ only
-            in their seed; default label: the name of the parent folder
+        runs: [LABEL=]RUN, a run's folder with metrics.csv; if there are several =, the longest RUN
+            that exists counts; runs with one label should differ only in their seed; default label:
+            the name of the parent folder
         metric: metrics to draw, one panel each; 'A|B' (quoted) falls back to B for runs that did
             not log A, as in 'val_batch_accuracy|val_accuracy'
         x: x axis: epoch; step for updates, as logged by StepEvaluation; seconds for training time,

@@ -86,7 +86,8 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
     """Read a run.
 
     Args:
-        text: ``LABEL=RUN`` or ``RUN``: a folder with a ``metrics.csv``, or such a file.
+        text: ``LABEL=RUN`` or ``RUN``, a folder with a ``metrics.csv`` or such a file; see
+            `find_run`.
         metrics: metrics to read; ``A|B`` is A, or B in rows without A.
         x: x axis, ``"epoch"``, ``"step"`` or ``"seconds"``. Under seconds, curves are by update.
     """
@@ -128,13 +129,18 @@ def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[st
 
 
 def find_run(text: str, name: str) -> tuple[str, Path]:
-    """Split ``LABEL=RUN`` or ``RUN`` into label and file; RUN is the file, or a folder with it."""
-    label, _, path = text.rpartition("=")
-    file = Path(path)
-    file = file / name if file.is_dir() else file
-    if not file.is_file():
-        raise FileNotFoundError(f"{path} is not a run: no file {file}")
-    return label or file.parent.parent.name, file
+    """Split ``LABEL=RUN`` or ``RUN`` into label and file; RUN is the file, or a folder with it.
+
+    Both may contain ``=``: the longest RUN that exists counts.
+    """
+    parts = text.split("=")
+    for i in range(len(parts)):
+        path = "=".join(parts[i:])
+        file = Path(path)
+        file = file / name if file.is_dir() else file
+        if file.is_file():
+            return "=".join(parts[:i]) or file.parent.parent.name, file
+    raise FileNotFoundError(f"{path} is not a run: no file {file}")
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -30,6 +30,14 @@ def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
     assert results(here)["metrics"]["error"] == float(wrong) / 300
 
 
+@pytest.mark.parametrize("option", ["--weights", "--ckpt_path"])
+def test_a_path_with_a_line_break(trained: Path, here: Path, option: str) -> None:
+    path = here / "two\nlines/last.ckpt"
+    path.parent.mkdir()
+    path.symlink_to(trained)
+    succeed("test", option, path, *DATA, *QUIET)
+
+
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_a_warning_of_untrained_weights(here: Path, command: str) -> None:
     done = succeed(command, *SMALL, *QUIET)

@@ -29,6 +29,15 @@ def test_writes_picture_and_table(here: Path, capsys: Capture) -> None:
     assert list(rows[3]) == ["label", "run", "epoch", "epoch_train_nll", "epoch_test_error"]
 
 
+@pytest.mark.parametrize(
+    ("label", "folder", "shown"),
+    [("A=", "a=b/runs/x", "A"), ("", "a=b/runs/x", "runs"), ("lr=0.1=", "b/runs/x", "lr=0.1")],
+)
+def test_equal_signs(here: Path, capsys: Capture, label: str, folder: str, shown: str) -> None:
+    write_run(here / folder, [0.1, 0.05])
+    assert f"| {shown} | 1 | 2 |" in compare(capsys, f"{label}{folder}")
+
+
 @pytest.fixture
 def three(here: Path) -> list[str]:
     """Three runs of one label, of which the last is shorter, and one of another."""

@@ -87,6 +87,7 @@ HUGE = "100000000000000000000000"
         ("--ckpt_path=last --trainer.logger=true", "last logger"),
         ("--weights=mlp.nothing", "mlp.nothing"),
         ("--weights=no.ckpt", "no.ckpt"),
+        (f"--weights={'a' * 5000}", "--weights aaa"),
         ("--weights=a.ckpt --ckpt_path=b.ckpt", "--ckpt_path --weights"),
         # Help on what is not known
         ("--config none.yaml", "none.yaml"),
