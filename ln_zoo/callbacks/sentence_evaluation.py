@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import os
-import signal
 import time
-from functools import partial
-from typing import Any, NamedTuple, get_args
+from concurrent.futures import Future
+from typing import NamedTuple, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 
 from ln_zoo.callbacks.evaluation_loop import evaluating
 from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
-from ln_zoo.metrics.sentence_tasks import KnownVectors, ProtocolName, evaluate
+from ln_zoo.metrics.background_scores import BackgroundScores
+from ln_zoo.metrics.sentence_models import check_encodes, encode_task, model_scores
+from ln_zoo.metrics.sentence_tasks import ProtocolName
 from ln_zoo.utils.checks import check_at_least
 
 
-class _Begun(NamedTuple):
-    """Scores in progress in other processes: futures by task, and the time of encoding."""
+class _Unfinished(NamedTuple):
+    """Scores that other processes compute."""
 
     step: int
     epoch: int
     begin: float
-    scores: list[Any]
+    scores: list[Future[dict[str, float]]]  # by task
 
 
 class SentenceEvaluation(EveryUpdate):
@@ -34,16 +33,14 @@ class SentenceEvaluation(EveryUpdate):
     Logs ``step_mr``, ``step_cr``, ``step_subj`` and ``step_mpqa`` (accuracy, per cent),
     ``step_sick_pearson``, ``step_sick_spearman``, ``step_sick_mse`` and ``sentence_seconds``, the
     wall time of the evaluation, at the number of updates. The first process evaluates and others
-    wait, for seconds to minutes. With ``background``, ``n_jobs`` processes evaluate the vectors, a
-    task each, while training continues; scores are logged when ready, at the update of encoding.
-    The end of training waits for them; an interrupted run loses them.
+    wait, for seconds to minutes. With ``background``, training continues while ``n_jobs`` further
+    processes evaluate the vectors, a task each; scores are logged when ready, at the update of
+    encoding. The end of training waits for them; an interrupted run loses them.
 
     In a test, metrics are ``mr``, ``cr``, ... under the original protocol and ``mr_fast``,
     ``cr_fast``, ... under the fast one; SICK is equal under both.
 
-    The model must have ``encode(sentences) -> (n, d)``. Its argument ``eos``, if present, controls
-    whether the end of a sentence is appended, as the released skip-thoughts code does in some
-    tasks. Sentences are lowercased if the model's vocabulary is.
+    The model must have ``encode(sentences) -> (n, d)``; see `ln_zoo.metrics.sentence_models`.
 
     Args:
         every_n_steps: updates between evaluations.
@@ -82,20 +79,20 @@ class SentenceEvaluation(EveryUpdate):
         self.at_start = at_start
         self.n_jobs = n_jobs
         self.background = background
-        self._pool: Any = None
-        self._begun: list[_Begun] = []
         self._read: list[ClassificationTask | RelatednessTask] = []
+        self._processes: BackgroundScores | None = None
+        self._unfinished: list[_Unfinished] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._read_tasks(trainer)
         if self.at_start and trainer.global_step == 0:
-            self._log_curves(trainer)
+            self._evaluate(trainer)
 
     def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         self._log_finished(trainer)
         if trainer.global_step % self.every_n_steps == 0:
-            self._log_curves(trainer)
+            self._evaluate(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_finished(trainer, wait=True)
@@ -108,34 +105,46 @@ class SentenceEvaluation(EveryUpdate):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._read_tasks(trainer)
-        fast = self.protocol == "fast"
         for name, value in self._scores(trainer).items():
-            of_both = name.startswith("sick_")
-            name = f"test_{name}_fast" if fast and not of_both else f"test_{name}"
+            if self.protocol == "fast" and not name.startswith("sick_"):
+                name += "_fast"
             if not math.isnan(value):  # correlation of constant predictions
-                pl_module.log(name, value, rank_zero_only=True)
-        self._close()
+                pl_module.log(f"test_{name}", value, rank_zero_only=True)
 
     def _read_tasks(self, trainer: Trainer) -> None:
         check_encodes(trainer.lightning_module)
         if trainer.is_global_zero and not self._read:
             self._read = [read_task(name, self.root, self.split_words) for name in self.tasks]
 
-    def _log_curves(self, trainer: Trainer) -> None:
-        begin = time.perf_counter()
-        place = trainer.global_step, trainer.current_epoch
-        if self.background:
-            self._begun.append(_Begun(*place, begin, self._begin(trainer)))
+    def _evaluate(self, trainer: Trainer) -> None:
+        begin, place = time.perf_counter(), (trainer.global_step, trainer.current_epoch)
+        if not self.background:
+            self._log(trainer, *place, begin, self._scores(trainer))
             return
-        self._log(trainer, *place, begin, self._scores(trainer))
+        with evaluating(trainer.lightning_module):
+            encoded = [encode_task(trainer.lightning_module, task) for task in self._read]
+        trainer.strategy.barrier()
+        if self._processes is None:
+            self._processes = BackgroundScores(self.n_jobs)
+        scores = [self._processes.submit(*each, self.protocol) for each in encoded]
+        self._unfinished.append(_Unfinished(*place, begin, scores))
+
+    def _scores(self, trainer: Trainer) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        with evaluating(trainer.lightning_module):
+            for task in self._read:
+                scores |= model_scores(trainer.lightning_module, task, self.protocol, self.n_jobs)
+        trainer.strategy.barrier()
+        return scores
 
     def _log_finished(self, trainer: Trainer, wait: bool = False) -> None:
-        while self._begun and (wait or all(future.done() for future in self._begun[0].scores)):
-            begun = self._begun.pop(0)
-            scores: dict[str, float] = {}
-            for future in begun.scores:
-                scores |= future.result()
-            self._log(trainer, *begun[:3], scores)
+        while self._unfinished:
+            step, epoch, begin, futures = self._unfinished[0]
+            if not wait and not all(future.done() for future in futures):
+                return
+            scores = {name: value for f in futures for name, value in f.result().items()}
+            self._log(trainer, step, epoch, begin, scores)
+            self._unfinished.pop(0)
 
     def _log(
         self, trainer: Trainer, step: int, epoch: int, begin: float, scores: dict[str, float]
@@ -145,75 +154,10 @@ class SentenceEvaluation(EveryUpdate):
         for logger in trainer.loggers:
             logger.log_metrics(logged, step)
 
-    def _scores(self, trainer: Trainer) -> dict[str, float]:
-        model = trainer.lightning_module
-        scores: dict[str, float] = {}
-        if self.background:
-            for future in self._begin(trainer):
-                scores |= future.result()
-            return scores
-        with evaluating(model):
-            for task in self._read:
-                scores |= model_scores(model, task, self.protocol, self.n_jobs)
-        trainer.strategy.barrier()
-        return scores
-
-    def _begin(self, trainer: Trainer) -> list[Any]:
-        model = trainer.lightning_module
-        with evaluating(model):
-            known = [(known_vectors(model, task), in_case_of(model, task)) for task in self._read]
-        trainer.strategy.barrier()
-        if known and self._pool is None:
-            from joblib.externals.loky import ProcessPoolExecutor
-
-            self._pool = ProcessPoolExecutor(
-                self.n_jobs, env={"OMP_NUM_THREADS": "1"}, initializer=_stand_back
-            )
-        return [self._pool.submit(evaluate, *each, self.protocol) for each in known]
-
     def _close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(kill_workers=True)
-        self._pool, self._begun = None, []
-
-
-def _stand_back() -> None:
-    """Lower the priority of a worker, and leave signals to the main process."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)
-    if hasattr(os, "nice"):
-        os.nice(10)
-
-
-def model_scores(
-    model: Any, task: ClassificationTask | RelatednessTask, protocol: ProtocolName, n_jobs: int = 1
-) -> dict[str, float]:
-    """Scores of a model with ``encode``; see `ln_zoo.metrics.sentence_tasks.evaluate`."""
-    return evaluate(known_vectors(model, task), in_case_of(model, task), protocol, n_jobs)
-
-
-def known_vectors(model: Any, task: ClassificationTask | RelatednessTask) -> KnownVectors:
-    """Vectors of the sentences of a task; arguments as `model_scores`."""
-    encode = model.encode
-    if "eos" in inspect.signature(encode).parameters:
-        encode = partial(encode, eos=task.eos)
-    return KnownVectors(encode, in_case_of(model, task).sentences)
-
-
-def in_case_of(model: Any, task: Any) -> Any:
-    """The task, lowercased if the model's vocabulary is."""
-    vocabulary = getattr(model, "vocabulary", None)
-    cased = vocabulary is None or any(word != word.lower() for word in vocabulary)
-    return task if cased else task.map(str.lower)
-
-
-def unknown_share(model: Any, task: Any) -> float | None:
-    """Share of unknown words of a task; None without a vocabulary."""
-    vocabulary = getattr(model, "vocabulary", None)
-    if vocabulary is None:
-        return None
-    words = [word for s in in_case_of(model, task).sentences for word in s.split()]
-    return sum(word not in vocabulary for word in words) / len(words)
+        if self._processes is not None:
+            self._processes.close()
+        self._processes, self._unfinished = None, []
 
 
 def check_tasks(names: list[str]) -> list[str]:
@@ -225,12 +169,3 @@ def check_tasks(names: list[str]) -> list[str]:
             f"tasks must be some of {', '.join(TASKS)}, got {', '.join(unknown) or 'none'}"
         )
     return list(dict.fromkeys(upper))
-
-
-def check_encodes(model: Any) -> None:
-    """Raise ValueError for a model without ``encode``."""
-    if not callable(getattr(model, "encode", None)):
-        raise ValueError(
-            f"sentence tasks need a model with encode(sentences), such as SkipThought, got "
-            f"{type(model).__name__}"
-        )

@@ -172,7 +172,7 @@ def _scores(
     protocol: ProtocolName,
     jobs: int,
 ) -> Iterator[list[Score]]:
-    from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
+    from ln_zoo.metrics.sentence_models import model_scores, unknown_share
     from ln_zoo.metrics.sentence_scores import score_of
 
     model = make()

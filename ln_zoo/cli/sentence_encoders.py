@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ln_zoo.callbacks.sentence_evaluation import check_encodes
 from ln_zoo.metrics.sentence_controls import EchoState, MeanOfWords, WordVectors, majority
+from ln_zoo.metrics.sentence_models import check_encodes
 from ln_zoo.utils.names import nearest
 from ln_zoo.utils.vocabulary import read_word_vectors
 from ln_zoo.zoo.loading import load_model

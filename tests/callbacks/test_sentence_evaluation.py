@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,16 +19,18 @@ from torch.utils.data import DataLoader
 from training import quiet_trainer
 
 from ln_zoo.callbacks import SentenceEvaluation
-from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
 from ln_zoo.data.sentence_tasks import ClassificationTask, read_task
-from ln_zoo.metrics import sentence_tasks
-from ln_zoo.metrics.sentence_tasks import accuracy
+from ln_zoo.metrics import background_scores, sentence_tasks
+from ln_zoo.metrics.background_scores import BackgroundScores
+from ln_zoo.metrics.sentence_models import model_scores, unknown_share
+from ln_zoo.metrics.sentence_tasks import KnownVectors, accuracy, evaluate
 from ln_zoo.utils.vocabulary import Vocabulary
 
 pytestmark = [
     pytest.mark.usefixtures("few_penalties"),
     pytest.mark.filterwarnings("ignore:.*items here"),
 ]
+ALL_PENALTIES = sentence_tasks.PENALTIES
 WORDS = ["good", "bad", "it", "is", "very"]
 
 
@@ -85,15 +87,10 @@ def few_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_tasks, "PENALTIES", (1, 16))
 
 
-class Threads(ThreadPoolExecutor):
-    """Stands for processes, each of which takes seconds to start."""
-
-    def __init__(self, number: int, **_: Any) -> None:
-        super().__init__(number)
-
-    def shutdown(self, kill_workers: bool) -> None:  # type: ignore[override]
-        assert kill_workers
-        super().shutdown(cancel_futures=True)
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of processes, each of which takes seconds to start."""
+    monkeypatch.setattr(BackgroundScores, "_evaluate", lambda self, *work: evaluate(*work))
 
 
 def fit(folder: Path, *callbacks: object, model: Counter | None = None, **options) -> Counter:
@@ -140,13 +137,13 @@ def test_scores_are_logged_at_updates_and_training_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    "processes", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["threads", "processes"]
+    "by", ["threads", pytest.param("processes", marks=pytest.mark.slow)], ids=str
 )
 def test_scores_made_in_the_background_are_the_same(
-    tmp_path: Path, tasks: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tasks: Path, by: str, request: pytest.FixtureRequest
 ) -> None:
-    if not processes:
-        monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Threads)
+    if by == "threads":
+        request.getfixturevalue(by)
     fit(tmp_path / "waiting", evaluation(tasks, every_n_steps=10))
     callback = evaluation(tasks, every_n_steps=10, background=True)
     fit(tmp_path / "beside", callback)
@@ -154,12 +151,11 @@ def test_scores_made_in_the_background_are_the_same(
     assert set(beside) == {0, 10}
     for step, name in itertools.product(beside, ("step_cr", "step_mpqa", "epoch")):
         assert beside[step][name] == waiting[step][name]
-    assert callback._pool is None  # and no process is left
+    assert callback._processes is None  # and no process is left
 
 
-def test_errors_in_the_background_end_the_run(tmp_path: Path, tasks: Path, monkeypatch) -> None:
-    monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Threads)
-
+@pytest.mark.usefixtures("threads")
+def test_errors_in_the_background_end_the_run(tmp_path: Path, tasks: Path) -> None:
     class Broken(Counter):
         def encode(self, sentences: list[str], eos: bool = True) -> np.ndarray:
             return np.full((len(sentences), 2), np.nan)
@@ -171,7 +167,38 @@ def test_errors_in_the_background_end_the_run(tmp_path: Path, tasks: Path, monke
     for model, message in ((Broken(), "vectors that are not finite"), (Stopped(), "stopped")):
         callback = evaluation(tasks, background=True)
         refused(message, fit, tmp_path / message, callback, model=model)
-        assert callback._pool is None
+        assert callback._processes is None
+
+
+def lengths(sentences: list[str]) -> np.ndarray:
+    return np.array([[len(sentence), 1.0] for sentence in sentences])
+
+
+def test_another_process_gives_the_same_scores(
+    tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = read_task("CR", str(tasks), split_words=False)
+    vectors = KnownVectors(lengths, task.sentences)
+    scores = BackgroundScores(1)
+    found = scores.submit(vectors, task, "fast")
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", ALL_PENALTIES)
+    assert found.result() == evaluate(vectors, task, "fast")
+    scores.close()
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('labels')", "import time; time.sleep(600)"])
+def test_a_process_that_fails_or_is_killed(
+    tasks: Path, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_scores, "_COMMAND", [sys.executable, "-S", "-c", code])
+    task = read_task("CR", str(tasks), split_words=False)
+    scores = BackgroundScores(1)
+    running = scores.submit(KnownVectors(lengths, task.sentences), task, "fast")
+    if "sleep" in code:
+        while not scores._running:
+            time.sleep(0.01)
+        scores.close()
+    refused("CR.*labels" if "labels" in code else "CR.*-9", running.result, error=RuntimeError)
 
 
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create")

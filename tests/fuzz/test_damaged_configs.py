@@ -103,7 +103,7 @@ def edited(case: ConfigCase) -> str:
             other, source = found[(edit.node * 7 + 3) % len(found)]
             owner[key] = copy.deepcopy(other[source])
         else:
-            owner[key] = edit.value
+            owner[key] = copy.deepcopy(edit.value)  # later edits may change it
     # Other types at these keys are lines of tests/cli/test_mistakes.py.
     for owner, key in list(nodes(tree)):
         kind = {"class_path": str, "init_args": dict}.get(key if isinstance(key, str) else "")

@@ -16,10 +16,10 @@ from data_support import ready, real_folder
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-from ln_zoo.callbacks.sentence_evaluation import model_scores
 from ln_zoo.data import MNIST, BinarizedMNIST, Books, CaptionedImages, ClozeQA, Digits, IAMOnDB
 from ln_zoo.data.sentence_tasks import read_task
 from ln_zoo.metrics import retrieval_scores
+from ln_zoo.metrics.sentence_models import model_scores
 from ln_zoo.zoo import describe, list_models, load
 
 #: Folder of real data by kind of model.
