@@ -20,7 +20,7 @@ from training import quiet_trainer
 
 from ln_zoo.callbacks import SentenceEvaluation
 from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
-from ln_zoo.data.sentence_tasks import ClassificationTask, read_task
+from ln_zoo.data.books.sentence_tasks import ClassificationTask, read_task
 from ln_zoo.metrics import sentence_tasks
 from ln_zoo.metrics.sentence_tasks import accuracy
 from ln_zoo.utils.vocabulary import Vocabulary

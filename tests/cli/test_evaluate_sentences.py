@@ -14,7 +14,7 @@ from training import quiet_trainer
 from ln_zoo.callbacks.sentence_evaluation import model_scores
 from ln_zoo.cli import main
 from ln_zoo.data import SyntheticBooks
-from ln_zoo.data.sentence_tasks import read_task
+from ln_zoo.data.books.sentence_tasks import read_task
 from ln_zoo.metrics import sentence_tasks
 from ln_zoo.models import SkipThought
 from ln_zoo.plots.comparison import read_curves
