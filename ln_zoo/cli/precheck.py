@@ -137,7 +137,7 @@ def classes(package: str, root: str) -> Mapping[str, Parameters | None]:
         >>> classes("norms", "Norm")["RMSNorm"]
         ('gain', 'eps')
     """
-    files = (Path(__file__).parents[1] / package).glob("*.py")
+    files = (Path(__file__).parents[1] / package).rglob("*.py")
     found = {name: rest for path in files for name, rest in _classes_in(path, root)}
     parameters: dict[str, Parameters | None] = {}
     for name in found:
