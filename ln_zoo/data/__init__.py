@@ -5,27 +5,24 @@ format, raises ValueError with its name.
 """
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.books.books import Books
-from ln_zoo.data.books.dataset import BookData, Sentences, SentenceTriples, TripleSet
+from ln_zoo.data.books.batches import Sentences, SentenceTriples, TripleSet
+from ln_zoo.data.books.dataset import BookData, Books, SentenceFile
 from ln_zoo.data.books.files import Book, Corpus
-from ln_zoo.data.books.sentence_file import SentenceFile
 from ln_zoo.data.books.synthetic import SyntheticBooks
-from ln_zoo.data.captions.captioned_folder import CaptionedImages
-from ln_zoo.data.captions.dataset import CaptionBatch, CaptionedData, CaptionedSet, CaptionSet
+from ln_zoo.data.captions.batches import CaptionBatch, CaptionSet
+from ln_zoo.data.captions.dataset import CaptionedData, CaptionedImages
+from ln_zoo.data.captions.files import CaptionedSet
 from ln_zoo.data.captions.synthetic import SyntheticScenes
-from ln_zoo.data.cloze.cloze_folder import ClozeQA
-from ln_zoo.data.cloze.dataset import ClozeData, ClozeInputs, ClozeSet
+from ln_zoo.data.cloze.batches import ClozeInputs, ClozeSet
+from ln_zoo.data.cloze.dataset import ClozeData, ClozeQA
 from ln_zoo.data.cloze.synthetic import SyntheticClozeQA
-from ln_zoo.data.images.batches import BinarizedImageData, ImageSet
-from ln_zoo.data.images.binarized import BinarizedMNIST
-from ln_zoo.data.images.binarized_digits import BinarizedDigits
-from ln_zoo.data.images.dataset import ImageClassificationData
-from ln_zoo.data.images.digits import Digits
-from ln_zoo.data.images.mnist import MNIST
+from ln_zoo.data.images.batches import ImageSet
+from ln_zoo.data.images.binarized import BinarizedDigits, BinarizedImageData, BinarizedMNIST
+from ln_zoo.data.images.dataset import MNIST, Digits, ImageClassificationData
 from ln_zoo.data.loading import BatchLoader, DistributedBatches, ResumableLoader, Tensors
-from ln_zoo.data.pen.dataset import HandwritingBatch, HandwritingData, LineSet
+from ln_zoo.data.pen.batches import HandwritingBatch, LineSet
+from ln_zoo.data.pen.dataset import HandwritingData, IAMOnDB
 from ln_zoo.data.pen.files import PenLines
-from ln_zoo.data.pen.iam_ondb import IAMOnDB
 from ln_zoo.data.pen.synthetic import SyntheticHandwriting
 
 __all__ = [

@@ -1,177 +1,29 @@
-"""Sentence triples for skip-thought vectors: a sentence, the next and the previous one."""
+"""Data modules of books as sentence triples (Kiros et al. 2015), and of lines to encode."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from copy import copy
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Any, ClassVar, get_args
 
 import numpy as np
-import torch
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.books.files import Book, Corpus
-from ln_zoo.data.loading import BatchSet, DistributedBatches, rows, subset
-from ln_zoo.data.ragged import pad
+from ln_zoo.data.books.batches import SamplerName, TripleSet
+from ln_zoo.data.books.files import Book, Corpus, Lines
+from ln_zoo.data.folders import local_folder
+from ln_zoo.data.loading import subset
+from ln_zoo.data.text_files import TextFile, find_texts, read_texts
 from ln_zoo.utils.checks import check_at_least, check_choice, check_optional
 from ln_zoo.utils.vocabulary import UNK, Vocabulary
 
-SamplerName = Literal["round_robin", "proportional"]
-
 _NAMED = 5  # names in an error message
-
-
-class Sentences(NamedTuple):
-    """B sentences as word indices (B, T), ended and padded by `EOS`, with their lengths (B,)."""
-
-    tokens: Tensor
-    lengths: Tensor
-
-
-class SentenceTriples(NamedTuple):
-    """B sentences, each with its neighbours in the book."""
-
-    source: Sentences
-    next: Sentences
-    previous: Sentences
-
-
-class TripleSet(BatchSet):
-    """Triples of some books, indexed by a tensor of indices; options as `BookData`."""
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        books: Sequence[Book],
-        vocabulary: Vocabulary,
-        max_length: int = 30,
-        across_books: bool = False,
-        sampler: SamplerName = "round_robin",
-    ) -> None:
-        self.corpus = corpus
-        self.max_length = max_length
-        self.sampler = sampler
-        self._tokens = np.array(vocabulary.numbers(corpus.words), np.int64)
-        books = [book for book in books if book.start < book.stop]
-        #: Neighbours in different books.
-        self._next: dict[int, int] = {}
-        self._previous: dict[int, int] = {}
-        if across_books:
-            self._next = {a.stop - 1: b.start for a, b in pairwise(books)}
-            self._previous = {b: a for a, b in self._next.items()}
-        short = corpus.lengths < max_length
-        found = [np.zeros(0, np.int64)]
-        for book in books:
-            sources = np.arange(book.start, book.stop)
-            kept = short[sources]
-            kept[1:] &= short[sources[:-1]]
-            kept[:-1] &= short[sources[1:]]
-            # The first and last sentence may have a neighbour in another book.
-            for end, others in ((0, self._previous), (-1, self._next)):
-                other = others.get(int(sources[end]))
-                kept[end] &= other is not None and short[other]
-            found.append(sources[kept])
-        #: Corpus index of the source of each triple, int64 (N,).
-        self.sources = np.concatenate(found)
-
-    @property
-    def batches(self) -> type[DistributedBatches]:
-        return TripleBatches
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.corpus.lengths[self.sources]
-
-    def pick(self, indices: Sequence[int]) -> TripleSet:
-        picked = copy(self)
-        picked.sources = self.sources[list(indices)]
-        return picked
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def __getitem__(self, index: Tensor) -> SentenceTriples:
-        sources = self.sources[rows(index)].tolist()
-        return SentenceTriples(
-            self._sentences(sources),
-            self._sentences([self._next.get(i, i + 1) for i in sources]),
-            self._sentences([self._previous.get(i, i - 1) for i in sources]),
-        )
-
-    def _sentences(self, numbers: Sequence[int]) -> Sentences:
-        return Sentences(*pad([self._tokens[self.corpus.numbers(i)] for i in numbers], ends=1))
-
-
-class TripleBatches(DistributedBatches):
-    """Batches of triples with sources of one length, distributed over W processes.
-
-    *Training*: shuffled triples are divided into batches of one source length; a remainder of one
-    triple is dropped. ``round_robin`` takes one batch of each length in turn, in a random order of
-    lengths, as the released skip-thoughts code: rare lengths come early in an epoch.
-    ``proportional`` takes batches in random order. *Evaluation*: longest sources first.
-    """
-
-    dataset: TripleSet
-
-    def __init__(self, dataset: TripleSet, batch_size: int, **options: Any) -> None:
-        super().__init__(dataset, batch_size, **options)
-        self._lengths = torch.from_numpy(dataset.lengths)
-        if not self.training:
-            return
-        batches = len(self._cut())
-        self.total = batches - batches % self.num_replicas
-        if not self.total:
-            raise ValueError(
-                f"{len(dataset)} triples make {batches} batches of {batch_size} with sources of "
-                f"one length, too few for {self.num_replicas} process(es): lower the batch size or "
-                "use fewer devices"
-            )
-
-    def __iter__(self) -> Iterator[Tensor]:
-        order = self.permutation(len(self.dataset))
-        longest_first = not self.training
-        order = order[torch.argsort(self._lengths[order], stable=True, descending=longest_first)]
-        batches = self._in_turn(self._cut()) if self.training else self._split()
-        mine = batches[: self.total][self.rank :: self.num_replicas][self.first :]
-        for start, stop in mine[:, :2].tolist():
-            yield order[start:stop]
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"sampler": self.dataset.sampler}
-
-    def _split(self) -> np.ndarray:
-        """Start and stop of batches of mixed lengths, int64 (batches, 2)."""
-        starts = np.arange(0, len(self.dataset), self.batch_size)
-        return np.column_stack([starts, np.minimum(starts + self.batch_size, len(self.dataset))])
-
-    def _cut(self) -> np.ndarray:
-        """Start, stop, turn and length of batches of one length, int64 (K, 4)."""
-        least = self.batch_size if self.drop_last else min(2, self.batch_size)
-        found = [np.zeros((0, 4), np.int64)]
-        stop = 0
-        for length, count in enumerate(torch.bincount(self._lengths).tolist()):
-            start, stop = stop, stop + count
-            starts = np.arange(start, stop, self.batch_size)
-            stops = np.minimum(starts + self.batch_size, stop)
-            turns = np.arange(len(starts))
-            batches = np.column_stack([starts, stops, turns, np.full_like(turns, length)])
-            found.append(batches[stops - starts >= least])
-        return np.concatenate(found)
-
-    def _in_turn(self, batches: np.ndarray) -> np.ndarray:
-        if not self.shuffle:
-            return batches
-        if self.dataset.sampler == "proportional":
-            return batches[self.permutation(len(batches), 1).numpy()]
-        turns, lengths = batches[:, 2], batches[:, 3]
-        place = self.permutation(int(lengths.max()) + 1, 1).numpy()
-        return batches[np.lexsort((place[lengths], turns))]
 
 
 class BookData(ZooDataModule, ABC):
@@ -358,3 +210,143 @@ class BookData(ZooDataModule, ABC):
         counts = corpus.counts(self.books["train"])
         found = {word: int(n) for word, n in zip(corpus.words, counts, strict=True) if n}
         return Vocabulary.of_counts(Counter(found), self.vocabulary_size)
+
+
+class Books(BookData):
+    """A folder of books as triples: a sentence, the next and the previous one.
+
+    A book is a file or a member of an archive that ends in ``.txt`` or ``.txt.gz``, in ``root`` or
+    its subfolders. By default a line is a sentence with words separated by white space, as in
+    BookCorpus. With ``lines="paragraphs"`` nltk splits each line into sentences and words.
+
+    The tokenised text is cached and mapped into memory, so the corpus may be larger than memory.
+    The cache does not depend on the vocabulary, ``max_length`` or the held-out books.
+
+    Args:
+        root: folder of the books, or one text or archive; default: the folder ``books`` in
+            ``$LN_ZOO_DATA``.
+        lines: content of a line, ``sentences`` or ``paragraphs``.
+        lowercase: convert to lower case, as in the sentence tasks of the paper. The released code
+            keeps capital letters.
+        section_sentences: split each text into books of this many sentences, for files of many
+            books without marks, as BookCorpus. Default: a text is a book.
+        leave_out: names of books to skip.
+        num_proc: processes that tokenise the text.
+    """
+
+    name = "books"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        lines: Lines = "sentences",
+        lowercase: bool = True,
+        section_sentences: int | None = None,
+        leave_out: list[str] | None = None,
+        num_proc: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_choice("lines", lines, get_args(Lines))
+        check_at_least(1, num_proc=num_proc)
+        check_optional(3, section_sentences=section_sentences)
+        self.lines = lines
+        self.lowercase = lowercase
+        self.section_sentences = section_sentences
+        self.leave_out = leave_out or []
+        self.num_proc = num_proc
+        self._folder = local_folder(root, self.name)
+        if self._folder is not None and not self._folder.exists():
+            raise FileNotFoundError(f"no folder or file {self._folder}: give that of the books")
+
+    @property
+    def root(self) -> Path:
+        if self._folder is None:
+            raise FileNotFoundError(
+                "no books: give a folder of texts by --data.root (root= in Python), or a folder "
+                "books in $LN_ZOO_DATA"
+            )
+        return self._folder
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        words = "white space" if self.lines == "sentences" else "Penn Treebank (nltk)"
+        return {"words": words, "lowercase": self.lowercase} | super().preprocessing
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        metadata = super().metadata | {"lines": self.lines, "lowercase": self.lowercase}
+        if self.section_sentences is not None:
+            metadata["section_sentences"] = self.section_sentences
+        if self.leave_out:
+            metadata["left_out"] = self.leave_out
+        return metadata
+
+    def read(self) -> Corpus:
+        texts = find_texts(self.root)
+        if unknown := set(self.leave_out) - {text.name for text in texts}:
+            raise ValueError(
+                f"leave_out: no book {', '.join(sorted(unknown))} in {self.root}, which has "
+                f"{', '.join(text.name for text in texts[:5])}, ..."
+            )
+        kept = [text for text in texts if text.name not in self.leave_out]
+        folder = self.root if self.root.is_dir() else self.root.parent
+        corpus = Corpus.read(kept, folder, self.lines, self.lowercase, self.num_proc)
+        return corpus.in_sections(self.section_sentences) if self.section_sentences else corpus
+
+
+class SentenceFile(LightningDataModule):
+    """The lines of a text file, for `ln-zoo predict` with a sentence model.
+
+    Each line is a sentence, tokenised as the model's training text. Batches, lists of sentences and
+    ``eos``, have similar lengths; predictions are in the order of the lines.
+
+    Args:
+        path: text in UTF-8, also compressed (``.gz``).
+        batch_size: sentences per batch; changes vectors by rounding only.
+        eos: append the end of a sentence as in training; see `SkipThought.encode`.
+    """
+
+    #: The kind of batch, which models check.
+    batch_kind: ClassVar[str] = "sentences"
+    #: Predictions are rows of one array.
+    prediction_format: ClassVar[str] = ".npy"
+
+    def __init__(self, path: str, batch_size: int = 128, eos: bool = True) -> None:
+        super().__init__()
+        check_at_least(1, batch_size=batch_size)
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no file {path}: give a text file with one sentence per line")
+        self.path = path
+        self.batch_size = batch_size
+        self.eos = eos
+        #: The lines of the file, after `setup`.
+        self.sentences: list[str] = []
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {"dataset": Path(self.path).name, "eos": self.eos}
+
+    def setup(self, stage: str | None = None) -> None:
+        sentences = [line for _, line in read_texts([TextFile(self.path)])]
+        if not sentences:
+            raise ValueError(f"{self.path} is empty: give a text file with one sentence per line")
+        if "" in sentences:
+            raise ValueError(
+                f"{self.path}, line {sentences.index('') + 1:,} is empty: every line is a "
+                "sentence, so remove it"
+            )
+        self.sentences = sentences
+
+    def predict_dataloader(self) -> DataLoader:
+        order = sorted(range(len(self.sentences)), key=lambda i: len(self.sentences[i].split()))
+        # A plain loader: Lightning passes its indices to prediction writers.
+        return DataLoader(
+            self.sentences,  # type: ignore[arg-type]
+            batch_size=self.batch_size,
+            sampler=order,
+            collate_fn=self._batch,
+        )
+
+    def _batch(self, sentences: Sequence[str]) -> tuple[list[str], bool]:
+        return list(sentences), self.eos

@@ -1,153 +1,32 @@
-"""Captioned images: image features and captions as word indices."""
+"""Data modules of captioned images."""
 
 from __future__ import annotations
 
-import string
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-import torch
-from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.loading import BatchSet, DistributedBatches
-from ln_zoo.data.ragged import Ragged, pad
-from ln_zoo.utils.checks import check_at_least, check_choice
+from ln_zoo.data.captions.batches import CaptionSampling, CaptionSet
+from ln_zoo.data.captions.files import (
+    THUMBNAILS,
+    CaptionedSet,
+    Layout,
+    find_layout,
+    read_thumbnails,
+)
+from ln_zoo.data.folders import local_folder
+from ln_zoo.utils.checks import check_at_least, check_choice, check_optional
 from ln_zoo.utils.vocabulary import Vocabulary
 
-CaptionSampling = Literal["one_per_image", "all"]
 VocabularyFrom = Literal["train", "train_val"]
 
-_ROWS = 8192  # rows of features to check at a time
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def caption_words(caption: str) -> list[str]:
-    """Split a caption into lower-case words without punctuation (Karpathy and Fei-Fei 2015)."""
-    return caption.lower().translate(_PUNCTUATION).split()
-
-
-class CaptionBatch(NamedTuple):
-    """N images with C captions each; image i has captions C i to C i + C - 1."""
-
-    images: Tensor  #: features, float32 (N, I)
-    captions: Tensor  #: word indices, int64 (C N, T), ended and padded by `EOS`
-    lengths: Tensor  #: tokens of each caption with `EOS`, int64 (C N,)
-    image_index: Tensor  #: index of each image in its set, int64 (N,)
-
-
-@dataclass(frozen=True)
-class CaptionedSet:
-    """N images: features (N, I), words of C N captions, names; ``where`` is for errors."""
-
-    features: np.ndarray
-    captions: Sequence[Sequence[str]]
-    names: Sequence[str]
-    where: str
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def first(self, images: int) -> CaptionedSet:
-        each = len(self.captions) // max(1, len(self))
-        return CaptionedSet(
-            self.features[:images], self.captions[: each * images], self.names[:images], self.where
-        )
-
-    def check(self, each: int) -> None:
-        if self.features.ndim != 2 or not np.issubdtype(self.features.dtype, np.floating):
-            raise ValueError(
-                f"{self.where}: features must be a matrix (images, features) of floating point, "
-                f"got {self.features.dtype} {self.features.shape}"
-            )
-        if not len(self):
-            raise ValueError(f"{self.where}: there are no images")
-        if len(self.captions) != each * len(self):
-            raise ValueError(
-                f"{self.where}: {len(self.captions):,} captions of {len(self):,} images, expected "
-                f"{each} an image, {each * len(self):,}: a file is incomplete, or captions and "
-                "features are of different sets"
-            )
-        for start in range(0, len(self), _ROWS):
-            rows = self.features[start : start + _ROWS]
-            with np.errstate(over="ignore"):
-                finite = np.isfinite(rows.astype(np.float32)).all(1)
-            for good, what in ((finite, "that are not finite"), (rows.any(1), "of zeros alone")):
-                if not good.all():
-                    row = start + int(np.flatnonzero(~good)[0])
-                    raise ValueError(
-                        f"{self.where}: image {row} ({self.names[row]}) has float32 features "
-                        f"{what}: extract them again"
-                    )
-        empty = [i for i, words in enumerate(self.captions) if not words]
-        if empty:
-            rank_zero_warn(
-                f"{self.where}: {len(empty):,} captions have no word, the first is caption "
-                f"{empty[0] % each} of {self.names[empty[0] // each]}"
-            )
-
-
-class CaptionSet(BatchSet):
-    """Captioned images with ``each`` captions, indexed by a tensor of indices.
-
-    ``sampling``: None, all captions of each image; ``"one_per_image"``, one of each, indexed by a
-    pair of images and captions; ``"all"``, an example is a caption with its image.
-    """
-
-    def __init__(
-        self,
-        images: CaptionedSet,
-        vocabulary: Vocabulary,
-        each: int,
-        sampling: CaptionSampling | None = None,
-    ) -> None:
-        self.images = images
-        self.each = each
-        self.sampling = sampling
-        self._words = Ragged.of(vocabulary.numbers(words) for words in images.captions)
-
-    @property
-    def batches(self) -> type[DistributedBatches]:
-        return OneCaptionBatches if self.sampling == "one_per_image" else DistributedBatches
-
-    def __len__(self) -> int:
-        return len(self.images) * (self.each if self.sampling == "all" else 1)
-
-    def __getitem__(self, index: Tensor | tuple[Tensor, Tensor]) -> CaptionBatch:
-        if isinstance(index, tuple):
-            images, which = index
-            rows = self.each * images + which
-        elif self.sampling == "all":
-            images, rows = index // self.each, index
-        else:
-            images = index
-            rows = (self.each * images[:, None] + torch.arange(self.each)).flatten()
-        captions, lengths = pad([self._words[i] for i in rows.tolist()], ends=1)
-        features = np.asarray(self.images.features[images.numpy()], np.float32)
-        features /= np.linalg.norm(features, axis=1, keepdims=True)
-        return CaptionBatch(torch.from_numpy(features), captions, lengths, images)
-
-
-class OneCaptionBatches(DistributedBatches):
-    """Batches of images with one caption of each, which depends only on (seed, epoch, image).
-
-    Yields (B,) images and (B,) caption numbers; the first caption without ``shuffle``.
-    """
-
-    dataset: CaptionSet
-
-    def __iter__(self) -> Iterator[Any]:
-        count = len(self.dataset)
-        which = torch.zeros(count, dtype=torch.int64)
-        if self.shuffle:
-            which = torch.randint(self.dataset.each, (count,), generator=self.generator(1))
-        for images in super().__iter__():
-            yield images, which[images]
+#: Names of test sets in tables, if folds are scored.
+_TEST_SPLITS = {"coco": "test-1k"}
 
 
 class CaptionedData(ZooDataModule, ABC):
@@ -277,3 +156,93 @@ class CaptionedData(ZooDataModule, ABC):
         if not len(found):
             raise ValueError(f"no word of the captions occurs min_count={self.min_count} times")
         return found
+
+
+class CaptionedImages(CaptionedData):
+    """Images, as features of a convolutional network, with five captions each.
+
+    ``root`` holds one of:
+
+    * the form released with order embeddings: ``train.txt``, ``val.txt`` and ``test.txt``, five
+      lines of tokens per image, and ``images/<features>/<set>.npy``, float32 (N, 4096), with
+      ``<features>`` ``10crop`` (default) or ``1crop``;
+    * Karpathy's ``dataset.json`` (or ``dataset_coco.json``, ...) and a file of features: ``.npy``
+      with a row per image, or ``.mat`` (version 5 to 7) with a column per image, as his
+      ``vgg_feats.mat``. The first five captions of an image are used;
+    * ``captions.tsv``, with a header, name, split (``train``, ``dev``, ``test``; others are
+      dropped) and five raw captions per image; ``<features>.npy`` (default ``mobilenetv2_pool``)
+      with the same rows; and optionally thumbnails, ``thumbs64_jpeg.npz``.
+
+    Captions without words are kept, with a warning.
+
+    COCO's captions are under CC BY 4.0; Flickr8k and Flickr30k are for non-commercial research.
+
+    Args:
+        root: folder of the images; default: the folder ``dataset`` in ``$LN_ZOO_DATA``.
+        dataset: name in tables, and of the folder in ``$LN_ZOO_DATA``. Default: the name in
+            Karpathy's file, else the name of ``root``.
+        features: name of the features, if there are several.
+        use_restval: add Karpathy's split ``restval`` to the training set.
+        val_images: use the first validation images only; None: all.
+    """
+
+    name = "captioned_images"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        dataset: str | None = None,
+        features: str | None = None,
+        use_restval: bool = True,
+        val_images: int | None = 1000,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_optional(1, val_images=val_images)
+        self.dataset = dataset
+        self.use_restval = use_restval
+        self.val_images = val_images
+        self._layout: Layout | None = None
+        self._picture: Callable[[str], np.ndarray | None] | None = None
+        self._folder = local_folder(root, dataset or "") if root or dataset else None
+        found = None
+        if self._folder is not None:
+            each = self.captions_per_image
+            self._layout = find_layout(self._folder, features, each, use_restval)
+            found = self._layout.name or self._folder.resolve().name
+        self.name = dataset or found or type(self).name
+        self.test_split = _TEST_SPLITS.get(self.name.lower(), "test")
+
+    @property
+    def readable(self) -> bool:
+        return self._layout is not None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return super().metadata | {"features": self._layout.features if self._layout else None}
+
+    def read(self) -> dict[str, CaptionedSet]:
+        if self._layout is None:
+            raise FileNotFoundError(
+                f"no captioned images: give the folder of {self.dataset or 'a dataset'} by "
+                "--data.root (root= in Python), or --data.dataset, one in $LN_ZOO_DATA; see "
+                "docs/results/order_embeddings.md"
+            )
+        sets = self._layout.read()
+        if self.val_images is not None:
+            sets["val"] = sets["val"].first(self.val_images)
+        widths = {images.features.shape[1] for images in sets.values()}
+        if len(widths) > 1:
+            raise ValueError(
+                f"{self.name}: the sets have {', '.join(map(str, sorted(widths)))} features per "
+                "image: take all from one network"
+            )
+        return sets
+
+    def thumbnail(self, name: str) -> np.ndarray | None:
+        path = self._folder / THUMBNAILS if self._folder else Path(THUMBNAILS)
+        if self._picture is None:
+            if not path.is_file():
+                return None
+            self._picture = read_thumbnails(path)
+        return self._picture(name)

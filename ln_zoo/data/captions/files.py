@@ -1,17 +1,19 @@
-"""File formats of captioned images, read into `CaptionedSet`."""
+"""Captioned images and the file formats they are read from."""
 
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from ln_zoo.data.archives import open_file, read_file
 from ln_zoo.data.array_files import map_array, read_mat, read_npz
-from ln_zoo.data.captions.dataset import CaptionedSet, caption_words
 from ln_zoo.data.folders import check_folder, find_files, listing
 from ln_zoo.data.ragged import check_offsets
 from ln_zoo.data.text_files import read_lines
@@ -21,6 +23,8 @@ CAPTIONS = "captions.tsv"
 THUMBNAILS = "thumbs64_jpeg.npz"
 
 _MAX_BYTES = 4_000_000_000
+_ROWS = 8192  # rows of features to check at a time
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 #: Splits in caption files, and the sets they belong to.
 _SPLITS = {"train": "train", "dev": "val", "val": "val", "test": "test", "restval": "restval"}
 _SETS = ("train", "val", "test")
@@ -29,6 +33,62 @@ _FORMS = (
     f"order embeddings; or Karpathy's dataset*.json with a features file; or {CAPTIONS} with "
     "<features>.npy"
 )
+
+
+def caption_words(caption: str) -> list[str]:
+    """Split a caption into lower-case words without punctuation (Karpathy and Fei-Fei 2015)."""
+    return caption.lower().translate(_PUNCTUATION).split()
+
+
+@dataclass(frozen=True)
+class CaptionedSet:
+    """N images: features (N, I), words of C N captions, names; ``where`` is for errors."""
+
+    features: np.ndarray
+    captions: Sequence[Sequence[str]]
+    names: Sequence[str]
+    where: str
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def first(self, images: int) -> CaptionedSet:
+        each = len(self.captions) // max(1, len(self))
+        return CaptionedSet(
+            self.features[:images], self.captions[: each * images], self.names[:images], self.where
+        )
+
+    def check(self, each: int) -> None:
+        if self.features.ndim != 2 or not np.issubdtype(self.features.dtype, np.floating):
+            raise ValueError(
+                f"{self.where}: features must be a matrix (images, features) of floating point, "
+                f"got {self.features.dtype} {self.features.shape}"
+            )
+        if not len(self):
+            raise ValueError(f"{self.where}: there are no images")
+        if len(self.captions) != each * len(self):
+            raise ValueError(
+                f"{self.where}: {len(self.captions):,} captions of {len(self):,} images, expected "
+                f"{each} an image, {each * len(self):,}: a file is incomplete, or captions and "
+                "features are of different sets"
+            )
+        for start in range(0, len(self), _ROWS):
+            rows = self.features[start : start + _ROWS]
+            with np.errstate(over="ignore"):
+                finite = np.isfinite(rows.astype(np.float32)).all(1)
+            for good, what in ((finite, "that are not finite"), (rows.any(1), "of zeros alone")):
+                if not good.all():
+                    row = start + int(np.flatnonzero(~good)[0])
+                    raise ValueError(
+                        f"{self.where}: image {row} ({self.names[row]}) has float32 features "
+                        f"{what}: extract them again"
+                    )
+        empty = [i for i, words in enumerate(self.captions) if not words]
+        if empty:
+            rank_zero_warn(
+                f"{self.where}: {len(empty):,} captions have no word, the first is caption "
+                f"{empty[0] % each} of {self.names[empty[0] // each]}"
+            )
 
 
 class Layout(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.captions.dataset import CaptionedData, CaptionedSet
+from ln_zoo.data.captions.dataset import CaptionedData
+from ln_zoo.data.captions.files import CaptionedSet
 from ln_zoo.utils.checks import check_at_least
 
 _WORDS = {

@@ -1,25 +1,21 @@
-"""Binarized images without labels, and ways to binarize them."""
+"""Sets and batches of binary and grey images without labels."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from math import prod, sqrt
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.data.images.dataset import ImageData
-from ln_zoo.data.loading import BatchSet, DistributedBatches, rows, subset
-from ln_zoo.utils.checks import check_at_least, check_choice
+from ln_zoo.data.loading import BatchSet, DistributedBatches, rows
 
-Binarization = Literal["fixed", "dynamic", "threshold", "grey"]
 Images = tuple[Tensor]
 
-SETS = ("train", "val", "test")
 _STRETCH = 1 << 32  # stride in the random stream between images; larger than any image needs
 
 
@@ -139,87 +135,3 @@ class DrawnBatches(ImageBatches):
 def golden_order(n: int) -> np.ndarray:
     """A permutation of 0 to n - 1 whose prefixes are spread evenly, int64 (Slater 1967)."""
     return np.argsort(np.arange(n) * ((sqrt(5) - 1) / 2) % 1)
-
-
-class BinarizedImageData(ImageData, ABC):
-    """Binary images of one shape, for models of their likelihood.
-
-    A batch is ``(images,)``: float32 (N, C, H, W) of 0 and 1, in [0, 1] with
-    ``binarization="grey"``. A subclass states its name and the attributes below and implements
-    `read`. Evaluation is in an order spread over the set, prediction in the order of the file.
-
-    The binarization changes a likelihood by several nats, so tables list all but ``fixed`` under
-    another name:
-
-    * ``fixed``: each pixel sampled once.
-    * ``dynamic``: sampled in each epoch of training, with the grey level as probability; evaluation
-      uses one sample, the same for every epoch, model and run.
-    * ``threshold``: 1 above half of the highest grey level.
-    * ``grey``: the grey levels as probabilities.
-
-    Args:
-        binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``.
-        binarization_seed: seed of the samples.
-    """
-
-    batch_kind = "images"
-    _sets: dict[str, ImageSet]
-
-    def __init__(
-        self,
-        batch_size: int,
-        train_size: int,
-        val_size: int,
-        binarization: Binarization = "fixed",
-        binarization_seed: int = 0,
-        **options: Any,
-    ) -> None:
-        super().__init__(batch_size, train_size, val_size, **options)
-        check_choice("binarization", binarization, get_args(Binarization))
-        check_at_least(0, binarization_seed=binarization_seed)
-        self.binarization = binarization
-        self.binarization_seed = binarization_seed
-        if binarization != "fixed":
-            self.name = f"{self.name}-{binarization}"
-
-    @abstractmethod
-    def read(self) -> dict[str, ImageSet]:
-        """Read the three sets by name."""
-
-    @property
-    def resampled(self) -> bool:
-        """Whether the images depend on ``binarization_seed``."""
-        return self.binarization in ("fixed", "dynamic")
-
-    @property
-    def preprocessing(self) -> dict[str, Any]:
-        return {"binarization": self.binarization} | super().preprocessing
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        seed = {"binarization_seed": self.binarization_seed} if self.resampled else {}
-        return super().metadata | {"binarization": self.binarization} | seed
-
-    def setup(self, stage: str | None = None) -> None:
-        if not self._sets:
-            self._sets = self.read()
-
-    def training_set(self) -> ImageSet:
-        return self._set("train")
-
-    def evaluation_set(self, name: str, examples: int | None = None) -> ImageSet:
-        return subset(self._set(name), examples)
-
-    def binarize(self, grey: Mapping[str, np.ndarray]) -> dict[str, ImageSet]:
-        """Binarize the three sets of grey images, uint8 (N, C, H, W) up to ``scale``."""
-        return {name: self._binarized(grey[name], stream) for stream, name in enumerate(SETS)}
-
-    def _binarized(self, grey: np.ndarray, stream: int) -> ImageSet:
-        if self.binarization == "grey":
-            return GreyImages(grey, self.scale)
-        if self.binarization == "threshold":
-            return PackedImages.pack(grey > self.scale / 2)
-        drawn = ResampledImages(grey, self.scale, self.binarization_seed, stream)
-        if self.binarization == "dynamic":
-            return drawn
-        return PackedImages.pack(drawn.images(drawn.numbers) > 0)

@@ -1,22 +1,34 @@
-"""Binarized MNIST: the files of Larochelle and Murray (2011), and other binarizations."""
+"""Data modules of binarized images without labels."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from ln_zoo.data.archives import read_file
 from ln_zoo.data.folders import check_folder, find_files, local_folder
-from ln_zoo.data.images.batches import Binarization, BinarizedImageData, ImageSet, PackedImages
-from ln_zoo.data.images.mnist import MNIST, UNPUBLISHED
+from ln_zoo.data.images.batches import GreyImages, ImageSet, PackedImages, ResampledImages
+from ln_zoo.data.images.dataset import (
+    DIGIT_SIDE,
+    ENLARGED_SCALE,
+    MNIST,
+    UNPUBLISHED,
+    Digits,
+    ImageData,
+    digit_size,
+    enlarge,
+)
+from ln_zoo.data.images.files import read_bits
+from ln_zoo.data.loading import subset
+from ln_zoo.utils.checks import check_at_least, check_choice
 
-_MAX_BYTES = 1_000_000_000  # bytes of a text file; the training set has 78 MB
+Binarization = Literal["fixed", "dynamic", "threshold", "grey"]
+
+_SETS = ("train", "val", "test")
 
 
 class _Published(NamedTuple):
@@ -43,6 +55,135 @@ _HELP = (
     "www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist; --data.root (root= in Python) "
     "or a folder binarized_mnist in $LN_ZOO_DATA has them, gzipped or not"
 )
+
+
+class BinarizedImageData(ImageData, ABC):
+    """Binary images of one shape, for models of their likelihood.
+
+    A batch is ``(images,)``: float32 (N, C, H, W) of 0 and 1, in [0, 1] with
+    ``binarization="grey"``. A subclass states its name and the attributes below and implements
+    `read`. Evaluation is in an order spread over the set, prediction in the order of the file.
+
+    The binarization changes a likelihood by several nats, so tables list all but ``fixed`` under
+    another name:
+
+    * ``fixed``: each pixel sampled once.
+    * ``dynamic``: sampled in each epoch of training, with the grey level as probability; evaluation
+      uses one sample, the same for every epoch, model and run.
+    * ``threshold``: 1 above half of the highest grey level.
+    * ``grey``: the grey levels as probabilities.
+
+    Args:
+        binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``.
+        binarization_seed: seed of the samples.
+    """
+
+    batch_kind = "images"
+    _sets: dict[str, ImageSet]
+
+    def __init__(
+        self,
+        batch_size: int,
+        train_size: int,
+        val_size: int,
+        binarization: Binarization = "fixed",
+        binarization_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(batch_size, train_size, val_size, **options)
+        check_choice("binarization", binarization, get_args(Binarization))
+        check_at_least(0, binarization_seed=binarization_seed)
+        self.binarization = binarization
+        self.binarization_seed = binarization_seed
+        if binarization != "fixed":
+            self.name = f"{self.name}-{binarization}"
+
+    @abstractmethod
+    def read(self) -> dict[str, ImageSet]:
+        """Read the three sets by name."""
+
+    @property
+    def resampled(self) -> bool:
+        """Whether the images depend on ``binarization_seed``."""
+        return self.binarization in ("fixed", "dynamic")
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        return {"binarization": self.binarization} | super().preprocessing
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        seed = {"binarization_seed": self.binarization_seed} if self.resampled else {}
+        return super().metadata | {"binarization": self.binarization} | seed
+
+    def setup(self, stage: str | None = None) -> None:
+        if not self._sets:
+            self._sets = self.read()
+
+    def training_set(self) -> ImageSet:
+        return self._set("train")
+
+    def evaluation_set(self, name: str, examples: int | None = None) -> ImageSet:
+        return subset(self._set(name), examples)
+
+    def binarize(self, grey: Mapping[str, np.ndarray]) -> dict[str, ImageSet]:
+        """Binarize the three sets of grey images, uint8 (N, C, H, W) up to ``scale``."""
+        return {name: self._binarized(grey[name], stream) for stream, name in enumerate(_SETS)}
+
+    def _binarized(self, grey: np.ndarray, stream: int) -> ImageSet:
+        if self.binarization == "grey":
+            return GreyImages(grey, self.scale)
+        if self.binarization == "threshold":
+            return PackedImages.pack(grey > self.scale / 2)
+        drawn = ResampledImages(grey, self.scale, self.binarization_seed, stream)
+        if self.binarization == "dynamic":
+            return drawn
+        return PackedImages.pack(drawn.images(drawn.numbers) > 0)
+
+
+class BinarizedDigits(BinarizedImageData):
+    """scikit-learn's 1,797 handwritten digits as binary images, for tests and first steps.
+
+    As MNIST's digits, the 8 x 8 images are enlarged (bilinear) to 5/7 of the side and centred. With
+    ``image_size=8`` they keep their size. Splits as in `Digits`.
+
+    Args:
+        image_size: side of an image, pixels, at least 8.
+    """
+
+    name = "binarized_digits"
+    scale = ENLARGED_SCALE
+    test_size = Digits.test_size
+
+    def __init__(
+        self,
+        image_size: int = 28,
+        *,
+        batch_size: int = 32,
+        train_size: int = 1297,
+        val_size: int = 200,
+        eval_batch_size: int = 100,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            batch_size, train_size, val_size, eval_batch_size=eval_batch_size, **options
+        )
+        check_at_least(DIGIT_SIDE, image_size=image_size)
+        self.image_shape = (1, image_size, image_size)
+        self._source = Digits(train_size=train_size, val_size=val_size)
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        return super().preprocessing | {"digit_size": digit_size(self.image_shape[-1])}
+
+    def read(self) -> dict[str, ImageSet]:
+        side = self.image_shape[-1]
+        return self.binarize(
+            {
+                name: enlarge(images.numpy(), side)
+                for name, (images, _) in self._source.read().items()
+            }
+        )
 
 
 class BinarizedMNIST(BinarizedImageData):
@@ -158,27 +299,6 @@ class BinarizedMNIST(BinarizedImageData):
                     f"{what} {wanted:,} exceeds the {available:,} images there are for it in "
                     f"{self.name}: lower it"
                 )
-
-
-def read_bits(path: Path, columns: int) -> np.ndarray:
-    """Read a text matrix of 0 and 1 with P columns, packed to uint8 (N, ceil(P / 8))."""
-    text = read_file(path, _MAX_BYTES)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty file
-            values = np.loadtxt(io.BytesIO(text), np.uint8, comments=None, ndmin=2)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not a text matrix of 0 and 1 ({error}): it is damaged or truncated, copy "
-            "it again"
-        ) from error
-    if values.shape[1] != columns or values.max(initial=0) > 1:
-        raise ValueError(
-            f"{path} has {len(values):,} lines of {values.shape[1]:,} values up to "
-            f"{values.max(initial=0)}, expected {columns:,} values of 0 or 1: "
-            "it is truncated or another file"
-        )
-    return np.packbits(values, axis=1)
 
 
 def _find(folder: Path | None) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Labelled images from IDX files, Arrow and Parquet tables, or the Hugging Face hub.
+"""Read images: IDX files, Arrow and Parquet tables, the Hugging Face hub, text matrices of bits.
 
 Tables are read with pyarrow: ``datasets`` would follow the paths and URLs in them, and decode every
 format that PIL knows.
@@ -24,9 +24,10 @@ from ln_zoo.utils.files import decode_picture, open_regular
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
+import io
+import warnings
 
 Arrays = tuple[np.ndarray, np.ndarray]
-
 SPLITS = {"train": "train", "test": "t10k"}
 """Splits, and the prefixes of their IDX files."""
 _UNSIGNED_BYTE = 8
@@ -255,3 +256,24 @@ def _find_tables(root: Path) -> dict[str, list[Path]]:
                 "the copy"
             )
     return files
+
+
+def read_bits(path: Path, columns: int) -> np.ndarray:
+    """Read a text matrix of 0 and 1 with P columns, packed to uint8 (N, ceil(P / 8))."""
+    text = read_file(path, _MAX_BYTES)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty file
+            values = np.loadtxt(io.BytesIO(text), np.uint8, comments=None, ndmin=2)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not a text matrix of 0 and 1 ({error}): it is damaged or truncated, copy "
+            "it again"
+        ) from error
+    if values.shape[1] != columns or values.max(initial=0) > 1:
+        raise ValueError(
+            f"{path} has {len(values):,} lines of {values.shape[1]:,} values up to "
+            f"{values.max(initial=0)}, expected {columns:,} values of 0 or 1: "
+            "it is truncated or another file"
+        )
+    return np.packbits(values, axis=1)

@@ -30,7 +30,7 @@ LISTS = {
     "testset_t.txt": "valid2",
     "testset_f.txt": "test",
 }
-"""The official lists of forms, and the names of their sets in the compact form."""
+"""The official lists of forms and their sets, in the order of the random split."""
 
 MOST_DAMAGED = 0.01
 """Maximum fraction of damaged stroke files."""

@@ -1,11 +1,11 @@
-"""Handwriting: batches of pen offsets with their texts."""
+"""Data modules of handwriting."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -13,167 +13,34 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.loading import BatchSet, DistributedBatches, rows, subset
-from ln_zoo.data.pen.files import LongSteps, PenLines, first_names
+from ln_zoo.data.folders import check_folder, find_files, listing, local_folder
+from ln_zoo.data.loading import subset
+from ln_zoo.data.pen.batches import LineSet
+from ln_zoo.data.pen.conversion import LISTS, holds_official_files
+from ln_zoo.data.pen.files import (
+    SENTENCES,
+    STROKES,
+    LongSteps,
+    PenLines,
+    first_names,
+    read_pair,
+)
 from ln_zoo.utils.checks import check_at_least, check_choice
 
 LengthMode = Literal["crop", "tbptt", "full"]
 Scale = Literal["std", "median", "const"]
+Split = Literal["graves", "official", "random"]
 
 CONSTANT_SCALE = 20.0
 """Divisor of offsets under ``scale="const"``, whiteboard units."""
-_POOL = 100  # training batches whose lines are sorted by length together
+
 _NAMED = 5  # lines named in a message
 _NO_TEXT = "no text"
-
-
-class HandwritingBatch(NamedTuple):
-    """N lines of handwriting, or the same part of each.
-
-    Attributes:
-        offsets: float32 (N, T + 1, 3): dx, dy (upwards), 1 at the end of a stroke, not
-            standardised, padded with zeros. Rows 1 to T are the targets, row t the input of target
-            t + 1. Row 0 is zero at the start of a line, else the previous point.
-        lengths: targets of each example, int64 (N,); 0 after the end of a line.
-        text: the transcription of each whole line.
-        first: whether lines start here, or continue lines of the previous batch.
-    """
-
-    offsets: Tensor
-    lengths: Tensor
-    text: tuple[str, ...]
-    first: bool
-
-
-@dataclass(eq=False)
-class LineSet(BatchSet):
-    """Lines of one set, indexed by a tensor of indices.
-
-    A line of P points has P - 1 targets, the offsets between points. The first point is the zero
-    vector of row 0 (Graves 2013, section 2); as a target its density would be unbounded.
-    ``per_line`` divides offsets by the median step of the line. ``max_points`` limits targets: to
-    the first ones, or with ``parts`` to consecutive parts.
-    """
-
-    lines: PenLines
-    _: KW_ONLY
-    per_line: bool = False
-    max_points: int | None = None
-    parts: bool = False
-
-    @property
-    def text(self) -> tuple[str, ...]:
-        return self.lines.text
-
-    @property
-    def batches(self) -> type[DistributedBatches]:
-        return LineBatches
-
-    @property
-    def targets(self) -> np.ndarray:
-        targets = self.lines.points - 1
-        if self.max_points is None or self.parts:
-            return targets
-        return np.minimum(targets, self.max_points)
-
-    @property
-    def parts_of_lines(self) -> np.ndarray:
-        targets = self.targets
-        if self.max_points is None or not self.parts:
-            return np.ones_like(targets)
-        return -(-targets // self.max_points)
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def offsets(self, i: int) -> Tensor:
-        """Line i, float32 (P, 3): offsets with y upwards, the first zeroed."""
-        steps = self.lines.steps(i)
-        steps[0, :2] = 0
-        if self.per_line:
-            steps[1:, :2] /= median_step(steps[1:])
-        steps[:, 1] = 0 - steps[:, 1]  # avoids -0
-        return torch.from_numpy(steps)
-
-    def __getitem__(self, index: Tensor | tuple[Tensor, int]) -> HandwritingBatch:
-        """A batch of lines, or of their parts number n, from 0."""
-        indices, part = index if isinstance(index, tuple) else (index, 0)
-        lines = rows(indices)
-        start = part * (self.max_points or 0)
-        stop = None if self.max_points is None else start + self.max_points + 1
-        pieces = [self.offsets(i)[start:stop] for i in lines]
-        lengths = [max(len(piece) - 1, 0) for piece in pieces]
-        offsets = torch.zeros(len(lines), max(lengths) + 1, 3)
-        for example, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
-            if length:
-                offsets[example, : length + 1] = piece
-        if part == 0:
-            offsets[:, 0] = 0
-        text = tuple(self.text[i] for i in lines)
-        return HandwritingBatch(offsets, torch.tensor(lengths), text, part == 0)
-
-
-class LineBatches(DistributedBatches):
-    """Batches of lines of similar length, distributed over W processes.
-
-    Yields (B,) indices, or (indices, part) if lines have parts: all parts of a batch of lines, then
-    the next lines. *Training*: shuffled lines are sorted by length within pools of 100 batches;
-    batches are shuffled. All epochs and processes have the same number of steps; the excess, which
-    differs between epochs, is dropped. *Evaluation*: longest lines first.
-    """
-
-    dataset: LineSet
-
-    def __init__(self, dataset: LineSet, batch_size: int, **options: Any) -> None:
-        super().__init__(dataset, batch_size, **options)
-        self._targets = torch.from_numpy(dataset.targets)
-        self._parts = torch.from_numpy(dataset.parts_of_lines)
-        shares = [len(steps) for steps in self._deal()]
-        self._steps = min(shares) if self.training else shares[self.rank]
-
-    def __iter__(self) -> Iterator[Any]:
-        for lines, part in self._deal()[self.rank][: self._steps][self.first :]:
-            yield (lines, part) if self.dataset.parts else lines
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def settings(self) -> dict[str, Any]:
-        mode = {"max_points": self.dataset.max_points, "parts": self.dataset.parts}
-        return super().settings() | mode
-
-    def _deal(self) -> list[list[tuple[Tensor, int]]]:
-        batches = self._batches()
-        parts = torch.stack([self._parts[lines].max() for lines in batches])
-        kept = _keep(self.permutation(len(batches), 1), parts, self.total).tolist()
-        # Sorted batches are ordered by number of parts: each process gets its share.
-        turn = {batch: n % self.num_replicas for n, batch in enumerate(sorted(kept))}
-        dealt: list[list[tuple[Tensor, int]]] = [[] for _ in range(self.num_replicas)]
-        for batch in kept:
-            dealt[turn[batch]] += [(batches[batch], part) for part in range(int(parts[batch]))]
-        return dealt
-
-    def _batches(self) -> list[Tensor]:
-        order = self.permutation(len(self.dataset))
-        if not self.shuffle:
-            longest_first = torch.argsort(self._targets, descending=True, stable=True)
-            return list(longest_first.split(self.batch_size))[: self.whole]
-        order = _keep(order, self._parts, self.whole * self.batch_size)
-        order = order[torch.argsort(self._parts[order], stable=True)]
-        pools = order.split(_POOL * self.batch_size)
-        by_length = [pool[torch.argsort(self._targets[pool], stable=True)] for pool in pools]
-        return list(torch.cat(by_length).split(self.batch_size))
-
-
-def _keep(order: Tensor, parts: Tensor, count: int) -> Tensor:
-    """The first ``count`` of ``order``; the excess has the most common number of parts.
-
-    The remaining numbers of parts do not depend on the order, so that epochs have equal lengths.
-    """
-    of_each = parts[order]
-    commonness = torch.bincount(parts)[of_each] * (parts.max() + 1) + of_each
-    rarest_first = torch.argsort(commonness, stable=True)
-    return order[rarest_first[:count].sort().values]
+_HELP = (
+    "the database is given to registered researchers by its owners (fki.tic.heia-fr.ch); "
+    "`ln-zoo data iam_ondb SRC DST` converts what they give, and --data.root DST (root= in "
+    "Python) or a folder iam_ondb in $LN_ZOO_DATA names the result"
+)
 
 
 class HandwritingData(ZooDataModule, ABC):
@@ -334,15 +201,6 @@ class HandwritingData(ZooDataModule, ABC):
         return lines.pick([i for i in range(len(lines)) if i not in left_out])
 
 
-def median_step(steps: np.ndarray) -> float:
-    """Median length of steps (P, 3); if it is 0, of the nonzero steps; otherwise 1."""
-    lengths = np.hypot(steps[:, 0], steps[:, 1])
-    for some in (lengths, lengths[lengths > 0]):
-        if len(some) and np.median(some) > 0:
-            return float(np.median(some))
-    return 1.0
-
-
 def _mean_and_std(lines: LineSet) -> tuple[Tensor, Tensor]:
     count, total, squares = 0, np.zeros(2), np.zeros(2)
     for i in range(len(lines)):
@@ -358,3 +216,151 @@ def _mean_and_std(lines: LineSet) -> tuple[Tensor, Tensor]:
             'standardised; scale="const" divides by a constant'
         )
     return torch.from_numpy(mean).float(), torch.from_numpy(np.sqrt(variance)).float()
+
+
+class IAMOnDB(HandwritingData):
+    """The lines of IAM-OnDB in its compact form, or in a pair of NumPy and text file.
+
+    The database has 12,179 lines of 221 writers in four official lists: ``trainset`` 5,364,
+    ``testset_v`` 1,438, ``testset_t`` 1,518, ``testset_f`` 3,859. It may be used for research only
+    and not be redistributed. ``root`` holds one of:
+
+    * the compact form, as written by ``ln-zoo data iam_ondb SRC DST``: for each list a folder of
+      mapped arrays, ``strokes_train``, ``strokes_valid1``, ``strokes_valid2`` and ``strokes_test``;
+      or an ``.npz`` of the same name and arrays;
+    * ``strokes.npy``, an array of L arrays (P, 3), and ``sentences.txt``, L lines of text. The
+      column that ends strokes is detected. Lines have no names, so this needs ``split="random"``.
+      The file is a pickle; it is read without running code.
+
+    The splits:
+
+    * ``graves`` (Graves 2013, section 4): training on ``trainset``, ``testset_t`` and
+      ``testset_f``, 10,741 lines; validation on ``testset_v``, which he reports, so it is the test
+      set too.
+    * ``official``: training on ``trainset``, validation on ``testset_v``, test on ``testset_f``.
+      Writers do not overlap.
+    * ``random``: all lines, shuffled by ``split_seed``; writers overlap.
+
+    Nine lines of ``trainset`` (form a08-551z) have no transcription and are dropped.
+
+    Args:
+        root: folder of the lines; default: the folder ``iam_ondb`` in ``$LN_ZOO_DATA``.
+        split: ``graves``, ``official`` or ``random``.
+        val_fraction: fraction of validation lines in the random split.
+        test_fraction: fraction of test lines in the random split.
+        split_seed: seed of the random split.
+        y_axis: direction in which y grows in ``strokes.npy``: ``up`` in the copies in circulation.
+    """
+
+    name = "iam_ondb"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Split = "graves",
+        *,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        split_seed: int = 0,
+        y_axis: Literal["up", "down"] = "up",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_choice("split", split, get_args(Split))
+        check_choice("y_axis", y_axis, ("up", "down"))
+        check_at_least(0, split_seed=split_seed)
+        shares = (val_fraction, test_fraction)
+        if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
+            raise ValueError(
+                "val_fraction and test_fraction must be positive fractions with a sum below 1, got "
+                f"{val_fraction!r} and {test_fraction!r}"
+            )
+        self.split = split
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        self.split_seed = split_seed
+        self.y_axis = y_axis
+        self._folder = local_folder(root, self.name)
+        if self._folder is not None:
+            _check(self._folder, split)
+        # Graves reports the validation set of his split.
+        self.test_split = {"graves": "validation", "random": "random"}.get(split, "test")
+
+    @property
+    def root(self) -> Path:
+        if self._folder is None:
+            raise FileNotFoundError(f"no IAM-OnDB: {_HELP}")
+        return self._folder
+
+    def prepare_data(self) -> None:
+        _ = self.root  # there is no download
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        metadata = super().metadata | {"split": self.split}
+        if self.split == "random":
+            metadata |= {
+                "val_fraction": self.val_fraction,
+                "test_fraction": self.test_fraction,
+                "split_seed": self.split_seed,
+            }
+        return metadata
+
+    def read(self) -> dict[str, PenLines]:
+        if self.split == "random":
+            return self._random(self._all())
+        sets = {name: PenLines.load(path) for name, path in _find(self.root).items()}
+        if self.split == "official":
+            return {"train": sets["train"], "val": sets["valid1"], "test": sets["test"]}
+        train = sets["train"] + sets["valid2"] + sets["test"]
+        return {"train": train, "val": sets["valid1"], "test": sets["valid1"]}
+
+    def _all(self) -> PenLines:
+        if (self.root / STROKES).is_file():
+            return read_pair(self.root, self.y_axis)
+        first, *others = map(PenLines.load, _find(self.root).values())
+        for other in others:
+            first += other
+        return first
+
+    def _random(self, lines: PenLines) -> dict[str, PenLines]:
+        order = np.random.default_rng(self.split_seed).permutation(len(lines))
+        sizes = [round(share * len(lines)) for share in (self.val_fraction, self.test_fraction)]
+        if not all(sizes) or sum(sizes) >= len(lines):
+            raise ValueError(
+                f"{len(lines)} lines make no random split with val_fraction {self.val_fraction} "
+                f"and test_fraction {self.test_fraction}: a set would be empty"
+            )
+        val, test, train = np.split(order, np.cumsum(sizes))
+        parts = {"train": train, "val": val, "test": test}
+        return {name: lines.pick(np.sort(part)) for name, part in parts.items()}
+
+
+def _check(folder: Path, split: str) -> None:
+    check_folder(folder, _HELP)
+    if (folder / STROKES).is_file():
+        if not (folder / SENTENCES).is_file():
+            raise FileNotFoundError(f"{folder} has {STROKES} but no {SENTENCES} beside it")
+        if split != "random":
+            raise ValueError(
+                f"{folder / STROKES} does not name the forms of its lines, so split={split!r} "
+                'cannot be made of it: use split="random", or convert the official distribution'
+            )
+        return
+    if not _find(folder):
+        if holds_official_files(folder):
+            raise ValueError(
+                f"{folder} is the official distribution: convert it once with `ln-zoo data "
+                f"iam_ondb {folder} DST` and give DST"
+            )
+        raise ValueError(
+            f"{folder} has no IAM-OnDB: expected strokes_train and its three siblings (folders or "
+            f".npz), or {STROKES} and {SENTENCES}; found {listing(folder)}"
+        )
+
+
+def _find(folder: Path) -> dict[str, Path]:
+    """Paths of the sets in the compact form; a mapped folder has precedence over the ``.npz``."""
+    names = {name: (f"strokes_{name}", f"strokes_{name}.npz") for name in LISTS.values()}
+    hint = "run `ln-zoo data iam_ondb SRC DST` again, or complete the copy (folders or .npz)"
+    return find_files(folder, names, hint)

@@ -18,7 +18,7 @@ from data_support import ready
 from refusals import refused
 
 from ln_zoo.data import Books, Corpus, SentenceTriples, SyntheticBooks, TripleSet
-from ln_zoo.data.books.dataset import TripleBatches
+from ln_zoo.data.books.batches import TripleBatches
 from ln_zoo.utils.vocabulary import Vocabulary
 
 RNG = np.random.default_rng(3)

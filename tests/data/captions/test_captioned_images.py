@@ -18,7 +18,7 @@ from scipy.io import savemat
 from scipy.sparse import csc_array
 
 from ln_zoo.data import CaptionedImages
-from ln_zoo.data.captions.dataset import caption_words
+from ln_zoo.data.captions.files import caption_words
 from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary
 
 SIZES = {"train": 12, "val": 4, "test": 3}

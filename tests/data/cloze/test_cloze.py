@@ -16,15 +16,15 @@ from refusals import refused
 from torch import Tensor
 
 from ln_zoo.data import ClozeQA, SyntheticClozeQA
-from ln_zoo.data.cloze.dataset import (
+from ln_zoo.data.cloze.batches import (
     ClozeBatch,
     ClozeBatches,
-    ClozeData,
     ClozeQuestions,
     closest_sentences,
     rule_errors,
     sentences,
 )
+from ln_zoo.data.cloze.dataset import ClozeData
 from ln_zoo.data.cloze.files import Question
 from ln_zoo.utils.vocabulary import Vocabulary
 

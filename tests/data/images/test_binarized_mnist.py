@@ -192,7 +192,7 @@ def test_damaged_files_are_named(folder: Path) -> None:
 
 
 def test_a_compressed_file_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binarized, "_MAX_BYTES", 1000)
+    monkeypatch.setattr("ln_zoo.data.images.files._MAX_BYTES", 1000)
     refused(r"binarized_mnist_train\.amat.*1,000 bytes", BinarizedMNIST(str(folder), **SMALL).setup)
 
 

@@ -15,7 +15,7 @@ from refusals import refused
 from torch import Tensor
 
 from ln_zoo.data import HandwritingBatch, LineSet, PenLines
-from ln_zoo.data.pen.dataset import LineBatches, median_step
+from ln_zoo.data.pen.batches import LineBatches, median_step
 
 LENGTHS = np.random.default_rng(5).integers(2, 60, 97).tolist()
 

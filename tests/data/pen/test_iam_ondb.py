@@ -16,8 +16,7 @@ from handwriting_support import drawn, small_distribution, write_files
 from refusals import refused
 
 from ln_zoo.data import IAMOnDB, PenLines
-from ln_zoo.data.pen.files import pack
-from ln_zoo.data.pen.stroke_arrays import end_of_stroke_column, load_objects, read_pair
+from ln_zoo.data.pen.files import end_of_stroke_column, load_objects, pack, read_pair
 
 OFFICIAL = {"train": 30, "valid1": 5, "valid2": 7, "test": 9}
 
