@@ -208,7 +208,7 @@ def test_imports_run_downward():
         ("models/mlp.py", "def f():\n    from ln_zoo.zoo import pretrained"),
         ("models/sideways.py", "from ln_zoo.callbacks import CurvesPlot"),
         ("data/sideways.py", "import torch, ln_zoo.metrics"),
-        ("metrics/sideways.py", "from ln_zoo.data.mnist import MNIST"),
+        ("metrics/sideways.py", "from ln_zoo.data.images.dataset import MNIST"),
         ("zoo/upward.py", "import ln_zoo.cli"),
         ("sweeps/upward.py", "from ln_zoo.reproduction import claims"),
         ("layers/heavy.py", "from lightning.pytorch import LightningModule"),

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ln_zoo.callbacks.evaluation_loop import evaluating
 from ln_zoo.callbacks.on_update import EveryUpdate
-from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
+from ln_zoo.data.books.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
 from ln_zoo.metrics.background_scores import BackgroundScores
 from ln_zoo.metrics.sentence_models import check_encodes, encode_task, model_scores
 from ln_zoo.metrics.sentence_tasks import ProtocolName
@@ -46,7 +46,7 @@ class SentenceEvaluation(EveryUpdate):
         every_n_steps: updates between evaluations.
         tasks: names of tasks; default: all five.
         protocol: ``fast`` or ``original``; see `ln_zoo.metrics.sentence_tasks.accuracy`.
-        root: folder of the tasks; see `ln_zoo.data.sentence_tasks.read_task`.
+        root: folder of the tasks; see `ln_zoo.data.books.sentence_tasks.read_task`.
         split_words: tokenise as the released code, which needs nltk; otherwise split at white
             space.
         at_start: evaluate before the first update.

@@ -90,7 +90,8 @@ def _sequences(
     from ln_zoo.analysis import random_sequences
 
     if kind != "random":
-        from ln_zoo.data.mnist import MNIST, local_folder
+        from ln_zoo.data import MNIST
+        from ln_zoo.data.folders import local_folder
 
         kind = kind or ("pixels" if local_folder(root, "mnist") else "random")
     if kind == "random":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ln_zoo.utils.errors import printable
 
 if TYPE_CHECKING:
-    from ln_zoo.data.iam_ondb_files import Conversion
+    from ln_zoo.data.pen.conversion import Conversion
 
 
 def iam_ondb(src: Path, dst: Path) -> None:
@@ -32,7 +32,7 @@ def iam_ondb(src: Path, dst: Path) -> None:
         TimeRemainingColumn,
     )
 
-    from ln_zoo.data.iam_ondb_files import convert
+    from ln_zoo.data.pen.conversion import convert
 
     source, target = src.expanduser(), dst.expanduser()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -47,7 +47,7 @@ def iam_ondb(src: Path, dst: Path) -> None:
 
 
 def _print_report(found: Conversion, target: Path) -> None:
-    from ln_zoo.data.pen_lines import first_names
+    from ln_zoo.data.pen.files import first_names
 
     print(f"{'set':10}{'lines':>10}{'points':>14}")
     for name, lines in found.lines.items():

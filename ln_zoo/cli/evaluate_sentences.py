@@ -66,7 +66,7 @@ def evaluate_sentences(
 
     from ln_zoo.callbacks.sentence_evaluation import check_tasks
     from ln_zoo.cli.sentence_encoders import maker
-    from ln_zoo.data.sentence_tasks import read_task
+    from ln_zoo.data.books.sentence_tasks import read_task
     from ln_zoo.metrics.sentence_scores import as_text, curve_csv, table
 
     names = check_tasks(tasks.split(","))

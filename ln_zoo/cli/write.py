@@ -163,7 +163,7 @@ def _prime(
         return None
     path = Path(prime)
     if path.suffix in (".npy", ".npz"):
-        from ln_zoo.data.stroke_arrays import read_offsets
+        from ln_zoo.data.pen.files import read_offsets
 
         offsets = read_offsets(path)
     else:
@@ -177,8 +177,7 @@ def _prime(
 
 def _stored_line(name: str, folder: str | None, model: Handwriting) -> tuple[Tensor, str]:
     """Offsets and text of a line of IAM-OnDB, in the units that the model was trained on."""
-    from ln_zoo.data.handwriting import LineSet
-    from ln_zoo.data.iam_ondb import IAMOnDB
+    from ln_zoo.data import IAMOnDB, LineSet
     from ln_zoo.utils.names import nearest
 
     data = IAMOnDB(folder)

@@ -69,8 +69,8 @@ def evaluate(
 
     Args:
         encode: function from n sentences to vectors (n, d).
-        task: a task of `ln_zoo.data.sentence_tasks`, or an object with the attributes ``name``,
-            ``sentences`` and ``labels``, or ``name``, ``train``, ``trial`` and ``test``.
+        task: a task of `ln_zoo.data.books.sentence_tasks`, or an object with the attributes
+            ``name``, ``sentences`` and ``labels``, or ``name``, ``train``, ``trial`` and ``test``.
         protocol: ``original`` or ``fast``; see `accuracy`.
         n_jobs: processes for the folds.
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from training import quiet_trainer
 
 from ln_zoo.callbacks import SentenceEvaluation
-from ln_zoo.data.sentence_tasks import ClassificationTask, read_task
+from ln_zoo.data.books.sentence_tasks import ClassificationTask, read_task
 from ln_zoo.metrics import background_scores, sentence_tasks
 from ln_zoo.metrics.background_scores import BackgroundScores
 from ln_zoo.metrics.sentence_models import model_scores, unknown_share

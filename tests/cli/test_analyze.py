@@ -11,7 +11,7 @@ from cli_support import Capture, Patch, fails, rows_of, told, write_idx
 
 from ln_zoo import analysis
 from ln_zoo.cli import main
-from ln_zoo.data.image_files import read_idx
+from ln_zoo.data.images.files import read_idx
 from ln_zoo.layers import GRU
 from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
 from ln_zoo.reproduction import fisher_claims

@@ -11,7 +11,8 @@ from data_support import image_table, picture, ready
 from handwriting_support import small_distribution, write_files, xml
 
 from ln_zoo.cli import main
-from ln_zoo.data import IAMOnDB, iam_ondb_files
+from ln_zoo.data import IAMOnDB
+from ln_zoo.data.pen import conversion
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_an_interruption(source: Path, monkeypatch: Patch) -> None:
     def interrupted(content: bytes) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(iam_ondb_files, "read_strokes", interrupted)
+    monkeypatch.setattr(conversion, "read_strokes", interrupted)
     assert main(["data", "iam_ondb", str(source), "compact"]) == 130
 
 

@@ -13,7 +13,7 @@ from training import quiet_trainer
 
 from ln_zoo.cli import main
 from ln_zoo.data import SyntheticBooks
-from ln_zoo.data.sentence_tasks import read_task
+from ln_zoo.data.books.sentence_tasks import read_task
 from ln_zoo.metrics import sentence_tasks
 from ln_zoo.metrics.sentence_models import model_scores
 from ln_zoo.models import SkipThought

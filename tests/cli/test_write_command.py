@@ -14,7 +14,7 @@ from handwriting_support import Waves
 from training import quiet_trainer
 
 from ln_zoo.cli import main
-from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.data.pen.files import PenLines
 from ln_zoo.models import Handwriting
 from ln_zoo.norms import RMSNorm
 from ln_zoo.plots.pen import page, strokes

@@ -12,8 +12,7 @@ from data_support import SETS, ready
 from refusals import refused
 
 from ln_zoo.data import SyntheticHandwriting, SyntheticScenes
-from ln_zoo.data.synthetic_handwriting import _GLYPHS, _glyph, random_text, write
-from ln_zoo.data.synthetic_scenes import (
+from ln_zoo.data.captions.synthetic import (
     _ACTIONS,
     _COLOURS,
     _OBJECTS,
@@ -22,6 +21,7 @@ from ln_zoo.data.synthetic_scenes import (
     _describe,
     _draw,
 )
+from ln_zoo.data.pen.synthetic import _GLYPHS, _glyph, random_text, write
 
 # Scenes
 

@@ -29,8 +29,8 @@ from ln_zoo.data import (
     IAMOnDB,
     SentenceFile,
 )
-from ln_zoo.data.iam_ondb_files import convert
-from ln_zoo.data.pen_lines import pack
+from ln_zoo.data.pen.conversion import convert
+from ln_zoo.data.pen.files import pack
 
 Files = dict[str, bytes]
 

@@ -15,7 +15,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 
-from ln_zoo.data.sentence_tasks import read_task
+from ln_zoo.data.books.sentence_tasks import read_task
 from ln_zoo.metrics import sentence_tasks
 from ln_zoo.metrics.sentence_controls import EchoState, MeanOfWords, WordVectors, majority
 from ln_zoo.metrics.sentence_scores import Score, as_text, markdown, read_csv, score_of

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
 from ln_zoo.data import MNIST, BinarizedMNIST, Books, CaptionedImages, ClozeQA, Digits, IAMOnDB
-from ln_zoo.data.sentence_tasks import read_task
+from ln_zoo.data.books.sentence_tasks import read_task
 from ln_zoo.metrics import retrieval_scores
 from ln_zoo.metrics.sentence_models import model_scores
 from ln_zoo.zoo import describe, list_models, load

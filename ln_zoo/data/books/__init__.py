@@ -1,0 +1,1 @@
+"""Books as sentence triples, and tasks for sentence vectors."""

@@ -1,0 +1,1 @@
+"""Captioned images."""

@@ -1,0 +1,1 @@
+"""Handwriting as pen trajectories."""
