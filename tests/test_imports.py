@@ -60,7 +60,7 @@ BELOW = {
     "schema": {"errors", "files", "names"},
     "packages": set(),
     "signals": set(),
-    "tables": set(),
+    "tables": {"files"},
     "training_runs": set(),
     "vocabulary": {"checks", "files"},
     "yaml": {"files"},
