@@ -95,8 +95,10 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         if importlib.util.find_spec(f"ln_zoo.{name}"):
             return importlib.import_module(f"ln_zoo.{name}")
-        for room in ("ln_zoo.zoo", "ln_zoo.norms", "ln_zoo.layers", "ln_zoo.conversion"):
-            found = getattr(importlib.import_module(room), name, None)
+        # Neither a list of models nor a layer imports what the other needs.
+        rooms = ("zoo",) if name in ("list_models", "load") else ("norms", "layers", "conversion")
+        for room in rooms:
+            found = getattr(importlib.import_module(f"ln_zoo.{room}"), name, None)
             if found is not None:
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -354,3 +354,22 @@ def test_every_dependency_has_its_message() -> None:
     found = [{canonicalize_name(owner) for owner in owners[name]} for name in MODULES]
     assert all(each & needed for each in found)
     assert set.union(*found) >= needed
+
+
+def test_a_layer_imports_what_it_uses() -> None:
+    """Also after a call on the CPU: no compiler, no plots, no Lightning, no kernels for GPUs."""
+    code = (
+        "import json, sys, torch\n"
+        "from ln_zoo import LSTM, LayerNorm\n"
+        "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('ln_zoo.')}\n"
+        "LSTM(3, 4, norm=LayerNorm())(torch.randn(5, 2, 3))[0].sum().backward()\n"
+        "print(json.dumps([sorted(rooms), list(sys.modules)]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    rooms, modules = json.loads(done.stdout)
+    assert {*rooms} == {"_version", "utils", "layers", "norms", "ops"}
+    heavy = "torch._dynamo", "sympy", "scipy", "matplotlib", "lightning", "torchmetrics"
+    unused = "triton.steps", "cluster.persistent", "cuda_graphs.recorded", "native.draw"
+    assert not {*heavy, *(f"ln_zoo.kernels.{name}" for name in unused)} & {*modules}
