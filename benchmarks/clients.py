@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import argparse
 import copy
-import csv
 import datetime
 import importlib
 import importlib.abc
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import runner
 from benchmarks.contestants import Absent, Size
 from benchmarks.timing import interleave, ratios
 from ln_zoo.conversion import adopt_, from_dialect, normalize_
@@ -852,15 +852,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         rows.append(row)
             except Absent as reason:
                 print(f"{name}: skipped: {reason}")
-    if args.csv and rows:
-        with args.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(
-                ["date", "torch", "client", "mode", "threads", "theirs", "ours", "ratio"]
-            )
-            today = datetime.date.today().isoformat()
-            for row in rows:
-                writer.writerow([today, torch.__version__, *vars(row).values()])
+    first = {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
+    runner.write([first | vars(row) for row in rows], args.csv)
 
 
 if __name__ == "__main__":

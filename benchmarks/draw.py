@@ -8,12 +8,10 @@ matrix products alone, same shapes and number. It prints ratios by round; see
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import memory, rows
+from benchmarks import memory, runner
 from benchmarks.timing import interleave, ratios
 from ln_zoo.ops import (
     KERNELS,
@@ -320,7 +318,7 @@ def profile(size: Size, norm: str, precision: str, rounds: int) -> dict[str, flo
 
 
 def peak(name: str, size: Size) -> int:
-    """Bytes that a training step takes at its peak, above what the process held before."""
+    """Peak bytes of a training step, above what the process held before."""
     # What is made once per process (threads, compiled code, tables of libraries) does not count.
     contestants(Size(2, 2, size.side, size.H, size.Z, size.read, size.write))[name]()
     return memory.of_step(contestants(size)[name])
@@ -328,20 +326,15 @@ def peak(name: str, size: Size) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.draw", description=__doc__)
+    parser = runner.parser("draw", __doc__, rounds=9, seconds=60)
     parser.add_argument("--steps", type=int, default=Size.T, help="glimpses T")
     parser.add_argument("--batch", type=int, default=Size.N, help="images N")
     parser.add_argument("--hidden", type=int, default=Size.H, help="units H of each LSTM")
     parser.add_argument("--latents", type=int, default=Size.Z, help="latents Z")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=60, help="for each contestant, at most")
     parser.add_argument("--profile", action="store_true", help="tell what takes the time of ours")
     parser.add_argument("--no-peaks", action="store_true", help="do without peak memory")
-    parser.add_argument("--csv", type=Path, help="table to write")
     parser.add_argument("--peak", metavar="NAME", help="print the bytes that one takes, and end")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
+    arguments = runner.parse(parser, argv)
     size = Size(T=arguments.steps, N=arguments.batch, H=arguments.hidden, Z=arguments.latents)
     if arguments.peak:
         print(peak(arguments.peak, size))
@@ -351,24 +344,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print_profile(precision, profile(size, NORMS[0], precision, arguments.rounds))
         return 0
     times = interleave(contestants(size), arguments.rounds, arguments.seconds)
-    names = ("steps", "batch", "hidden", "latents", "threads")
-    given = [f"--{name}={getattr(arguments, name)}" for name in names]
-
-    def measured(name: str) -> float:
-        arguments_ = [*given, f"--peak={name}"]
-        return memory.in_new_process("benchmarks.draw", arguments_, arguments.threads) / 2**20
-
-    with_peaks = memory.AVAILABLE and not arguments.no_peaks
+    options = ("steps", "batch", "hidden", "latents", "threads")
+    measured = () if arguments.no_peaks else times
+    peaks = memory.of_contestants("benchmarks.draw", measured, options, arguments)
     sizes = {"T": size.T, "N": size.N, "H": size.H, "Z": size.Z}
     found = []
     for name in times:
         base = times[f"{BASELINE} {name.split()[-1]}"]
         in_float32 = times[name.replace(PRECISIONS[1], PRECISIONS[0])]
         found.append(
-            rows.row(arguments.threads, sizes, name, times[name], base)
+            runner.row(sizes, name, times[name], base)
             | {
                 "faster_than_float32": ratios(in_float32.cpu, times[name].cpu).median,
-                "peak_mib": measured(name) if with_peaks else None,
+                "peak_mib": peaks[name] / 2**20 if peaks else None,
             }
         )
     more = {
@@ -376,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "peak MiB": ("peak_mib", ".0f"),
     }
     caption = "ratios are to the products alone in the same precision"
-    rows.report(found, sizes, arguments.csv, more, caption)
+    runner.report(found, sizes, arguments.csv, more, caption)
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import ln_zoo
-from benchmarks import rows
-from benchmarks.timing import Times, interleave
+from benchmarks import runner
 from ln_zoo import GRU, LSTM, GRUCell, LayerNorm, LSTMCell
 from ln_zoo.export import FORMATS, FORMS, ExportError, export, parts_of
 from ln_zoo.zoo.catalog import card_folders
@@ -70,20 +68,15 @@ def _exported(model: nn.Module, name: str, part: str, form: str, format: str) ->
         }
 
 
-def steps(
-    sizes: Sequence[tuple[int, int]], rounds: int, seconds: float
-) -> Iterator[dict[str, Any]]:
+def steps(sizes: Sequence[tuple[int, int]], given: argparse.Namespace) -> Iterator[runner.Row]:
     """Times one step of each contestant, interleaved; ratios are to torch's own cell."""
     for cell in ("LSTM", "GRU"):
         for examples, hidden in sizes:
             with tempfile.TemporaryDirectory() as folder:
                 calls = _contestants(cell, examples, hidden, Path(folder))
-                found: dict[str, Times] = interleave(calls, rounds, seconds)
-            size = {"N": examples, "H": hidden}
-            for name, times in found.items():
-                yield {"cell": cell} | rows.row(
-                    torch.get_num_threads(), size, name, times, found[BASELINE]
-                )
+                size = {"N": examples, "H": hidden}
+                for row in runner.compare(calls, BASELINE, size, given):
+                    yield {"cell": cell} | row
 
 
 def _contestants(
@@ -135,28 +128,23 @@ def _in_onnxruntime(module: nn.Module, x: Tensor, state: Any, file: Path) -> Cal
     return lambda: session.run(None, arrays)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs one of the two from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = runner.parser("export", __doc__, rounds=200, seconds=20.0)
     parser.add_argument("what", choices=("table", "steps"))
-    parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--models", nargs="*", help="published models; default: all")
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    arguments = parser.parse_args()
-    start = time.perf_counter()
+    arguments = runner.parse(parser, argv)
     if arguments.what == "table":
+        if arguments.csv is None:
+            parser.error("table needs --csv FILE: rows that the file has are not measured again")
         table(arguments.models or sorted(card_folders()), arguments.csv)
     else:
-        found = list(steps(SIZES, arguments.rounds, arguments.seconds))
-        rows.write(found, arguments.csv)
+        found = list(steps(SIZES, arguments))
+        runner.write(found, arguments.csv)
+        runner.print_head(["cell", "N", "H", "contestant", "us", "ratio (quartiles)"])
         for row in found:
-            print(
-                f"{row['cell']} N={row['N']} H={row['H']} {row['contestant']}: "
-                f"{1e6 * row['seconds']:.0f} us, {row['wall_ratio']:.2f} "
-                f"({row['wall_ratio_low']:.2f} to {row['wall_ratio_high']:.2f})"
-            )
-    print(f"{time.perf_counter() - start:.0f} s")
+            first = [row[column] for column in ("cell", "N", "H", "contestant")]
+            runner.print_row([*first, f"{1e6 * row['seconds']:.0f}", runner.ratio(row)])
 
 
 if __name__ == "__main__":

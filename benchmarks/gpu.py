@@ -13,8 +13,6 @@ through all parts at tiny sizes, to test itself: those times mean nothing.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
 import datetime
 import json
 import logging
@@ -26,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from benchmarks import runner
 from benchmarks.contestants import Size, limited_to
 from ln_zoo import layers, norms, ops
 
@@ -418,13 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{card}, torch {torch.__version__}, {now}", flush=True)
     start, failed, rows = time.perf_counter(), False, list[Row]()
     worker = Worker(options.patience, ["--log"] if options.log else [])
-    with contextlib.ExitStack() as stack:
-        stack.callback(worker.end)
-        writer = None
-        if options.csv is not None:
-            file = stack.enter_context(options.csv.open("w", newline=""))
-            writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
-            writer.writeheader()
+    try:
         todo = groups(options)
         for done, group in enumerate(todo):
             if time.perf_counter() - start > options.seconds:
@@ -439,9 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 elif "ms" in answer:
                     row = Row(card, torch.__version__, now, *what, **answer)
                     rows.append(row)
-                    if writer is not None:
-                        writer.writerow(asdict(row))
-                        file.flush()
+                    runner.write([asdict(row) for row in rows], options.csv)
             if failed_here:  # an error of CUDA would be met by every later call
                 failed = True
                 worker.end()
@@ -452,6 +443,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except subprocess.SubprocessError as error:
                 failed = True
                 print("FAILED handwriting:", str(error)[-300:])
+    finally:
+        worker.end()
     print(*table(rows), sep="\n")
     return int(failed)
 

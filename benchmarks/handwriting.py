@@ -12,13 +12,11 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks import memory, rows
-from benchmarks.timing import interleave
+from benchmarks import memory, runner
 from ln_zoo.models import Handwriting
 from ln_zoo.norms import Identity, LayerNorm, Norm
 
@@ -57,24 +55,16 @@ def contestants(steps: int, examples: int, hidden: int) -> dict[str, Callable[[]
     calls: dict[str, Callable[[], object]] = {}
     for name, norm in NORMS.items():
         model = Handwriting(hidden_size=hidden, norm=norm)
-        calls[name] = _step(model, functools.partial(model.loss, batch))
+        calls[name] = runner.training_step(model, functools.partial(model.loss, batch))
     letters = model.num_characters
     layers = TorchLayers(hidden, letters, model.output.out_features)
     points, windows = torch.randn(steps, examples, 3), torch.rand(steps, examples, letters)
-    calls[BASELINE] = _step(layers, lambda: layers(points, windows).square().mean())
+    calls[BASELINE] = runner.training_step(layers, lambda: layers(points, windows).square().mean())
     return calls
 
 
-def _step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], object]:
-    def step() -> None:
-        module.zero_grad(set_to_none=True)
-        loss().backward()
-
-    return step
-
-
 def peak(name: str, arguments: argparse.Namespace) -> int:
-    """Bytes that a training step takes at its peak, above what the process held before."""
+    """Peak bytes of a training step, above what the process held before."""
     # What is made once per process (threads, compiled code, tables of libraries) does not count.
     contestants(20, arguments.batch, arguments.hidden)[name]()
     step = contestants(arguments.steps, arguments.batch, arguments.hidden)[name]
@@ -83,36 +73,23 @@ def peak(name: str, arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.handwriting", description=__doc__)
+    parser = runner.parser("handwriting", __doc__, rounds=9, seconds=120)
     parser.add_argument("--steps", type=int, default=500, help="points T of each line")
     parser.add_argument("--batch", type=int, default=8, help="lines N")
     parser.add_argument("--hidden", type=int, default=400, help="units H of each layer")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=120, help="for each contestant, at most")
-    parser.add_argument("--csv", type=Path, help="table to write")
     parser.add_argument("--peak", metavar="NAME", help="print the bytes that one takes, and end")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
+    arguments = runner.parse(parser, argv)
     if arguments.peak:
         print(peak(arguments.peak, arguments))
         return 0
     calls = contestants(arguments.steps, arguments.batch, arguments.hidden)
-    times = interleave(calls, arguments.rounds, arguments.seconds)
-    size = ("steps", "batch", "hidden", "threads")
-    given = [f"--{name}={getattr(arguments, name)}" for name in size]
-    peaks: dict[str, int] = {}
-    for name in calls if memory.AVAILABLE else ():
-        peaks[name] = memory.in_new_process(
-            "benchmarks.handwriting", [*given, f"--peak={name}"], arguments.threads
-        )
     sizes = {"T": arguments.steps, "N": arguments.batch, "H": arguments.hidden}
-    found = [
-        rows.row(arguments.threads, sizes, name, times[name], times[BASELINE])
-        | {"peak_ratio": peaks[name] / peaks[BASELINE] if peaks.get(BASELINE) else None}
-        for name in times
-    ]
-    rows.report(found, sizes, arguments.csv, {"peak memory": ("peak_ratio", ".2f")})
+    found = runner.compare(calls, BASELINE, sizes, arguments)
+    options = ("steps", "batch", "hidden", "threads")
+    peaks = memory.of_contestants("benchmarks.handwriting", calls, options, arguments)
+    for row in found:
+        row["peak_ratio"] = peaks[row["contestant"]] / peaks[BASELINE] if peaks else None
+    runner.report(found, sizes, arguments.csv, {"peak memory": ("peak_ratio", ".2f")})
     return 0
 
 

@@ -10,7 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
@@ -48,6 +48,27 @@ def in_new_process(module: str, arguments: list[str], threads: int) -> int:
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     return int(done.stdout.splitlines()[-1])
+
+
+def of_contestants(
+    module: str, names: Iterable[str], options: Iterable[str], given: argparse.Namespace
+) -> dict[str, int]:
+    """Peak bytes of contestants by name, each measured by ``python -m module --peak=NAME``.
+
+    Args:
+        module: name of the benchmark's module.
+        names: of the contestants.
+        options: names of the options to pass on.
+        given: the values of these options.
+
+    Returns:
+        An empty dict where the system does not tell peak memory.
+    """
+    passed = [f"--{name}={getattr(given, name)}" for name in options]
+    return {
+        name: in_new_process(module, [*passed, f"--peak={name}"], given.threads)
+        for name in (names if AVAILABLE else ())
+    }
 
 
 def of_step(step: Callable[[], object]) -> int:

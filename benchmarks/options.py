@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import runner
 from benchmarks.contestants import Size, limited_to
-from benchmarks.timing import interleave, ratios
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.norms import Identity, LayerNorm
 
@@ -73,47 +73,38 @@ def call_of(setting: Setting, option: str) -> Callable[[], object]:
 
 
 def measure(
-    setting: Setting, options: Sequence[str], kernels: Sequence[str], rounds: int, seconds: float
-) -> dict[str, list[float]]:
-    """For each option the median ratio to the layer without, on each choice of kernels."""
-    found: dict[str, list[float]] = {name: [] for name in options}
-    for value in kernels:
-        with limited_to(value):
-            calls = {name: call_of(setting, name) for name in ("plain", *options)}
-            times = interleave(calls, rounds, seconds)
-            plain = times["plain"].wall
-            for name, values in found.items():
-                values.append(ratios(times[name].wall, plain).median)
-    return found
+    setting: Setting, options: Sequence[str], kernels: str, given: argparse.Namespace
+) -> list[runner.Row]:
+    """A row for each option with its ratio to the layer without, on one choice of kernels."""
+    with limited_to(kernels):
+        calls = {name: call_of(setting, name) for name in ("plain", *options)}
+        _, *found = runner.compare(calls, "plain", vars(setting.size), given)
+    return [{"cell": setting.cell, "kernels": kernels} | row for row in found]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = runner.parser("options", __doc__, rounds=15, seconds=20.0, threads=1)
     parser.add_argument("--cells", nargs="+", choices=("LSTM", "GRU"), default=["LSTM", "GRU"])
     parser.add_argument("--options", nargs="+", choices=list(OPTIONS)[1:], metavar="OPTION")
-    parser.add_argument("--size", default="64,32,256,256", help="T,B,I,H")
+    parser.add_argument("--size", type=Size.parse, default="64,32,256,256", metavar="T,B,I,H")
     parser.add_argument("--norm", choices=("layer", "none"), default="layer")
     parser.add_argument("--inference", action="store_true", help="in place of training steps")
     parser.add_argument(
         "--kernels", nargs="+", default=["1", "0"], help="values of LN_ZOO_KERNELS, a column each"
     )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each option, at most")
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    size = Size(*map(int, given.size.split(",")))
+    given = runner.parse(parser, arguments)
     columns = [f"to {NAMES.get(value, value)} without" for value in given.kernels]
-    print(f"| cell | option | {' | '.join(columns)} |")
-    print(f"|---|---|{'---:|' * len(columns)}")
+    runner.print_head(["cell", "option", *columns])
+    table: list[runner.Row] = []
     for cell in given.cells:
-        setting = Setting(cell, size, given.norm, not given.inference)
+        setting = Setting(cell, given.size, given.norm, not given.inference)
         options = given.options or list(OPTIONS)[1:]
-        found = measure(setting, options, given.kernels, given.rounds, given.seconds)
-        for name, values in found.items():
-            row = " | ".join(f"{value:.2f}" for value in values)
-            print(f"| {cell} | {name} | {row} |", flush=True)
+        found = [measure(setting, options, value, given) for value in given.kernels]
+        for each in zip(*found, strict=True):
+            runner.print_row([cell, each[0]["contestant"], *map(runner.ratio, each)])
+        table += (row for rows in found for row in rows)
+    runner.write(table, given.csv)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,14 @@ It prints ratios to the encoder by round; see ``benchmarks/README.md``.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks import rows
-from benchmarks.timing import interleave
+from benchmarks import runner
 from ln_zoo.models import OrderEmbedding
 from ln_zoo.norms import Identity, LayerNorm
 
@@ -37,24 +35,20 @@ def contestants(
     captions = torch.randint(2, words, (batch, tokens))
     lengths = torch.full((batch,), tokens)
     calls: dict[str, Callable[[], object]] = {}
+
+    def total(model: OrderEmbedding) -> Tensor:
+        return model.embed_captions(captions, lengths).sum()
+
     vocabulary = [f"w{i}" for i in range(words)]
     for name, norm in {"none": Identity(), "LayerNorm": LayerNorm()}.items():
         model = OrderEmbedding(vocabulary, hidden_size=hidden, norm=norm)
-        calls[f"encoder, {name}"] = _encoder(model, captions, lengths)
+        calls[f"encoder, {name}"] = runner.training_step(model, partial(total, model))
     s, v = (torch.rand(batch, hidden).div(hidden**0.5).requires_grad_() for _ in range(2))
     calls["loss"] = _loss(model, s, v)
     plain = OrderEmbedding(vocabulary, hidden_size=hidden)
     plain.penalties = all_at_once  # type: ignore[assignment]
     calls["loss, all differences at once"] = _loss(plain, s, v)
     return calls
-
-
-def _encoder(model: OrderEmbedding, captions: Tensor, lengths: Tensor) -> Callable[[], object]:
-    def call() -> None:
-        model.zero_grad(set_to_none=True)
-        model.embed_captions(captions, lengths).sum().backward()
-
-    return call
 
 
 def _loss(model: OrderEmbedding, s: Tensor, v: Tensor) -> Callable[[], object]:
@@ -66,26 +60,16 @@ def _loss(model: OrderEmbedding, s: Tensor, v: Tensor) -> Callable[[], object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.order_embedding", description=__doc__
-    )
+    parser = runner.parser("order_embedding", __doc__, rounds=9, seconds=60)
     parser.add_argument("--batch", type=int, default=128, help="captions N, and images")
     parser.add_argument("--tokens", type=int, default=12, help="tokens T of each caption")
     parser.add_argument("--words", type=int, default=10_000, help="words of the vocabulary")
     parser.add_argument("--hidden", type=int, default=1024, help="units H, and size of the space")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=60, help="for each contestant, at most")
-    parser.add_argument("--csv", type=Path, help="table to write")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
+    arguments = runner.parse(parser, argv)
     calls = contestants(arguments.batch, arguments.tokens, arguments.words, arguments.hidden)
-    times = interleave(calls, arguments.rounds, arguments.seconds)
     sizes = {"T": arguments.tokens, "N": arguments.batch, "H": arguments.hidden}
-    found = [
-        rows.row(arguments.threads, sizes, name, times[name], times[BASELINE]) for name in times
-    ]
-    rows.report(found, sizes, arguments.csv)
+    found = runner.compare(calls, BASELINE, sizes, arguments)
+    runner.report(found, sizes, arguments.csv)
     return 0
 
 

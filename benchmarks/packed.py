@@ -7,17 +7,14 @@ for each contestant; ratios are to `torch.nn`'s layer on the padded batch, witho
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from benchmarks import contestants, rows
+from benchmarks import contestants, runner
 from benchmarks.contestants import BASELINE, Contestant, Size, limited_to
-from benchmarks.timing import interleave
 
 SIZES = ("50,64,256,256", "100,8,400,400", "500,16,64,128", "1000,16,32,64", "20,8,32,32")
 MODES = ("train", "infer")
@@ -69,49 +66,34 @@ def call(contestant: Contestant, size: Size, mode: str, packed: bool) -> Callabl
     return step if training else torch.no_grad()(run)
 
 
-def measure(
-    cell: str, size: Size, mode: str, rounds: int, seconds: float
-) -> Iterator[dict[str, Any]]:
+def measure(cell: str, size: Size, mode: str, given: argparse.Namespace) -> list[runner.Row]:
     """A row for each contestant."""
     calls = {
         name: call(contestants.layer(of, cell, size, mode == "train"), size, mode, packed)
         for name, (of, packed) in CONTESTANTS.items()
     }
-    times = interleave(calls, rounds, seconds)
-    base = times["torch, padded"]
-    where = {"T": size.T, "B": size.B, "I": size.I, "H": size.H}
-    for name, found in times.items():
-        filled = round(float(lengths(size).float().mean()) / size.T, 2)
-        row = rows.row(torch.get_num_threads(), where, name, found, base)
-        yield {"cell": cell, "mode": mode, "filled": filled} | row
+    filled = round(float(lengths(size).float().mean()) / size.T, 2)
+    found = runner.compare(calls, "torch, padded", vars(size), given)
+    return [{"cell": cell, "mode": mode, "filled": filled} | row for row in found]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table and writes the file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = runner.parser("packed", __doc__, rounds=9, seconds=2.0, threads=2)
     parser.add_argument("--cells", nargs="+", choices=("LSTM", "GRU"), default=["LSTM", "GRU"])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="T,B,I,H")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each contestant, at most")
-    parser.add_argument("--csv", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    print("| mode | cell | T,B,I,H | " + " | ".join(CONTESTANTS) + " |", flush=True)
-    print("|---" * (3 + len(CONTESTANTS)) + "|")
-    found: list[dict[str, Any]] = []
+    given = runner.parse(parser, arguments)
+    runner.print_head(("mode", "cell", "T,B,I,H", *CONTESTANTS))
+    found: list[runner.Row] = []
     for mode in given.modes:
         for cell in given.cells:
             for size in map(Size.parse, given.sizes):
-                new = list(measure(cell, size, mode, given.rounds, given.seconds))
-                cells = [f"{1000 * new[0]['seconds']:.2f} ms"]
-                for row in new[1:]:
-                    low, high = row["wall_ratio_low"], row["wall_ratio_high"]
-                    cells.append(f"{row['wall_ratio']:.2f} ({low:.2f}-{high:.2f})")
-                print(f"| {mode} | {cell} | {size} | " + " | ".join(cells) + " |", flush=True)
+                new = measure(cell, size, mode, given)
+                first = f"{1000 * new[0]['seconds']:.2f} ms"
+                runner.print_row((mode, cell, size, first, *map(runner.ratio, new[1:])))
                 found += new
-                rows.write(found, given.csv)
+                runner.write(found, given.csv)
 
 
 if __name__ == "__main__":

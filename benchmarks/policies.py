@@ -7,7 +7,6 @@ packages ``sb3-contrib`` and ``torchrl``.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import Spread, interleave, ratios
+from benchmarks import runner
 from ln_zoo import LSTM, LayerNorm
 
 #: Calls of one contestant by name.
@@ -94,21 +93,17 @@ def torchrl(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = runner.parser("policies", __doc__, rounds=9, seconds=60.0, threads=1)
     parser.add_argument("library", choices=("sb3", "torchrl"))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each contestant, at most")
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    given = runner.parse(parser, arguments)
     torch.manual_seed(0)
     calls, frames = stable_baselines() if given.library == "sb3" else torchrl()
-    times = interleave(calls, given.rounds, given.seconds)
-    first = next(iter(times.values())).wall
-    print("| contestant | frames a second | ratio |\n|---|---:|---:|")
-    for name, found in times.items():
-        rate, ratio = frames / Spread.of(found.wall).median, ratios(first, found.wall)
-        print(f"| {name} | {rate:.0f} | {ratio.median:.1f} |")
+    found = runner.compare(calls, next(iter(calls)), {"frames": frames}, given)
+    runner.print_head(["contestant", "frames a second", "ratio"])
+    for row in found:
+        speeds = frames / row["seconds"], 1 / row["wall_ratio"]
+        runner.print_row([row["contestant"], f"{speeds[0]:.0f}", f"{speeds[1]:.1f}"])
+    runner.write(found, given.csv)
 
 
 if __name__ == "__main__":

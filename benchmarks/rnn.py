@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import datetime
 import functools
@@ -23,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks import contestants, memory, modes
+from benchmarks import contestants, memory, modes, runner
 from benchmarks.contestants import ALL_CELLS, BASELINE, CELLS, Absent, Size
-from benchmarks.timing import Spread, interleave, ratios
+from benchmarks.timing import Spread, compared, interleave
 from ln_zoo.kernels.native import build
 
 SIZES = (
@@ -151,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(f"{job.cell} {job.mode} {job.size}")
         rows += _weigh(job) if job.mode == "memory" else _time(job)
         # After each size, so that a run that is stopped leaves what it has.
-        write_csv(rows, out / "rnn.csv")
+        runner.write([dataclasses.asdict(row) for row in rows], out / "rnn.csv")
     for table in tables(rows):
         console.print(table)
     draw(rows, out / "rnn.png")
@@ -258,19 +257,13 @@ def _time(job: Job) -> Iterator[Row]:
     times = interleave(calls, job.rounds, job.seconds)
     for (name, precision), found in times.items():
         baseline = times[_baseline(name, precision)]
-        wall, cpu = ratios(found.wall, baseline.wall), ratios(found.cpu, baseline.cpu)
         steps = modes.STEPS if job.mode == "step" else 1
         yield job.row(
             name,
             precision,
             rounds=len(found.wall),
             ms=1000 * Spread.of(found.wall).median / steps,
-            wall_ratio=wall.median,
-            wall_ratio_low=wall.low,
-            wall_ratio_high=wall.high,
-            cpu_ratio=cpu.median,
-            cpu_ratio_low=cpu.low,
-            cpu_ratio_high=cpu.high,
+            **compared(found, baseline),
         )
 
 
@@ -309,16 +302,6 @@ def _baseline(contestant: str, precision: str) -> tuple[str, str]:
 
 
 # What is shown
-
-
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Writes one line a row; empty where a mode does not measure something."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in dataclasses.fields(Row)])
-        for row in rows:
-            values = dataclasses.astuple(row)
-            writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in values])
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:

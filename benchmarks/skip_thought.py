@@ -11,13 +11,11 @@ Sources have 16 tokens, the sentences around them 2 to 30, 16 on average.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -25,8 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import rows
-from benchmarks.timing import interleave
+from benchmarks import runner
 from ln_zoo.models import SkipThought
 from ln_zoo.norms import Identity, LayerNorm, Norm
 
@@ -80,7 +77,7 @@ def contestants(
     calls: dict[str, Callable[[], object]] = {}
     for name in NORMS:
         model = build(name, hidden, embedding, words)
-        calls[name] = _step(model, functools.partial(model.loss, batch))
+        calls[name] = runner.training_step(model, functools.partial(model.loss, batch))
     return calls
 
 
@@ -121,13 +118,15 @@ def shares(
             return model.softmax.loss(states, targets)
 
     calls = {
-        "step": _step(model, functools.partial(model.loss, batch)),
-        "layers": _step(model, layers),
-        "projections": _step(model, projections),
-        "softmax": _step(model, functools.partial(model.softmax.loss, states, targets)),
+        "step": runner.training_step(model, functools.partial(model.loss, batch)),
+        "layers": runner.training_step(model, layers),
+        "projections": runner.training_step(model, projections),
+        "softmax": runner.training_step(
+            model, functools.partial(model.softmax.loss, states, targets)
+        ),
     }
     if bfloat16:
-        calls[IN_BFLOAT16] = _step(model, softmax_in_bfloat16)
+        calls[IN_BFLOAT16] = runner.training_step(model, softmax_in_bfloat16)
     found: dict[str, list[float]] = {part: [] for part in calls}
     for round_ in range(rounds + 1):
         for part, call in calls.items():
@@ -152,43 +151,27 @@ def _sizes(layer: nn.RNNBase) -> tuple[int, int]:
     return layer.input_size, layer.hidden_size
 
 
-def _step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], object]:
-    def step() -> None:
-        module.zero_grad(set_to_none=True)
-        loss().backward()
-
-    return step
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.skip_thought", description=__doc__)
+    parser = runner.parser("skip_thought", __doc__, rounds=3, seconds=300)
     parser.add_argument("--batch", type=int, default=64, help="triples N")
     parser.add_argument("--hidden", type=int, default=2400, help="size D of a sentence's vector")
     parser.add_argument("--embedding", type=int, default=620, help="size E of a word's vector")
     parser.add_argument("--words", type=int, default=20_000, help="words V")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=300, help="for each contestant, at most")
     parser.add_argument("--shares", action="store_true", help="tell what takes the time of a step")
     parser.add_argument(
         "--bfloat16", action="store_true", help="with --shares: the softmax in bfloat16 too"
     )
-    parser.add_argument("--csv", type=Path, help="table to write")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
+    arguments = runner.parse(parser, argv)
     torch.set_flush_denormal(True)
     size = (arguments.batch, arguments.hidden, arguments.embedding, arguments.words)
     if arguments.shares:
         options = (arguments.rounds, arguments.bfloat16)
         _print_shares({name: shares(name, *size, *options) for name in NORMS})
         return 0
-    times = interleave(contestants(*size), arguments.rounds, arguments.seconds)
     sizes = dict(zip(("N", "D", "E", "V"), size, strict=True))
-    found = [
-        rows.row(arguments.threads, sizes, name, times[name], times[BASELINE]) for name in times
-    ]
-    rows.report(found, sizes, arguments.csv)
+    found = runner.compare(contestants(*size), BASELINE, sizes, arguments)
+    runner.report(found, sizes, arguments.csv)
     return 0
 
 

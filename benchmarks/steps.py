@@ -6,14 +6,13 @@ without normalisation, as in reinforcement learning with many environments.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks import runner
 from benchmarks.contestants import BASELINE, Contestant, Size, cell_step, limited_to
-from benchmarks.timing import Spread, interleave, ratios
 from ln_zoo.layers import LSTMCell
 
 ROWS = (1, 2, 4, 5, 8, 16, 32, 64, 128, 256)
@@ -47,24 +46,20 @@ def step_of(contestant: Contestant, size: Size, training: bool) -> Callable[[], 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints a table for each cell and mode."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = runner.parser("steps", __doc__, rounds=15, seconds=2.0, threads=1)
     parser.add_argument("--cells", nargs="+", choices=("LSTM", "GRU"), default=["LSTM", "GRU"])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--units", nargs="+", type=int, default=list(UNITS), help="I = H")
     parser.add_argument("--contestant", default="LayerNorm", help="a norm of ln_zoo")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each contestant, at most")
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    given = runner.parse(parser, arguments)
+    table: list[runner.Row] = []
     for cell in given.cells:
         for mode in given.modes:
             print(
                 f"\n{cell}Cell, {mode}, {given.contestant}: ratio of processor time (quartiles)\n"
             )
-            print(f"| rows | {' | '.join(f'H = {units}' for units in given.units)} |")
-            print(f"|---:|{'---:|' * len(given.units)}")
+            runner.print_head(["rows", *(f"H = {units}" for units in given.units)])
             for rows in given.rows:
                 found = []
                 for units in given.units:
@@ -73,14 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         name: step_of(cell_step(name, cell, size), size, mode == "training")
                         for name in (BASELINE, given.contestant)
                     }
-                    times = interleave(calls, given.rounds, given.seconds)
-                    found.append(ratios(times[given.contestant].cpu, times[BASELINE].cpu))
-                cells = " | ".join(map(_ratio, found))
-                print(f"| {rows} | {cells} |", flush=True)
-
-
-def _ratio(of: Spread) -> str:
-    return f"{of.median:.2f} ({of.low:.2f}-{of.high:.2f})"
+                    new = runner.compare(calls, BASELINE, vars(size), given)
+                    table += [{"cell": cell, "mode": mode} | row for row in new]
+                    found.append(runner.ratio(new[-1], "cpu"))
+                runner.print_row([rows, *found])
+    runner.write(table, given.csv)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,17 @@ def ratios(values: list[float], baseline: list[float]) -> Spread:
     return Spread.of([a / b for a, b in zip(values, baseline, strict=True)])
 
 
+def compared(found: Times, baseline: Times) -> dict[str, float]:
+    """Ratios by the clock and of processor time, with quartiles, as columns of a CSV file."""
+    columns = {}
+    for kind in ("wall", "cpu"):
+        spread = ratios(getattr(found, kind), getattr(baseline, kind))
+        columns[f"{kind}_ratio"] = spread.median
+        columns[f"{kind}_ratio_low"] = spread.low
+        columns[f"{kind}_ratio_high"] = spread.high
+    return columns
+
+
 def _calls_per_measurement(call: Callable[[], object]) -> int:
     call()
     wall, cpu = _measure(call, 1)
