@@ -101,6 +101,8 @@ class ZooParser(OneLineErrors, LightningArgumentParser):
     complete: Callable[[str, bool], str] | None = None
 
     def dump(self, namespace: Namespace, skip_link_targets: bool = True, **options: Any) -> str:
+        if "skip_none" in options:  # its former name, which Lightning gives
+            options["skip_unset"] = options.pop("skip_none")
         text: str = super().dump(namespace, skip_link_targets=skip_link_targets, **options)
         return self.complete(text, not skip_link_targets) if self.complete else text
 
@@ -290,11 +292,12 @@ class ZooCLI(LightningCLI):
         for name, value in self.source.stored.items():
             if name == "vocabulary" or (name in _LINKS and not links):
                 continue
+            mine = own.get(name)
             if not self._is_given(name):
                 own[name] = value
-            elif name == "norm" and (own[name] or {}).get("class_path") == value["class_path"]:
+            elif name == "norm" and mine and value and mine["class_path"] == value["class_path"]:
                 kept = (value.get("init_args") or {}).items()
-                own[name]["init_args"] = (own[name].get("init_args") or {}) | {
+                mine["init_args"] = (mine.get("init_args") or {}) | {
                     k: v for k, v in kept if not self._is_given(f"norm.{k}")
                 }
         if self._optimization is not None:
