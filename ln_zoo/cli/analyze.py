@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ln_zoo.cli.commands import Count, File, Picture, Seed, at_least, positive
-from ln_zoo.norms.config import norm_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +59,7 @@ def gradient_flow(
         csv: table to write: t and a column for each layer
     """
     from ln_zoo import analysis
+    from ln_zoo.norms.config import norm_class
 
     norms, layer = [norm_class(name) for name in norm], _layer(cell)
     inputs, described = _sequences(data, root, steps, batch, seed)
@@ -209,6 +209,8 @@ def invariance(
     from ln_zoo import analysis
 
     value = None if eps == "shipped" else float(eps)
+    from ln_zoo.norms.config import norm_class
+
     norms = [norm_class(name)() for name in norm]
     data = analysis.random_inputs(examples, inputs, seed)
     _print_table(
@@ -280,6 +282,7 @@ def dynamics(
     import torch
 
     from ln_zoo.analysis import initial_dynamics
+    from ln_zoo.norms.config import norm_class
 
     norms, layers = [norm_class(name) for name in norm], [_layer(name) for name in cell]
     generator = torch.Generator().manual_seed(seed)
