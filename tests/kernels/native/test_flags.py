@@ -30,6 +30,7 @@ COMPARED = (
     "tests/kernels/native/test_layers.py",
     "tests/kernels/native/test_mixed_precision.py",
     "tests/kernels/native/test_subnormals.py",
+    "tests/kernels/native/test_infinity.py",
     "tests/layers/test_resets.py",
     "tests/fuzz/test_random_layers.py",
 )
