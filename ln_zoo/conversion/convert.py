@@ -34,7 +34,7 @@ from ln_zoo.conversion.report import (
     nothing_done,
     short_name,
 )
-from ln_zoo.layers.rnn import RecurrentLayer
+from ln_zoo.layers.recurrent import RecurrentLayer
 from ln_zoo.norms import Norm
 
 #: torch's normalisation layers.
