@@ -17,7 +17,7 @@ _OPTIONS = ("config", "seed_everything", "test_after_fit", "trainer", "weights")
 def check(given: Arguments) -> None:
     """Raises ValueError for a trainer without options, and for a variable that is not read.
 
-    Variables are those of the environment that begin with ``LN_ZOO_FIT__``, by command.
+    A variable is a name such as ``LN_ZOO_FIT__MODEL``, with the command in it.
     """
     for each in given.options:
         if each.name == "trainer" and each.value is not None:

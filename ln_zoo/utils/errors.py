@@ -18,7 +18,7 @@ class CardError(ValueError):
 
 
 class NotAllowedError(CardError):
-    """A file names a class that it may not choose."""
+    """A file chooses a class that it may not, or far too many values."""
 
 
 def printable(text: str) -> str:

@@ -27,6 +27,8 @@ from ln_zoo.utils.names import nearest
 _T = TypeVar("_T")
 #: Reads a value for an annotation that is not one of plain values: annotation, value, place.
 Resolve = Callable[[Any, Any, str], Any]
+#: Upper bound of lists in untrusted files; only vocabularies are longer.
+_MOST_VALUES = 10_000
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -132,6 +134,8 @@ def read_as(kind: Any, value: Any, where: str, resolve: Resolve | None = None) -
         raise CardError(f"{where} must be one of {', '.join(map(repr, inner))}, got {value!r:.200}")
     elif origin in (list, tuple):
         alike = origin is list or inner[-1] is ...
+        if isinstance(value, list | tuple) and len(value) > _MOST_VALUES and inner[0] is not str:
+            raise NotAllowedError(f"{where} has {len(value):,} values, more than any model takes")
         if isinstance(value, list | tuple) and (alike or len(inner) == len(value)):
             if alike and inner[0] in _PLAIN and {*map(type, value)} <= {inner[0]}:
                 return origin(value)  # a vocabulary has thousands of words

@@ -295,7 +295,7 @@ def test_a_norm_that_needs_numbers_to_be_built(make_card: MakeCard) -> None:
     model = load(folder, norm=Counting())
     assert torch.equal(model.network[1].weight, tiny(Doubling()).network[1].weight)
     # One that can be built without numbers is held to the size of the weights.
-    edit_arguments(folder, hidden_sizes=[1] * 20_000)
+    edit_arguments(folder, hidden_sizes=[1] * 9_000)
     refuses("far larger model", load, folder, norm=Doubling())
 
 

@@ -56,6 +56,7 @@ def read(stored: Any, **options: Any) -> dict[str, Any]:
         ({"hidden_sizes": [1.5]}, "hidden_sizes"),
         ({"hidden_sizes": "[8]"}, "hidden_sizes"),
         ({"num_classes": True}, "num_classes"),
+        ({"hidden_sizes": [1] * 10_001}, "hidden_sizes has 10,001 values"),
         ({"activation": "softsign"}, "activation .*'relu', 'tanh'.*softsign"),
         ({"lr": "1e-3"}, "lr .*1e-3"),
         ({"lr": b"1"}, "bytes"),
