@@ -61,8 +61,8 @@ def note_kernels(patch: pytest.MonkeyPatch) -> list[Any]:
     """The kernels of calls and steps to come; a call that follows a plan adds nothing."""
     found: list[Any] = []
     for owner, pick in (
-        ("ln_zoo.ops.select_kernel", dispatch.select_kernel),
-        ("ln_zoo.layers.cells.select_step_kernel", dispatch.select_step_kernel),
+        ("ln_zoo.ops.calls.select_kernel", dispatch.select_kernel),
+        ("ln_zoo.ops.calls.select_step_kernel", dispatch.select_step_kernel),
     ):
 
         def noted(*arguments: Any, pick: Callable[..., Any] = pick) -> Any:

@@ -19,6 +19,22 @@ NOISE = ("zoneout", "expected zoneout", "recurrent dropout", "all")
 FixedStatistics = Sequence[Tensor | None]
 
 
+def label(spec: Any) -> str:
+    """A specification, or another parameter of a test, in its name."""
+    if not isinstance(spec, Spec):
+        return str(spec)
+    kinds = []
+    for place in spec.places:
+        if isinstance(place, Examples):
+            kinds.append(f"{'batch' if place.batch else 'given'}{place.correction}")
+        else:
+            groups = ".".join(map(str, place.groups))
+            kinds.append(f"{'centred' * place.center}{groups}" if place.scale else "none")
+    forms = [name for name in ("joint", "carried") if getattr(spec, name)]
+    zoneout = [f"zoneout{spec.zoneout}"] if any(spec.zoneout) else []
+    return "/".join(["+".join([spec.cell, *forms]), *kinds, *zoneout])
+
+
 def direction(
     spec: Spec, o: Operands, steps: int, given: FixedStatistics = (None,) * 3
 ) -> Direction:

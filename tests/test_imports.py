@@ -11,6 +11,7 @@ No room imports `kernels`: `ops.registry` loads what is there.
 """
 
 import ast
+import fnmatch
 import graphlib
 import json
 import re
@@ -26,6 +27,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import ln_zoo
+from ln_zoo.ops.cells import ARITHMETICS, CELLS
 from ln_zoo.utils.packages import MODULES
 
 PACKAGE = Path(ln_zoo.__file__).parent
@@ -246,6 +248,43 @@ def test_a_planted_import_is_found(tmp_path, file, line):
     (package / file).write_text(line + "\n")
     (found,) = violations(package)
     assert found.startswith(file)
+
+
+CELL_NAMES = {name.lower() for name in (*CELLS, *ARITHMETICS, "RNN")}
+#: Where cells are defined, run fast, and recognised in other libraries.
+MAY_COMPARE = "ops/cells.py", "kernels/*", "conversion/*"
+
+
+def comparisons_of_cells(package: Path) -> list[str]:
+    """Every comparison with the name of a cell: elsewhere a cell is data."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package).as_posix()
+        if any(fnmatch.fnmatch(place, pattern) for pattern in MAY_COMPARE):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Compare | ast.MatchValue):
+                continue
+            words = (a.value for a in ast.walk(node) if isinstance(a, ast.Constant))
+            if CELL_NAMES & {word.lower() for word in words if isinstance(word, str)}:
+                found.append(f"{place}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_a_cell_is_data(tmp_path: Path) -> None:
+    assert comparisons_of_cells(PACKAGE) == []
+    for file, line in {
+        "ops/spec.py": "gates = 4 if cell == 'LSTM' else 3",
+        "layers/rnn.py": "fast = kind in ('gru', 'lstm')",
+        "export/loops.py": "if 'RNN_RELU' != name: pass",
+        "analysis/a.py": "match cell:\n    case 'light GRU': pass",
+        "ops/cells.py": "a = name == 'LSTM'",
+        "kernels/native/steps.py": "a = name == 'LSTM'",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(line)
+    found = [place.partition(":")[0] for place in comparisons_of_cells(tmp_path)]
+    assert found == ["analysis/a.py", "export/loops.py", "layers/rnn.py", "ops/spec.py"]
 
 
 ROOT = Path(__file__).parent.parent

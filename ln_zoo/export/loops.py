@@ -288,10 +288,10 @@ class _Operator(nn.Module):
             "hidden_size": hidden_size,
             "direction": "bidirectional" if width > 1 else "forward",
         }
-        if self.name == "GRU":
-            self.options["linear_before_reset"] = 1  # as in torch, not the default
-        elif self.name == "RNN":
+        if step in _ACTIVATIONS:
             self.options["activations"] = [_ACTIVATIONS[step]] * width
+        elif step is gru_step:
+            self.options["linear_before_reset"] = 1  # as in torch, not the default
 
         def gates(kind: str, order: tuple[int, ...] = order) -> Tensor | None:
             found = [getattr(part, kind) for part in layer]

@@ -10,7 +10,8 @@ from ln_zoo.layers.initialization import (
     set_forget_bias,
 )
 from ln_zoo.layers.linear import Linear
-from ln_zoo.layers.rnn import GRU, LSTM, RNN, RecurrentLayer, layer_config, recurrent_layer
+from ln_zoo.layers.recurrent import RecurrentLayer
+from ln_zoo.layers.rnn import GRU, LSTM, RNN, layer_config, recurrent_layer
 from ln_zoo.layers.window import WindowLSTM, WindowOutput, WindowState
 
 __all__ = [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 
 from ln_zoo.norms import Identity, Norm, Site
@@ -20,12 +18,13 @@ from ln_zoo.ops import (
     Entries,
     Plans,
     RecurrentCall,
+    Run,
     States,
     Weights,
     check_parameters,
     check_states,
     lstm_cell,
-    select_step_kernel,
+    run_step,
 )
 
 
@@ -223,7 +222,10 @@ class RecurrentCell(nn.RNNCellBase):
         if former is not None:  # pickled by version 0.1
             bound = state.get("derivative_bound")
             peephole = state["_parameters"].get("weight_peephole") is not None
-            self.cell = lstm_cell(peephole, bound) if "LSTM" in former.name else CELLS[former.name]
+            cell = CELLS.get(former.name)
+            if cell is None or len(cell.states) > 1:
+                cell = lstm_cell(peephole, bound)
+            self.cell = cell
             if not peephole:
                 self._parameters.pop("weight_peephole", None)
 
@@ -285,18 +287,12 @@ class RecurrentCell(nn.RNNCellBase):
         sizes = self.input_size, self.hidden_size, self.hidden_size
         check_parameters(cell, records, weights, input, sizes)
         call = RecurrentCall(cell, [records], input, None, states, [weights])
-        kernel = select_step_kernel(call) or functools.partial(self._generic_step, step)
-        watched = entries(self, [""], [sites])
-        self._plans.keep(self.__dict__, watched, kernel, call)
-        _, states = kernel(call)
-        return states if batched else tuple(s.squeeze(0) for s in states)
 
-    def _generic_step(self, step: int | None, call: RecurrentCall) -> tuple[None, States]:
-        sites, w = sites_by_role(self.sites), call.weights[0]
-        states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in call.states)
-        wx = sites["input"](F.linear(call.x, w.ih), step)
-        states = call.cell.step(wx, states, w, sites, step)
-        return None, tuple(s.to(w.hh.dtype) for s in states)
+        def keep(run: Run, call: RecurrentCall) -> None:
+            self._plans.keep(self.__dict__, entries(self, [""], [sites]), run, call)
+
+        states = run_step(call, sites, step, keep)
+        return states if batched else tuple(s.squeeze(0) for s in states)
 
     def _check_input(self, input: Tensor, states: States | None) -> None:
         name = type(self).__name__

@@ -12,7 +12,7 @@ from torch.nn import init
 from ln_zoo.layers.cells import RecurrentCell
 from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.linear import Linear
-from ln_zoo.layers.rnn import RecurrentLayer
+from ln_zoo.layers.recurrent import RecurrentLayer
 from ln_zoo.norms import batch_statistics
 from ln_zoo.norms.modes import evaluation_mode
 from ln_zoo.utils.checks import check_choice

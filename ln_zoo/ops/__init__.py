@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.ops import registry
+from ln_zoo.ops.calls import Description, run_call, run_step
 from ln_zoo.ops.cells import (
     CARRIED_LSTM,
     CELLS,
@@ -43,7 +44,7 @@ from ln_zoo.ops.loops.window import (
     windowed_lstm,
 )
 from ln_zoo.ops.norm_records import Record, Records, RowNorm, StepNorm
-from ln_zoo.ops.plans import Entries, Plans
+from ln_zoo.ops.plans import Entries, Plans, Run
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import Kernel
 from ln_zoo.ops.regularization import Noise, draw_noise, dropout_mask
@@ -65,6 +66,7 @@ __all__ = [
     "WHOLE_GRU",
     "Affine",
     "Cell",
+    "Description",
     "DrawLSTM",
     "DrawSettings",
     "DrawWeights",
@@ -80,6 +82,7 @@ __all__ = [
     "Records",
     "RecurrentCall",
     "RowNorm",
+    "Run",
     "Segments",
     "States",
     "StepNorm",
@@ -100,7 +103,9 @@ __all__ = [
     "join_segments",
     "linear",
     "lstm_cell",
+    "run_call",
     "run_layers",
+    "run_step",
     "scan",
     "select_draw_kernel",
     "select_kernel",

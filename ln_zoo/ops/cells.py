@@ -80,10 +80,43 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Arithmetic:
+    """The equations of a step that engines have loops of."""
+
+    gates: int  # G / H
+    cell_state: bool = False  # whether it has a cell state c beside h
+    # Whether a reset gate multiplies the recurrent term of the candidate, the last of the gates.
+    reset_gate: bool = False
+    relu: bool = False  # whether the candidate is ReLU, not tanh
+    # Whether there are loops of joint forms, and for norms over examples.
+    joint: bool = False
+    over_examples: bool = True
+
+
+#: By name. The order is that of their numbers in the schema of the operator.
+ARITHMETICS = {
+    "LSTM": Arithmetic(4, cell_state=True, joint=True),
+    "GRU": Arithmetic(3, reset_gate=True, joint=True),
+    "RNN_TANH": Arithmetic(1),
+    "RNN_RELU": Arithmetic(1, relu=True),
+    "light GRU": Arithmetic(2, relu=True, over_examples=False),
+}
+
+
+class Terms(NamedTuple):
+    """Weights of both products, and gain and bias of the recurrent term, or of a joint sum."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    gain: Tensor | None
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
 class Form:
     """Arithmetic and places of a cell, as kernels define them."""
 
-    arithmetic: str  # "LSTM", "GRU", "light GRU", "RNN_TANH" or "RNN_RELU"
+    arithmetic: str  # key of `ARITHMETICS`
     # Roles of the places at the input term, the recurrent term (in joint cells: the sum) and the
     # output; None if there is no such place.
     roles: tuple[str | None, str | None, str | None]
@@ -91,8 +124,23 @@ class Form:
     # the whole candidate.
     joint: bool = False
     carried: bool = False  # whether an LSTM carries on the normalised cell state
-    # If given, a GRU computes h' = u n + (1 - u) h with u = sigmoid(a + update_offset).
+    # If given, a joint GRU computes h' = u n + (1 - u) h with u = sigmoid(a + update_offset).
     update_offset: float | None = None
+
+    def lowered(self, terms: Terms) -> Terms:
+        """The terms with which ``arithmetic`` computes this cell; differentiable."""
+        if self.update_offset is None:
+            return terms
+        # The gate of the old state is 1 - u = sigmoid(-a - update_offset).
+        w_ih, w_hh, gain, bias = terms
+        hidden, one = w_hh.shape[1], w_hh.new_ones(1)
+        sign = torch.cat([one, -one, one]).repeat_interleave(hidden)
+        if gain is None:
+            w_ih, w_hh = w_ih * sign.unsqueeze(1), w_hh * sign.unsqueeze(1)
+        else:
+            gain = gain * sign
+        offset = self.update_offset * (sign - 1) / 2
+        return Terms(w_ih, w_hh, gain, offset if bias is None else bias * sign + offset)
 
 
 @dataclass(frozen=True)
@@ -167,6 +215,7 @@ class Cell:
 
     @property
     def in_torch(self) -> bool:
+        """Whether torch has this cell, under the same name as ``mode`` of `torch.nn.RNNBase`."""
         return self.has_kernels and self.name in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import CELLS, Cell, States, Weights
+from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.norm_records import Records
-from ln_zoo.ops.spec import Operands
+from ln_zoo.ops.spec import Operands, Spec
 
 _NOT_ON_CPU = (
     "batch_sizes should always be on CPU, got them on {}: make packed data with "
@@ -136,13 +136,10 @@ def check_packed(data: Tensor, batch_sizes: Tensor) -> None:
 # Operators
 
 
-def check_operands(
-    operands: Operands, cell: str, scales: Sequence[bool], batch_sizes: Tensor | None
-) -> None:
+def check_operands(operands: Operands, spec: Spec, batch_sizes: Tensor | None) -> None:
     """Validate the tensors of an operator call.
 
-    ``scales``: whether input term, recurrent term and output are normalised. ValueError if
-    ``batch_sizes`` are not on the CPU.
+    ValueError if ``batch_sizes`` are not on the CPU.
     """
     x, w_hh, h0 = operands.x, operands.w_hh, operands.h0
     form = "(T, N, I)" if batch_sizes is None else "(total, I)"
@@ -155,34 +152,36 @@ def check_operands(
     if batch_sizes is not None:
         check_packed(x, batch_sizes)
         examples = int(batch_sizes[0])
-    hidden, gates = w_hh.shape[1], CELLS[cell].gates
-    first, second, out = scales
+    hidden, cell_state = w_hh.shape[1], spec.arithmetic.cell_state
+    first, second, out = (place.scale for place in spec.places)
     wide = torch.promote_types(x.dtype, torch.float32)
-    width, vector, state = (gates * hidden,), (hidden,), (examples, hidden)
+    width, vector, state = (spec.gates * hidden,), (hidden,), (examples, hidden)
     for name, a, size, dtype, needed in (
         ("w_ih", operands.w_ih, (*width, x.shape[-1]), x.dtype, True),
         ("w_hh", w_hh, (*width, hidden), x.dtype, True),
         ("h0", h0, state, wide, True),
-        ("c0", operands.c0, state, wide, gates == 4),
+        ("c0", operands.c0, state, wide, cell_state),
         ("bias", operands.bias, width, wide, False),
         ("bias_hn", operands.bias_hn, vector, wide, False),
         ("gain_input", operands.gain_input, width, wide, first),
         ("gain_recurrent", operands.gain_recurrent, width, wide, second),
         ("gain_out", operands.gain_out, vector, wide, out),
-        ("shift_out", operands.shift_out, vector, wide, out and gates == 4),
+        ("shift_out", operands.shift_out, vector, wide, out and cell_state),
         ("bias_inner", operands.bias_inner, width, wide, False),
     ):
         if a is None and needed:
-            raise RuntimeError(f"{cell} needs {name}, got None")
+            raise RuntimeError(f"{spec.cell} needs {name}, got None")
         check_form(name, a, size, dtype, x)
 
 
-def check_masks(masks: Sequence[Tensor | None], cell: str, operands: Operands) -> None:
+def check_masks(masks: Sequence[Tensor | None], spec: Spec, operands: Operands) -> None:
     """Validate masks of recurrent dropout, zoneout of h and c, and resets; operands are valid."""
     x, h0 = operands.x, operands.h0
     dropout, of_h, of_c, reset = masks
-    if of_c is not None and cell != "LSTM":
-        raise RuntimeError(f"Expected no zoneout_c, since {cell} has no c, got {list(of_c.shape)}")
+    if of_c is not None and not spec.arithmetic.cell_state:
+        raise RuntimeError(
+            f"Expected no zoneout_c, since {spec.cell} has no c, got {list(of_c.shape)}"
+        )
     rows = (*x.shape[:-1], h0.shape[1])
     check_form("dropout", dropout, tuple(h0.shape), h0.dtype, x)
     check_form("zoneout_h", of_h, rows, torch.bool, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ln_zoo.ops import registry
@@ -58,6 +59,8 @@ class Plans:
         self, owner: dict[str, Any], entries: Entries | None, run: Run, call: RecurrentCall
     ) -> None:
         """See `CallCache.keep`; a no-op where no kernel has a cache for the device."""
+        if torch.compiler.is_compiling():
+            return
         if self.cache is None:
             make = registry.CALL_CACHES.get(call.x.device.type)
             if make is None:

@@ -15,21 +15,15 @@ from torch.autograd import forward_ad
 
 from ln_zoo.ops import operator
 from ln_zoo.ops.cells import States
-from ln_zoo.ops.engines.base import NO_MASKS, Masks
+from ln_zoo.ops.chunks import split_statistics
+from ln_zoo.ops.engines.base import NO_MASKS, FixedStatistics, Masks
+from ln_zoo.ops.lowering import in_slots, kernel_terms, make_spec, unsupported_reason
 from ln_zoo.ops.norm_records import Record, StepNorm
+from ln_zoo.ops.precision import product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.registry import EngineKernel, Kernel, Task
 from ln_zoo.ops.regularization import Noise
-from ln_zoo.ops.spec import (
-    Examples,
-    Operands,
-    Spec,
-    in_slots,
-    kernel_terms,
-    make_spec,
-    product_dtype,
-    unsupported_reason,
-)
+from ln_zoo.ops.spec import Examples, Operands, Spec
 
 
 def no_custom_ops_reason() -> str | None:
@@ -64,9 +58,9 @@ def masks_of(noise: Noise) -> Masks:
 
 def given_statistics(
     spec: Spec, norms: Sequence[Record], first: int, steps: int, dtype: torch.dtype
-) -> operator.FixedStatistics:
+) -> FixedStatistics:
     """Running statistics for consecutive steps, at places that do not use batch statistics."""
-    return operator.FixedStatistics(
+    return FixedStatistics(
         *(
             torch.stack(norm.population(first, steps)).to(dtype)
             if isinstance(norm, StepNorm) and not place.batch
@@ -85,7 +79,7 @@ def update_running_statistics(
     hidden: int,
 ) -> None:
     """Pass batch statistics of steps from ``first`` on to the norms; ``sizes``: their examples."""
-    found = operator.split_statistics(statistics, spec, len(sizes), hidden)
+    found = split_statistics(statistics, spec, len(sizes), hidden)
     for norm, own in zip(norms, found, strict=True):
         if isinstance(norm, StepNorm) and own is not None:
             assert own.mean is not None
@@ -163,9 +157,9 @@ class Recurrence(EngineKernel):
     ) -> tuple[Tensor, ...]:
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands)
         out, h, c, *_, statistics = operator.recurrence(
-            *operands, *given, *masks, batch_sizes, spec.encode(), self.name, save
+            *operands, *given, *masks, batch_sizes, *spec.numbers(), self.name, save
         )
-        return (out, h, c, statistics) if spec.cell == "LSTM" else (out, h, statistics)
+        return (out, h, statistics) if operands.c0 is None else (out, h, c, statistics)
 
     def _over_examples(
         self,

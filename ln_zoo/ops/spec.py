@@ -1,8 +1,4 @@
-"""Arguments of a recurrent kernel: the normalisations, and the tensors of one direction.
-
-Records are lowered to kernel arguments by differentiable torch functions, which fold biases where
-possible; autograd routes gradients to the parameters.
-"""
+"""Arguments of an engine: the normalisations of a cell, and the tensors of one direction."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import CELLS, Cell, Form, States, Weights, kernel_cell
-from ln_zoo.ops.norm_records import Record, Records, RowNorm, StepNorm
+from ln_zoo.ops.cells import ARITHMETICS, Arithmetic, Cell, kernel_cell
 
 
 def specialized(value: float) -> float:
@@ -43,21 +38,6 @@ class Rows:
     #: See `Examples.batch`.
     batch: ClassVar[bool] = False
 
-    def encode(self) -> str:
-        """Encode as text without ``/``; floats round-trip exactly."""
-        groups = ".".join(str(n) for n in self.groups)
-        return f"{int(self.scale)},{int(self.center)},{specialized(self.eps)!r},{groups}"
-
-    @staticmethod
-    def decode(text: str) -> Rows:
-        scale, center, eps, groups = text.split(",")
-        return Rows(
-            bool(int(scale)),
-            bool(int(center)),
-            float(eps),
-            tuple(int(n) for n in groups.split(".") if n),
-        )
-
 
 @dataclass(frozen=True)
 class Examples:
@@ -75,30 +55,43 @@ class Examples:
     scale: ClassVar[bool] = True
     center: ClassVar[bool] = False
 
-    def encode(self) -> str:
-        source = "batch" if self.batch else "given"
-        return f"{source},{specialized(self.eps)!r},{self.correction}"
-
-    @staticmethod
-    def decode(text: str) -> Examples:
-        source, eps, correction = text.split(",")
-        return Examples(source == "batch", float(eps), int(correction))
-
     @property
     def given(self) -> Examples:
         return Examples(False, self.eps)
 
 
+#: Integers of one place: its kind, one more number (see `_integers`), and the size of each group.
+_PLACE = 2 + max(arithmetic.gates for arithmetic in ARITHMETICS.values())
+_ROWS, _GIVEN, _BATCH = 1, 2, 3
+_NUMBERS = range(len(ARITHMETICS))
+
+
+def _integers(place: Rows | Examples) -> tuple[int, ...]:
+    if isinstance(place, Examples):
+        kind = _BATCH if place.batch else _GIVEN
+        return kind, place.correction, *(0,) * (_PLACE - 2)
+    unused = _PLACE - 2 - len(place.groups)
+    return _ROWS * place.scale, int(place.center), *place.groups, *(0,) * unused
+
+
+def _place_of(integers: Sequence[int], eps: float) -> Rows | Examples:
+    kind, number, *groups = integers
+    if kind in (_GIVEN, _BATCH):
+        return Examples(kind == _BATCH, eps, number)
+    return Rows(kind == _ROWS, bool(number), eps, tuple(n for n in groups if n))
+
+
 @dataclass(frozen=True)
 class Spec:
-    """Cell and normalisations that a kernel computes.
+    """Cell and normalisations that an engine computes.
 
     Normalised places have either all `Rows` or all `Examples`; ``Rows()`` is the identity.
 
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(2, 1))
-        >>> Spec("GRU", rows, rows, Rows()).encode()
-        'GRU/1,1,1e-05,2.1/1,1,1e-05,2.1/0,0,0.0,'
+        >>> spec = Spec("GRU", rows, rows, Rows())
+        >>> spec.gates, spec.merged, Spec.of_numbers(*spec.numbers()) == spec
+        (3, False, True)
     """
 
     cell: str  # `Form.arithmetic`
@@ -114,8 +107,12 @@ class Spec:
     carried: bool = False  # `Form.carried` of an LSTM with normalised output; `Rows` only
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        return ARITHMETICS[self.cell]
+
+    @property
     def gates(self) -> int:
-        return CELLS[self.cell].gates
+        return self.arithmetic.gates
 
     @property
     def places(self) -> tuple[Rows | Examples, Rows | Examples, Rows | Examples]:
@@ -137,11 +134,6 @@ class Spec:
         return self.joint or self.gates == 1
 
     @property
-    def scales(self) -> tuple[bool, bool, bool]:
-        """Whether the input term, the recurrent term and the output are normalised."""
-        return self.input.scale, self.recurrent.scale, self.out.scale
-
-    @property
     def products(self) -> tuple[Rows | Examples, Rows | Examples]:
         """Places of the products with w_ih and w_hh; if `merged`, the place of their sum twice."""
         first, second = (self.places[i] for i in self.product_places)
@@ -158,39 +150,47 @@ class Spec:
     def widths(self, hidden: int) -> tuple[int, int, int]:
         return self.gates * hidden, self.gates * hidden, hidden
 
-    def encode(self) -> str:
-        """Encode as text, to pass through the schema of a torch operator."""
-        forms = [name for name in ("joint", "carried") if getattr(self, name)]
-        parts = ["+".join([self.cell, *forms]), *(place.encode() for place in self.places)]
-        if any(self.zoneout):
-            parts.append(",".join(repr(specialized(q)) for q in self.zoneout))
-        return "/".join(parts)
+    # The schema of a torch operator has no dataclasses.
+
+    def numbers(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """All fields as integers and floats."""
+        number = list(ARITHMETICS).index(self.cell)
+        places = [n for place in self.places for n in _integers(place)]
+        floats = (*(place.eps for place in self.places), *self.zoneout)
+        integers = number, int(self.joint), int(self.carried), *places
+        return integers, tuple(map(specialized, floats))
 
     @staticmethod
     @functools.cache
-    def decode(text: str) -> Spec:
-        form, *parts = text.split("/")
-        cell, *forms = form.split("+")
-        joint, carried = "joint" in forms, "carried" in forms
-        first, second, out = (
-            (Rows if place[0] in "01" else Examples).decode(place) for place in parts[:3]
-        )
-        h, c = (float(q) for q in (parts[3] if parts[3:] else "0,0").split(","))
-        spec = Spec(cell, first, second, out, (h, c), joint, carried)
-        if not (0 <= h <= 1 and 0 <= c <= 1) or (c and cell != "LSTM"):
-            raise ValueError(f"{text}: zoneout must be shares in [0, 1], of c in an LSTM alone")
-        if (joint and (cell not in ("LSTM", "GRU") or first.scale)) or (
-            carried and (cell != "LSTM" or not out.scale)
-        ):
-            raise ValueError(f"{text}: no kernel has a cell of this form")
-        if (joint or carried or cell == "light GRU") and spec.examples:
-            raise ValueError(f"{text}: joint and carried norms and a light GRU's are of rows")
-        if spec.examples and any(isinstance(place, Rows) and place.scale for place in spec.places):
-            raise ValueError(f"{text}: some places normalise rows, others examples")
-        for place, gates in zip(spec.places, spec.widths(1), strict=True):
-            if isinstance(place, Rows) and place.scale and sum(place.groups) != gates:
-                raise ValueError(f"{text}: groups {place.groups} do not make up {gates} gates")
+    def of_numbers(integers: tuple[int, ...], floats: tuple[float, ...]) -> Spec:
+        """Inverse of `numbers`; ValueError if no engine computes it."""
+        if len(integers) != 3 + 3 * _PLACE or len(floats) != 5 or integers[0] not in _NUMBERS:
+            raise ValueError(f"{integers} and {floats} are not the numbers of a Spec")
+        number, joint, carried, *rest = integers
+        parts = (rest[i * _PLACE : (i + 1) * _PLACE] for i in range(3))
+        first, second, out = map(_place_of, parts, floats[:3])
+        cell, zoneout = list(ARITHMETICS)[number], (floats[3], floats[4])
+        spec = Spec(cell, first, second, out, zoneout, bool(joint), bool(carried))
+        spec.check()
         return spec
+
+    def check(self) -> None:
+        """Raise a ValueError if no engine computes it."""
+        arithmetic, (h, c) = self.arithmetic, self.zoneout
+        if not (0 <= h <= 1 and 0 <= c <= 1) or (c and not arithmetic.cell_state):
+            raise ValueError(f"{self}: zoneout must be shares in [0, 1], of c only if there is a c")
+        if self.joint and (not arithmetic.joint or self.input.scale):
+            raise ValueError(f"{self}: no engine has a joint norm in this cell")
+        if self.carried and not (arithmetic.cell_state and self.out.scale):
+            raise ValueError(f"{self}: only a normalised cell state can be carried")
+        if self.examples and (self.joint or self.carried or not arithmetic.over_examples):
+            raise ValueError(f"{self}: no engine normalises this cell over examples")
+        for place, gates in zip(self.places, self.widths(1), strict=True):
+            if isinstance(place, Rows) and place.scale:
+                if self.examples:
+                    raise ValueError(f"{self}: some places normalise rows, others examples")
+                if sum(place.groups) != gates:
+                    raise ValueError(f"{self}: {place.groups} do not make up {gates} gates")
 
 
 class Operands(NamedTuple):
@@ -220,166 +220,3 @@ class Operands(NamedTuple):
         gains = self.gain_input, self.gain_recurrent, self.gain_out
         first, second = spec.product_places
         return gains[first], gains[second]
-
-
-def unsupported_reason(
-    cell: Cell, records: Sequence[Records], weights: Sequence[Weights], batch: bool = False
-) -> str | None:
-    """Why kernels do not support these directions, or None; ``batch``: allow batch norm."""
-    if not cell.has_kernels or cell.form is None:
-        return f"no kernel knows this cell, {cell.name}"
-    rows_alone = cell.form.joint or cell.form.carried or bool(cell.weights)
-    rows_alone = rows_alone or cell.form.arithmetic == "light GRU"
-    for direction, w in zip(records, weights, strict=True):
-        if w.hr is not None:
-            return "the hidden state is projected"
-        hidden = w.hh.shape[1]
-        over_batch = batch and any(isinstance(r, StepNorm) for r in direction.values())
-        for place in cell.places:
-            record = direction[place.role]
-            if record is None:
-                return f"only the norm knows what the {place.role} site does"
-            if record.identity:
-                continue
-            if isinstance(record, StepNorm) and (rows_alone or not batch):
-                return f"the {place.role} site normalises over the batch"
-            if isinstance(record, RowNorm) and over_batch:
-                return f"the {place.role} site normalises each example for itself"
-            if not place.sums:
-                return f"the {place.role} site normalises a term of the sum"
-            if isinstance(record, StepNorm):
-                continue
-            if any(size % hidden for size in record.groups):
-                return f"statistics of the {place.role} site do not run over whole gates"
-            if sum(record.groups) != hidden * sum(place.groups):
-                return f"the groups of the {place.role} site do not fit"
-    return None
-
-
-def unsupported_places(places: Sequence[Rows | Examples]) -> str | None:
-    """Why kernels with a single variance correction do not support these places, or None."""
-    corrections = {
-        place.correction for place in places if isinstance(place, Examples) and place.batch
-    }
-    return "places differ in the correction of variances" if len(corrections) > 1 else None
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Dtype of matrix products with x: autocast's if enabled, else the dtype of x."""
-    kind = x.device.type
-    if x.dtype == torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
-        return x.dtype
-    return torch.get_autocast_dtype(kind)
-
-
-def make_spec(cell: Cell, records: Records, weights: Weights) -> Spec:
-    """Spec of one direction; requires that `unsupported_reason` returned None."""
-    hidden = weights.hh.shape[1]
-
-    def place(record: Record) -> Rows | Examples:
-        if isinstance(record, StepNorm):
-            return Examples(record.batch, record.eps, record.correction)
-        if record is None or record.identity:
-            return Rows()
-        groups = tuple(size // hidden for size in record.groups)
-        return Rows(True, record.center, record.eps, groups)
-
-    first, second, out = (place(record) for record in in_slots(cell, records))
-    shares = [0.0 if isinstance(d, Tensor) else d for d in weights.noise.zoneout]
-    h, c = (*shares, 0.0, 0.0)[:2]
-    form = form_of(cell)
-    carried = form.carried and out.scale
-    return Spec(form.arithmetic, first, second, out, (h, c), form.joint, carried)
-
-
-def form_of(cell: Cell) -> Form:
-    """The form of a cell that kernels run."""
-    assert cell.form is not None
-    return cell.form
-
-
-def in_slots(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
-    """Norm records in the order of ``Spec.places``; None if the cell has no such place."""
-    first, second, out = (None if role is None else records[role] for role in form_of(cell).roles)
-    return first, second, out
-
-
-def kernel_terms(
-    cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
-) -> tuple[Spec, Operands]:
-    """Spec and operands of one direction; requires that `unsupported_reason` returned None.
-
-    x is padded (T, N, I) or packed (total, I); states are (N, H).
-    """
-    return make_spec(cell, records, weights), kernel_tensors(cell, records, weights, x, states)
-
-
-def kernel_tensors(
-    cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
-) -> Operands:
-    """The tensors of one direction; arguments as for `kernel_terms`."""
-    form, hidden = form_of(cell), weights.hh.shape[1]
-    narrow = product_dtype(x)
-    wide = torch.promote_types(narrow, torch.float32)
-
-    def gain(record: Record, width: int) -> Tensor | None:
-        if record is None or record.identity:
-            return None
-        if record.gain is None:
-            return x.new_ones(width, dtype=wide)
-        return record.gain.to(wide).contiguous()
-
-    def shift(record: Record) -> Tensor | None:
-        return None if record is None or record.identity else record.shift
-
-    def total(*values: Tensor | None) -> Tensor | None:
-        there = [value.to(wide) for value in values if value is not None]
-        return sum(there[1:], there[0]).contiguous() if there else None
-
-    first, second, out = in_slots(cell, records)
-    w_ih, w_hh, width = weights.ih, weights.hh, len(weights.hh)
-    inner = weights.own[0].flatten() if weights.own else None
-    of_input: tuple[Tensor | None, ...] = (weights.bias_ih, shift(first))
-    of_recurrent = (weights.bias_hh, shift(second))
-    if inner is not None and gain(second if form.joint else first, width) is None:
-        of_input, inner = (*of_input, inner), None  # no norm between it and the other biases
-    gain_input, gain_recurrent = gain(first, width), gain(second, width)
-    bias, bias_hn = total(*of_input, *of_recurrent), None
-    if form.arithmetic == "GRU":
-        gated = (*of_input, *of_recurrent) if form.joint else of_recurrent
-        bias, gated_bias = (None if form.joint else total(*of_input)), total(*gated)
-        if form.update_offset is not None:
-            # The update gate of the new state is 1 minus that of the old.
-            sign = torch.cat([w_hh.new_ones(hidden), -w_hh.new_ones(hidden), w_hh.new_ones(hidden)])
-            if gain_recurrent is None:
-                w_ih, w_hh = w_ih * sign.unsqueeze(1), w_hh * sign.unsqueeze(1)
-            else:
-                gain_recurrent = gain_recurrent * sign
-            offset = form.update_offset * (sign - 1) / 2
-            gated_bias = offset.to(wide) if gated_bias is None else gated_bias * sign + offset
-        if gated_bias is not None:
-            both, bias_hn = gated_bias.split((2 * hidden, hidden))
-            bias = total(bias, torch.cat([both, torch.zeros_like(bias_hn)]))
-            bias_hn = bias_hn.contiguous()
-    elif form.arithmetic != "LSTM":
-        bias = total(bias, shift(out))
-    gain_out, shift_out = gain(out, hidden), None
-    if form.arithmetic == "LSTM" and gain_out is not None:
-        shift_out = total(shift(out))
-        if shift_out is None:
-            shift_out = x.new_zeros(hidden, dtype=wide)
-    h, *cells = (state.to(wide).resolve_neg() for state in states)
-    return Operands(
-        x.to(narrow).resolve_neg(),
-        w_ih.to(narrow).contiguous().resolve_neg(),
-        w_hh.to(narrow).contiguous().resolve_neg(),
-        h,
-        next(iter(cells), None),
-        bias=bias,
-        bias_hn=bias_hn,
-        gain_input=gain_input,
-        gain_recurrent=gain_recurrent,
-        gain_out=gain_out,
-        shift_out=shift_out,
-        bias_inner=total(inner),
-    )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ln_zoo.kernels.cuda_graphs import recorded
 from ln_zoo.layers import GRU, LSTM
-from ln_zoo.layers.rnn import RecurrentLayer
+from ln_zoo.layers.recurrent import RecurrentLayer
 from ln_zoo.norms import LayerNorm, RMSNorm
 from ln_zoo.ops import CELLS, Cell, States, Weights, registry
 from ln_zoo.ops.cells import Sites

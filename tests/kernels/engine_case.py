@@ -18,8 +18,10 @@ from equations import (
 )
 from torch import Tensor
 
-from ln_zoo.ops import operator
+from ln_zoo.ops.chunks import split_statistics
+from ln_zoo.ops.engines import base
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
+from ln_zoo.ops.replay import replay
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
@@ -172,8 +174,8 @@ def by_loop(
     masks: Masks = NO_MASKS,
     given: FixedStatistics = NO_STATISTICS,
 ) -> tuple[Tensor, ...]:
-    rows = operator.FixedStatistics(*(None if a is None else a.to(o.h0.dtype) for a in given))
-    return operator.replay(spec, o, torch.tensor(sizes), rows, masks)
+    rows = base.FixedStatistics(*(None if a is None else a.to(o.h0.dtype) for a in given))
+    return replay(spec, o, torch.tensor(sizes), rows, masks)
 
 
 def by_engine(
@@ -196,10 +198,10 @@ def by_engine(
     fixed = (None if a is None else between_nans(a.float()) for a in given)
     drawn = (None if a is None else between_nans(a) for a in masks)
     out, h, c, *_, own = torch.ops.ln_zoo.recurrence(
-        *o, *fixed, *drawn, torch.tensor(sizes) if packed else None, spec.encode(), engine, save
+        *o, *fixed, *drawn, torch.tensor(sizes) if packed else None, *spec.numbers(), engine, save
     )
     names = ("input", "recurrent", "cell" if spec.cell == "LSTM" else "sum")
-    split = operator.split_statistics(own, spec, len(sizes), o.w_hh.shape[1])
+    split = split_statistics(own, spec, len(sizes), o.w_hh.shape[1])
     for name, statistics in zip(names, split, strict=True):
         if found is not None and statistics is not None:
             found |= {f"mean {name}": statistics.mean, f"var {name}": statistics.var}

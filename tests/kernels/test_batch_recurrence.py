@@ -31,8 +31,9 @@ from ln_zoo.ops import (
     RowNorm,
     StepNorm,
     Weights,
+    calls,
+    chunks,
     memory,
-    operator,
     registry,
 )
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
@@ -88,7 +89,7 @@ class Under:
 
         with self.monkeypatch.context() as patch:
             patch.setenv("LN_ZOO_KERNELS", kernels)
-            patch.setattr(ops, "select_kernel", noted)
+            patch.setattr(calls, "select_kernel", noted)
             if kernels != "0":
                 own = [self.kernel] if self.one_call is None else [self.one_call, self.kernel]
                 patch.setattr(registry, "KERNELS", own)
@@ -119,7 +120,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
 def cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = functools.partial(min, 2)
     monkeypatch.setattr(
-        operator, "time_chunks", lambda sizes, rows, n=1: time_chunks(sizes, cut(rows), n)
+        chunks, "time_chunks", lambda sizes, rows, n=1: time_chunks(sizes, cut(rows), n)
     )
     monkeypatch.setattr(native_layers, "rows_of_chunk", lambda rows, saved: 2)
 

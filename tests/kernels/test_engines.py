@@ -19,6 +19,7 @@ from engines import NEW_MEMORY, cpu_engines, poisoned
 from equations import (
     NOISE,
     equations,
+    label,
     masks_for,
     random_operands,
     resets_for,
@@ -43,11 +44,12 @@ from ln_zoo.ops import (
     JOINT_LSTM,
     KERNELS,
     LIGHT_GRU,
-    operator,
+    chunks,
     registry,
 )
 from ln_zoo.ops.engines.aten import steps as aten_steps
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
+from ln_zoo.ops.replay import replay
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 HAS_PACKED = torch.backends.mkldnn.is_available()
@@ -166,7 +168,7 @@ def by_loop(
     """What `run` gives of the generic loop in float32."""
 
     def replayed(o: Operands) -> tuple[Tensor, ...]:
-        return operator.replay(spec, without_input_bias(spec, o), None, masks=masks)
+        return replay(spec, without_input_bias(spec, o), None, masks=masks)
 
     return lambda k: run(replayed, shifted(operands, k), F32)
 
@@ -204,7 +206,7 @@ def by(
         drawn = masks._replace(dropout=dropout)
         out, h, c, *_ = torch.ops.ln_zoo.recurrence(
             *without_input_bias(spec, operands),
-            *(*NO_STATISTICS, *drawn, None, spec.encode(), under.engine.name, save),
+            *(*NO_STATISTICS, *drawn, None, *spec.numbers(), under.engine.name, save),
         )
         return (out, h, c) if spec.cell == "LSTM" else (out, h)
 
@@ -603,11 +605,11 @@ def test_many_chunks_are_as_one(
     x = pack_sequence([randn(n, 4) for n in lengths])
     monkeypatch.setattr(aten_steps, "PIECE", 4 * 48)
     steps: list[int] = []
-    cut = operator.time_chunks
+    cut = chunks.time_chunks
     for rows in (4, 10):
         with monkeypatch.context() as patch:
             patch.setattr(
-                operator,
+                chunks,
                 "time_chunks",
                 lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows),
             )
@@ -657,7 +659,7 @@ def test_without_gradients_nothing_is_kept(cell: str, under: Under) -> None:
     operands = [None if a is None else a.to(F32) for a in problem(spec, 3, 2, 4, 12)]
     for save in (False, True):
         *_, v, u, cells, stats, _ = torch.ops.ln_zoo.recurrence(
-            *operands, *NO_STATISTICS, *NO_MASKS, None, spec.encode(), under.engine.name, save
+            *operands, *NO_STATISTICS, *NO_MASKS, None, *spec.numbers(), under.engine.name, save
         )
         kept = v.numel() + u.numel() + cells.numel() + stats.numel()
         assert kept > 0 if save else kept == 0
@@ -750,7 +752,7 @@ def arguments_of(spec: Spec, under: Under, *, packed: bool, noise: str | None) -
     if masks.dropout is not None:
         masks = masks._replace(dropout=masks.dropout.to(under.dtype))
     given = [None if a is None else a.to(under.dtype) for a in given_for(spec, 4)]
-    return [*leaves, *given, *masks, sizes, spec.encode(), under.engine.name]
+    return [*leaves, *given, *masks, sizes, *spec.numbers(), under.engine.name]
 
 
 def over_examples(cell: str, batch: bool) -> Spec:
@@ -780,7 +782,7 @@ def test_operators_are_well_formed(
     out, h, c, *kept = torch.ops.ln_zoo.recurrence(*plain, True)
     backward = (
         *(torch.ones_like(out), torch.ones_like(h), torch.ones_like(c) if c.numel() else None),
-        *(*plain[:-3], out, *kept, *plain[-3:]),
+        *(*plain[:-4], out, *kept, *plain[-4:]),
     )
     for needs in ([True] * 12, [True, False] * 6):
         torch.library.opcheck(
@@ -804,19 +806,20 @@ def test_operators_are_well_formed(
         (over_examples("RNN_TANH", True), True, None),
         (over_examples("RNN_RELU", False), True, None),
     ],
-    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
+    ids=label,
 )
 def test_gradients_and_theirs_are_those_of_finite_differences(
     spec: Spec, packed: bool, noise: str | None, double: Under
 ) -> None:
-    *leaves, sizes, code, name = arguments_of(spec, double, packed=packed, noise=noise)
+    *leaves, sizes, integers, floats, name = arguments_of(spec, double, packed=packed, noise=noise)
+    options = sizes, integers, floats, name
     there = [a for a in leaves if a is not None and a.requires_grad]
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
         given = iter(values)
         tensors = [next(given) if a is not None and a.requires_grad else a for a in leaves]
         operands = without_input_bias(spec, Operands(*tensors[:12]))
-        results = torch.ops.ln_zoo.recurrence(*operands, *tensors[12:], sizes, code, name, True)
+        results = torch.ops.ln_zoo.recurrence(*operands, *tensors[12:], *options, True)
         return results[: 3 if spec.cell == "LSTM" else 2]
 
     assert torch.autograd.gradcheck(function, there, fast_mode=True)

@@ -26,7 +26,7 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     WindowOperands,
-    operator,
+    chunks,
     select_window_kernel,
     window_weights,
     windowed_lstm,
@@ -252,9 +252,9 @@ def test_no_biases(under: Under) -> None:
 @pytest.mark.parametrize("rows", [1, 4, 12, 10**6])
 def test_many_chunks_are_as_one(rows: int, under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, asked = Rule(), []
-    cut = operator.time_chunks
+    cut = chunks.time_chunks
     monkeypatch.setattr(
-        operator, "time_chunks", lambda sizes, *_: asked.append(1) or cut(sizes, rows)
+        chunks, "time_chunks", lambda sizes, *_: asked.append(1) or cut(sizes, rows)
     )
     compare(under, rule, problem(17, 3, 12, 5, 2, rule))
     assert len(asked) == 2

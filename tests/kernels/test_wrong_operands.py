@@ -32,8 +32,8 @@ from torch import Tensor
 from ln_zoo.kernels.native.layers import Parameters, Prepared
 from ln_zoo.kernels.native.runtime import NativeProducts, multiply, packed
 from ln_zoo.ops import CELLS, RowNorm, Weights, draw_forward
-from ln_zoo.ops.engines.base import Masks
-from ln_zoo.ops.operator import FixedStatistics, SavedTensors
+from ln_zoo.ops.chunks import SavedTensors
+from ln_zoo.ops.engines.base import FixedStatistics, Masks
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.registry import kernel_named
 from ln_zoo.ops.spec import Rows, Spec
@@ -67,14 +67,14 @@ def both_ways(
     title: str, spec: Spec, operands: dict[str, Any], more: dict[str, Any], sizes: Tensor | None
 ) -> Iterator[tuple[str, Entry]]:
     """The operator that runs a recurrence, and its backward."""
-    code = spec.encode()
+    code = spec.numbers()
 
     def forward(given: dict[str, Any], save: bool = True) -> list[Tensor]:
-        return list(torch.ops.ln_zoo.recurrence(*given.values(), code, "native", save))
+        return list(torch.ops.ln_zoo.recurrence(*given.values(), *code, "native", save))
 
     def backward(given: dict[str, Any]) -> list[Tensor]:
         found = torch.ops.ln_zoo.recurrence_backward(
-            *given.values(), code, "native", [a is not None for a in operands.values()]
+            *given.values(), *code, "native", [a is not None for a in operands.values()]
         )
         return list(found)
 

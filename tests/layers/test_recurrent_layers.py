@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RecurrentLayer, RNNCell
-from ln_zoo.layers.rnn import RecurrentOptions
+from ln_zoo.layers.recurrent import RecurrentOptions
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
 F64 = torch.float64

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
-from ln_zoo.ops import operator, registry, resets
+from ln_zoo.ops import chunks, registry, resets
 from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 from ln_zoo.ops.time_chunks import time_chunks
@@ -150,7 +150,7 @@ def test_flags_instead_of_pieces(
     """In many chunks, padded and packed."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
     monkeypatch.setattr(resets, "split_at_resets", lambda *_: pytest.fail("cut into pieces"))
-    monkeypatch.setattr(operator, "time_chunks", lambda sizes, *_: time_chunks(sizes, 10))
+    monkeypatch.setattr(chunks, "time_chunks", lambda sizes, *_: time_chunks(sizes, 10))
     layer = made(cls, norm, num_layers=2, bidirectional=True, **noise).eval()
     for lengths in (None, [9, 6, 6, 3]):
         check(layer, True, lengths)
@@ -176,7 +176,7 @@ def test_operators_check_resets() -> None:
     def run(reset: Tensor, engine: str, out: Rows | Examples = none) -> None:
         spec = Spec("RNN_TANH", none, none, out)
         masks = Masks(reset=reset)
-        rest = (*(None,) * 3, *masks, None, spec.encode(), engine, False)
+        rest = (*(None,) * 3, *masks, None, *spec.numbers(), engine, False)
         gain = None if out is none else torch.ones(H)
         torch.ops.ln_zoo.recurrence(*operands._replace(gain_out=gain), *rest)
 

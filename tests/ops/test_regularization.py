@@ -99,7 +99,7 @@ def call(engine: str, spec: Spec, **masks: Any) -> None:
     )
     given = (None,) * 3
     torch.ops.ln_zoo.recurrence(
-        *operands, *given, *NO_MASKS._replace(**masks), None, spec.encode(), engine, False
+        *operands, *given, *NO_MASKS._replace(**masks), None, *spec.numbers(), engine, False
     )
 
 

@@ -13,15 +13,9 @@ from torch import Tensor
 from ln_zoo.ops import CELLS, RowNorm, Weights
 from ln_zoo.ops.cells import Cell
 from ln_zoo.ops.engines.base import centred
-from ln_zoo.ops.spec import (
-    Examples,
-    Rows,
-    Spec,
-    kernel_terms,
-    make_spec,
-    product_dtype,
-    unsupported_reason,
-)
+from ln_zoo.ops.lowering import kernel_terms, make_spec, unsupported_reason
+from ln_zoo.ops.precision import product_dtype
+from ln_zoo.ops.spec import Examples, Rows, Spec
 
 F64 = torch.float64
 H = 3
@@ -59,34 +53,51 @@ def states(cell: str) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-5, math.pi * 1e-7, 0.1 + 0.2])
-def test_specs_survive_as_text(eps: float) -> None:
+def test_specs_survive_as_numbers(eps: float) -> None:
     spec = Spec("GRU", Rows(True, False, eps, (2, 1)), Rows(), Rows(True, True, 1.0, (1,)))
-    assert Spec.decode(spec.encode()) == spec
+    assert Spec.of_numbers(*spec.numbers()) == spec
 
 
-def test_zoneout_survives_as_text() -> None:
+def test_zoneout_survives_as_numbers() -> None:
     spec = Spec("LSTM", Rows(), Rows(), Rows(True, True, 1.0, (1,)), (0.1 + 0.2, 1e-7))
-    assert Spec.decode(spec.encode()) == spec
+    assert Spec.of_numbers(*spec.numbers()) == spec
+
+
+NONE, CENTRED, BATCH = Rows(), Rows(True, True, 1e-5, (4,)), Examples(True, 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("code", "named"),
+    ("spec", "named"),
     [
         *(
-            (f"{Spec(cell, Rows(), Rows(), Rows()).encode()}/{shares}", "zoneout")
+            (Spec(cell, NONE, NONE, NONE, shares), "zoneout")
             for cell, shares in (
-                *(("LSTM", "1.5,0"), ("LSTM", "0,-0.1"), ("LSTM", "nan,0")),
-                ("GRU", "0.1,0.1"),
+                *(("LSTM", (1.5, 0.0)), ("LSTM", (0.0, -0.1)), ("LSTM", (math.nan, 0.0))),
+                ("GRU", (0.1, 0.1)),
             )
         ),
-        (Spec("light GRU", Rows(), Rows(), Rows(), joint=True).encode(), "light GRU"),
-        (Spec("light GRU", Examples(True, 1e-5), Rows(), Rows()).encode(), "light GRU"),
+        (Spec("light GRU", NONE, NONE, NONE, joint=True), "light GRU.*joint"),
+        (Spec("RNN_TANH", NONE, NONE, NONE, joint=True), "RNN_TANH.*joint"),
+        (Spec("LSTM", CENTRED, CENTRED, NONE, joint=True), "joint"),
+        (Spec("GRU", NONE, NONE, NONE, carried=True), "GRU.*carried"),
+        (Spec("LSTM", NONE, NONE, NONE, carried=True), "carried"),
+        (Spec("light GRU", BATCH, NONE, NONE), "light GRU.*examples"),
+        (Spec("LSTM", NONE, BATCH, NONE, joint=True), "examples"),
+        (Spec("LSTM", BATCH, CENTRED, NONE), "rows.*examples"),
+        (Spec("GRU", CENTRED, NONE, NONE), r"\(4,\).*3 gates"),
     ],
 )
-def test_texts_that_are_no_specification(code: str, named: str) -> None:
-    """Zoneout that is no probability, and forms that a light GRU lacks."""
+def test_specifications_that_no_engine_computes(spec: Spec, named: str) -> None:
+    """Zoneout that is no probability, and forms that a cell lacks."""
     with pytest.raises(ValueError, match=named):
-        Spec.decode(code)
+        Spec.of_numbers(*spec.numbers())
+
+
+def test_numbers_that_are_no_specification() -> None:
+    integers, floats = Spec("LSTM", CENTRED, NONE, NONE).numbers()
+    for wrong in ((integers[1:], floats), (integers, floats[1:]), ((-1, *integers[1:]), floats)):
+        with pytest.raises(ValueError, match="numbers"):
+            Spec.of_numbers(*wrong)
 
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH"])

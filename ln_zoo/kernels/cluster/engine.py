@@ -18,8 +18,9 @@ from ln_zoo.kernels.cluster.geometry import (
     groups_of,
     problem_of,
 )
+from ln_zoo.ops.lowering import unsupported_places
 from ln_zoo.ops.registry import untraced
-from ln_zoo.ops.spec import Examples, Operands, Spec, unsupported_places
+from ln_zoo.ops.spec import Examples, Operands, Spec
 
 if TYPE_CHECKING:
     from ln_zoo.kernels.cluster.persistent import Persistent
@@ -57,7 +58,7 @@ class ClusterEngine:
         elif len(groups := groups_of(spec)) > 1:
             return f"statistics of both terms run over different gates, {groups[0]} and {groups[1]}"
         return _unsupported_gpu(x.device) or _unsupported_size(
-            spec.encode(), w_hh.shape[1], dtype, examples if spec.examples else 1, x.device
+            *spec.numbers(), w_hh.shape[1], dtype, examples if spec.examples else 1, x.device
         )
 
     def stats(self, spec: Spec) -> int:
@@ -93,9 +94,14 @@ def _unsupported_gpu(device: torch.device) -> str | None:
 
 @untraced
 def _unsupported_size(
-    spec: str, hidden: int, dtype: torch.dtype, examples: int, device: torch.device
+    integers: tuple[int, ...],
+    floats: tuple[float, ...],
+    hidden: int,
+    dtype: torch.dtype,
+    examples: int,
+    device: torch.device,
 ) -> str | None:
-    problem = problem_of(Spec.decode(spec), hidden, dtype)
+    problem = problem_of(Spec.of_numbers(integers, floats), hidden, dtype)
     if hidden <= MAX_HIDDEN and _fits(problem, examples, device):
         return None
     what = f"{examples} rows and " if problem.batch else ""

@@ -29,10 +29,11 @@ from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
 from ln_zoo.ops import registry
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
-from ln_zoo.ops.operator import batched, differentiable, no_autocast
+from ln_zoo.ops.precision import no_autocast
 from ln_zoo.ops.recurrence import next_states, scan
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
+from ln_zoo.ops.replay import batched, differentiable
 
 #: Minimum steps of a captured call.
 LEAST_STEPS = 4

@@ -20,12 +20,11 @@ from ln_zoo.kernels.native.mixed_precision import MixedPrecision
 from ln_zoo.ops import registry
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.norm_records import RowNorm
-from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.plans import Entries, Run
+from ln_zoo.ops.precision import no_autocast, product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.regularization import Noise
-from ln_zoo.ops.spec import product_dtype
 
 #: Maximum plans per layer, one per input shape.
 _MAX_PLANS = 64

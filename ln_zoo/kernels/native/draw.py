@@ -21,7 +21,7 @@ from ln_zoo.ops.loops.draw import (
     Kept,
     Made,
 )
-from ln_zoo.ops.spec import product_dtype
+from ln_zoo.ops.precision import product_dtype
 
 
 class _LSTM(Arguments):
@@ -81,6 +81,29 @@ class DrawArguments(Arguments):
     )
 
 
+def _fields(
+    operands: DrawOperands, kept: Kept, made: Made, back: Back | None
+) -> tuple[dict[str, Tensor | None], dict[str, tuple[Tensor | None, Tensor | None]]]:
+    """Tensors by field of `DrawArguments`, and pairs by field of both LSTMs."""
+    tensors: dict[str, Tensor | None] = {
+        "images": operands.images,
+        "noise": operands.noise,
+        "posterior_bias": operands.b_posterior,
+        **made._asdict(),
+    }
+    pairs: dict[str, tuple[Tensor | None, Tensor | None]] = {
+        "bias": (operands.b_encoder, operands.b_decoder),
+        "gain": (operands.gain_encoder, operands.gain_decoder),
+        "shift": (operands.shift_encoder, operands.shift_decoder),
+    }
+    for name, a in kept._asdict().items():
+        (pairs if isinstance(a, tuple) else tensors)[name] = a
+    for name, a in ({} if back is None else back._asdict()).items():
+        field = f"{name}_gradient" if name in ("means", "log_stds") else f"d{name}"
+        (pairs if isinstance(a, tuple) else tensors)[field] = a
+    return tensors, pairs
+
+
 class NativeDraw(DrawSteps):
     """`DrawSteps` in C++."""
 
@@ -119,40 +142,20 @@ class NativeDraw(DrawSteps):
         self._b_heads = operands.b_heads
         self._w_heads = packed("draw heads", operands.w_heads, transposed=self._forward)
 
-        # Tensors of both LSTMs, and the others, by field.
-        tensors: dict[str, Tensor | None] = {
-            "images": operands.images,
-            "noise": operands.noise,
-            "posterior_bias": operands.b_posterior,
-            **made._asdict(),
-            "clamped": self._clamped,
-        }
-        pairs: dict[str, tuple[Tensor | None, Tensor | None]] = {
-            "bias": (operands.b_encoder, operands.b_decoder),
-            "gain": (operands.gain_encoder, operands.gain_decoder),
-            "shift": (operands.shift_encoder, operands.shift_decoder),
-        }
-        for name, a in kept._asdict().items():
-            (pairs if isinstance(a, tuple) else tensors)[name] = a
-        tensors["states"] = kept.states if narrow else None
+        tensors, pairs = _fields(operands, kept, made, back)
+        tensors["clamped"] = self._clamped
+        if not narrow:
+            tensors["states"] = None
         if back is not None:
-            for name, a in back._asdict().items():
-                field = f"{name}_gradient" if name in ("means", "log_stds") else f"d{name}"
-                (pairs if isinstance(a, tuple) else tensors)[field] = a
             tensors["totals"] = self._totals
         # The structure holds addresses, so it must keep these tensors alive.
         self._alive: list[object] = [tensors]
         self._arguments = DrawArguments(
             narrow=narrow,
             kept=len(kept.heads) == glimpses + 1,
-            steps=glimpses,
-            examples=examples,
-            height=height,
-            width=width,
-            hidden=hidden,
-            latents=latents,
-            read=settings.read,
-            write=settings.write,
+            **{"steps": glimpses, "examples": examples, "height": height, "width": width},
+            **{"hidden": hidden, "latents": latents},
+            **{"read": settings.read, "write": settings.write},
             adds_eps=settings.filter_norm == "eps",
             chunk=self._chunk,
             threads=threads,

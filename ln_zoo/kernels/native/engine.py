@@ -10,18 +10,13 @@ from torch import Tensor, nn
 from ln_zoo.ops import memory
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.base import Steps
+from ln_zoo.ops.lowering import make_spec, unsupported_places, unsupported_reason
+from ln_zoo.ops.precision import product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.regularization import Noise
-from ln_zoo.ops.spec import (
-    Operands,
-    Spec,
-    make_spec,
-    product_dtype,
-    unsupported_places,
-    unsupported_reason,
-)
+from ln_zoo.ops.spec import Operands, Spec
 
 if TYPE_CHECKING:
     from ln_zoo.kernels.native.draw import NativeDraw

@@ -27,16 +27,10 @@ from ln_zoo.kernels.native.steps import CELLS as NUMBERS
 from ln_zoo.kernels.native.steps import RowArguments, row_arguments
 from ln_zoo.ops import memory
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.engines.base import NO_MASKS, Masks
+from ln_zoo.ops.chunks import statistics_size
+from ln_zoo.ops.engines.base import NO_MASKS, NO_STATISTICS, FixedStatistics, Masks
+from ln_zoo.ops.lowering import form_of, in_slots, kernel_tensors, make_spec
 from ln_zoo.ops.norm_records import Record, Records, StepNorm
-from ln_zoo.ops.operator import (
-    NO_STATISTICS,
-    FixedStatistics,
-    batched,
-    differentiable,
-    replay,
-    statistics_size,
-)
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.recurrent_kernel import (
     given_statistics,
@@ -44,15 +38,8 @@ from ln_zoo.ops.recurrent_kernel import (
     update_running_statistics,
 )
 from ln_zoo.ops.regularization import Noise
-from ln_zoo.ops.spec import (
-    Examples,
-    Rows,
-    Spec,
-    form_of,
-    in_slots,
-    kernel_tensors,
-    make_spec,
-)
+from ln_zoo.ops.replay import batched, differentiable, replay
+from ln_zoo.ops.spec import Examples, Rows, Spec
 
 
 def _source(place: Rows | Examples) -> int:

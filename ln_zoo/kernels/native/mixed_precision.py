@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import States, Weights
 from ln_zoo.ops.norm_records import StepNorm
-from ln_zoo.ops.operator import no_autocast
+from ln_zoo.ops.precision import no_autocast, product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import LayersKernel
 from ln_zoo.ops.registry import Task
-from ln_zoo.ops.spec import product_dtype
 
 _HALF = (torch.bfloat16, torch.float16)
 #: Minimum multiplications of one direction for which bfloat16 is faster overall, for layers and

@@ -809,14 +809,9 @@ def gru_backward(
     dout = v
     if HAS_DOUT:
         dout = _address(table, OUT, KIND, KIND_ALIGN) + row * H
-    memory = (
-        v,
-        _address(table, U, KIND, KIND_ALIGN) + row * (3 * H),
-        _address(table, H_PREV, KIND, KIND_ALIGN) + row * H,
-        gradient,
-        passed,
-        dout,
-    )
+    u = _address(table, U, KIND, KIND_ALIGN) + row * (3 * H)
+    h_prev = _address(table, H_PREV, KIND, KIND_ALIGN) + row * H
+    memory = (v, u, h_prev, gradient, passed, dout)
     if not MANY:
         tiles = _read_gru(memory, lines, cols, mask, H, HAS_DOUT)
     mean_v, factor_v = _kept_statistics(

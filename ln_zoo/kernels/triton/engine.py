@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ln_zoo.ops.lowering import unsupported_places
 from ln_zoo.ops.registry import untraced
-from ln_zoo.ops.spec import Operands, Spec, unsupported_places
+from ln_zoo.ops.spec import Operands, Spec
 
 if TYPE_CHECKING:
     from ln_zoo.kernels.triton.draw import TritonDraw

@@ -95,6 +95,17 @@ class Places(NamedTuple):
         return Places(*(None if place is None else place.part(steps) for place in self))
 
 
+class FixedStatistics(NamedTuple):
+    """Given mean and variance in rows (2, K, F), by place."""
+
+    given_input: Tensor | None = None
+    given_recurrent: Tensor | None = None
+    given_out: Tensor | None = None
+
+
+NO_STATISTICS = FixedStatistics()
+
+
 class Masks(NamedTuple):
     """Sampled masks of one direction of one layer, or of a slice of its rows."""
 

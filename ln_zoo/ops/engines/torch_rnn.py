@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import States
-from ln_zoo.ops.operator import no_autocast
+from ln_zoo.ops.precision import no_autocast, product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import is_exporting, no_fused_loop_reason
 from ln_zoo.ops.registry import Task
-from ln_zoo.ops.spec import product_dtype
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm,
@@ -58,7 +57,8 @@ class TorchRNN:
         # LSTM's backward fails on the CPU where the input needs no gradient (torch 2.13).
         if torch.compiler.is_compiling() and not is_exporting():
             return "torch.compile would unroll torch's loops"
-        if cell.name == "LSTM" and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        lstm = _FUNCTIONS[cell.name] is torch.lstm
+        if lstm and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             if dtype == torch.float16:
                 return "torch has no LSTM for float16 autocast on the CPU"
@@ -87,7 +87,7 @@ class TorchRNN:
             # cuDNN supports backward in training mode only.
             if torch.is_grad_enabled():
                 training = training or any(a.requires_grad for a in (x, *states, *flat))
-        hx = states if cell.name == "LSTM" else states[0]
+        hx = states if len(states) > 1 else states[0]
         has_biases = weights[0].bias_ih is not None
         layers = len(weights) // (2 if bidirectional else 1)
         options = (flat, has_biases, layers, dropout, training, bidirectional)

@@ -30,11 +30,13 @@ from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_devices
 from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.loops.glimpse import FilterNorm
+from ln_zoo.ops.lowering import make_spec, unsupported_reason
 from ln_zoo.ops.norm_records import Records, RowNorm
-from ln_zoo.ops.operator import check_first_order, no_autocast
+from ln_zoo.ops.precision import no_autocast, product_dtype
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import EngineKernel, Task, say_unsupported, select
-from ln_zoo.ops.spec import Rows, make_spec, product_dtype, unsupported_reason
+from ln_zoo.ops.replay import check_first_order
+from ln_zoo.ops.spec import Rows
 
 #: Numbers that place the filters of reader or writer.
 NUMBERS = 5

@@ -19,19 +19,15 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_parameters, check_states
+from ln_zoo.ops.chunks import Grads, SavedTensors, backward_chunks, forward_chunks
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Engine, Steps
+from ln_zoo.ops.lowering import kernel_tensors, make_spec, unsupported_reason
 from ln_zoo.ops.norm_records import Records
-from ln_zoo.ops.operator import (
-    Grads,
-    SavedTensors,
-    backward_chunks,
-    check_first_order,
-    forward_chunks,
-    no_autocast,
-)
+from ln_zoo.ops.precision import no_autocast
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import EngineKernel, Task, say_unsupported, select
-from ln_zoo.ops.spec import Operands, Spec, kernel_tensors, make_spec, unsupported_reason
+from ln_zoo.ops.replay import check_first_order
+from ln_zoo.ops.spec import Operands, Spec
 from ln_zoo.ops.time_chunks import TimeChunk, previous_rows
 
 #: Minimum steps for which a kernel beats torch functions and autograd.

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from equations import masks_for
+from equations import label, masks_for
 from kernels.cluster.emulation import Emulated, emulate, missing
 from kernels.engine_case import (
     BATCH,
@@ -50,9 +50,9 @@ from kernels.engine_case import (
 
 from ln_zoo.kernels.cluster import choice, driver, engine, geometry, persistent
 from ln_zoo.kernels.cluster.geometry import CELLS, SHARED_LIMIT, BatchLayout, Layout, Problem
-from ln_zoo.ops import operator
+from ln_zoo.ops import chunks
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
-from ln_zoo.ops.spec import Spec
+from ln_zoo.ops.spec import Operands, Spec
 from ln_zoo.ops.time_chunks import time_chunks, without_means
 
 emulated = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -134,12 +134,12 @@ def case(
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
         use(shape, tiles, monkeypatch)
         if chunk:
-            monkeypatch.setattr(operator, "time_chunks", lambda of, *_: time_chunks(of, chunk))
+            monkeypatch.setattr(chunks, "time_chunks", lambda of, *_: time_chunks(of, chunk))
         for sizes in calls:
             masks = all_masks(spec, hidden, sizes) if masked else NO_MASKS
             by_cluster(spec, hidden, sizes, masks=masks, **options)
 
-    name = f"{spec.encode()}, {shape}, {tiles}, {options}"
+    name = f"{label(spec)}, {shape}, {tiles}, {options}"
     return pytest.param(run, marks=slow if slowly else (), id=name)
 
 
@@ -252,7 +252,7 @@ def test_results_repeat_whenever_messages_arrive(
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_rows_less_means(dtype: torch.dtype, on_cpu: list[Emulated]) -> None:
     operands = torch.zeros(1, 1, 1), torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(1, 1)
-    steps = engine.ClusterEngine().prepare(BATCH_LSTM, operator.Operands(*operands), backward=False)
+    steps = engine.ClusterEngine().prepare(BATCH_LSTM, Operands(*operands), backward=False)
     for sizes in ([9, 9, 9], [11, 3, 2]):
         a = torch.randn(sum(sizes), 37).add_(3).to(dtype)
         exact, exact_means = without_means(a.double(), sizes, F64)
@@ -316,7 +316,7 @@ def test_layouts_fit_and_fill_the_gpu(
         pytest.param(BATCH_GRU, 100, 100, F32, marks=slow),
         pytest.param(BATCH_RNN, 100, 100, F32, marks=slow),
     ],
-    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
+    ids=label,
 )
 def test_no_local_memory(spec: Spec, hidden: int, examples: int, dtype: torch.dtype) -> None:
     problem = geometry.problem_of(spec, hidden, dtype)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.cuda_graphs import recorded as loop
 from ln_zoo.layers import GRU, LSTM, RNN
-from ln_zoo.layers.rnn import RecurrentLayer
+from ln_zoo.layers.recurrent import RecurrentLayer
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops import CELLS, Cell, States, Weights, registry
 from ln_zoo.ops.cells import Sites

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from accuracy import assert_as_accurate
 from engines import names_of, note_kernels
+from equations import label
 from kernels.engine_case import (
     BATCH,
     BATCH_GRU,
@@ -64,7 +65,7 @@ from ln_zoo.kernels.triton.engine import TritonEngine
 from ln_zoo.layers import GRU as GRULayer
 from ln_zoo.layers import LSTM as LSTMLayer
 from ln_zoo.norms import BatchNorm
-from ln_zoo.ops import operator, registry
+from ln_zoo.ops import chunks, registry
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.registry import engine_named
@@ -162,13 +163,13 @@ def case(
             monkeypatch.setattr(f"ln_zoo.kernels.{name}", value)
         assert sizes[0] <= batch.MAX_ROWS or batch.tile(sizes[0]).many
         if chunk:
-            monkeypatch.setattr(operator, "time_chunks", lambda of, *_: time_chunks(of, chunk))
+            monkeypatch.setattr(chunks, "time_chunks", lambda of, *_: time_chunks(of, chunk))
         with_noise, masks = spec, NO_MASKS
         if noise is not None:
             with_noise, masks = noisy(spec, noise, hidden, sizes, reset)
         check(with_noise, hidden, sizes, masks=masks, **options)
 
-    name = f"{spec.encode()}, {hidden}, {sizes}, {noise}, {[*(limits or ())]}, {options}"
+    name = f"{label(spec)}, {hidden}, {sizes}, {noise}, {[*(limits or ())]}, {options}"
     return pytest.param(run, marks=pytest.mark.slow if slowly else (), id=name)
 
 
@@ -315,7 +316,7 @@ def test_a_state_that_is_reset_or_stays_is_exact() -> None:
     assert torch.equal(c, held.c0.float())  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("spec", [LSTM, GRU, RNN, *OVER_BATCH.values()], ids=Spec.encode)
+@pytest.mark.parametrize("spec", [LSTM, GRU, RNN, *OVER_BATCH.values()], ids=label)
 def test_inference_gives_the_same_numbers(spec: Spec) -> None:
     sizes = [3, 3, 2] if spec.examples else [2, 1]
     o = as_float32(operands(spec, 5, sizes))
@@ -341,7 +342,7 @@ def test_one_unit() -> None:
         assert all(value.isfinite().all() for value in found.values())
 
 
-@pytest.mark.parametrize("spec", [LSTM, BATCH_LSTM, BATCH_GRU], ids=Spec.encode)
+@pytest.mark.parametrize("spec", [LSTM, BATCH_LSTM, BATCH_GRU], ids=label)
 def test_gradients_that_nobody_wants(spec: Spec) -> None:
     """What is not asked for does not change the others; sums over rows have memory of their own."""
     sizes = [3] if spec.examples else [1]

@@ -356,77 +356,93 @@ class LSTMSteps(AtenSteps):
         cell.finish()
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, places, masks = grads
+        sizes, saved, c_prev, sums = grads.sizes, grads.saved, grads.c_prev, grads.sums
         assert saved.c is not None
         assert c_prev is not None
-        assert dc is not None
-        hidden, second, cell, scratch = self.hidden, self.second, self.cell, self.scratch
-        pieces, (count, width) = equal_steps(sizes), du.shape
-        self.first.begin(places.input, pieces, forward=False)
-        second.begin(places.recurrent, pieces, forward=False)
-        cell.begin(places.out, pieces, forward=False)
-
-        # All gates
-        rows = second.restored(saved.u, "rows", scratch)
-        factors_x, factors = self.factors(saved)
-        gates = scratch("gates", count, width)
-        torch.addcmul(self.bias, rows, second.gain, out=gates)
+        pieces, cell, scratch = equal_steps(sizes), self.cell, self.scratch
+        self.first.begin(grads.places.input, pieces, forward=False)
+        self.second.begin(grads.places.recurrent, pieces, forward=False)
+        cell.begin(grads.places.out, pieces, forward=False)
+        rows = self.second.restored(saved.u, "rows", scratch)
+        gates = scratch("gates", *grads.du.shape)
+        torch.addcmul(self.bias, rows, self.second.gain, out=gates)
         terms = None
         if saved.v is not None:
             terms = self.first.restored(saved.v, "terms", scratch)
             gates.addcmul_(terms, self.first.gain)
-        i, f, g, o = gates.sigmoid_().chunk(4, 1)
-        held_h, held_c = self.held(masks, sizes)
-        cells, carried = saved.c, self.spec.carried
-        if carried or held_c is not None:
+        i, f, g, _ = gates.sigmoid_().chunk(4, 1)
+        cells = saved.c
+        if self.spec.carried or self.spec.zoneout[1] or grads.masks.zoneout_c is not None:
             # Cell states before norm and zoneout, from which h was computed.
-            cells = torch.mul(c_prev, f, out=scratch("new cells", count, hidden))
+            cells = torch.mul(c_prev, f, out=scratch("new cells", *f.shape))
             cells.add_(i).addcmul_(i, g, value=-2)
         c_rows = cell.normalize_all(cells, scratch)
-        shown = cell.shown(c_rows, scratch("shown", count, hidden)).sigmoid_()
+        shown = cell.shown(c_rows, scratch("shown", *f.shape)).sigmoid_()
+        slopes, show = self._slopes(gates, shown, c_prev)
+        through = _ThroughCell(self, show, c_rows, sizes)
+        states = self._backward_loop(grads, slopes, rows, cut(f, sizes), through)
 
-        # K. The gradient dm of the normalised cell state, with gain and shift, is D * 4 show.
-        slopes = scratch("slopes", count, width)
+        if cell.scale:
+            show.mul_(states)
+            if through.carries is not None:
+                show.add_(through.carries, alpha=0.25)
+            self.add_row_sums(show, c_rows, sums.shift_out, sums.gain_out, self.four)
+        bias = sums.bias if terms is None else None
+        self.add_row_sums(slopes, rows, bias, sums.gain_recurrent, self.slope)
+        if terms is not None:
+            self.input_gradients(slopes, terms, self.factors(saved)[0], grads.dv, sums)
+
+    def _slopes(self, gates: Tensor, shown: Tensor, c_prev: Tensor) -> tuple[Tensor, Tensor]:
+        """K of all gates, (rows, G), and of the normalised cell state; overwrites g and ``shown``.
+
+        The gradient of the normalised cell state, with gain and shift, is D times 4 of the second
+        result, (rows, H).
+        """
+        i, f, g, o = gates.chunk(4, 1)
+        slopes = self.scratch("slopes", *gates.shape)
         slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 1)
-        show = _sigmoid_backward(o, shown, grad_input=scratch("show", count, hidden))
+        show = _sigmoid_backward(o, shown, grad_input=self.scratch("show", *shown.shape))
         torch.sub(self.one, shown, alpha=2, out=shown)
         _sigmoid_backward(shown, o, grad_input=slope_o)
         _sigmoid_backward(c_prev, f, grad_input=slope_f)
         _sigmoid_backward(i, g, grad_input=slope_g)
         torch.sub(self.one, g, alpha=2, out=g)
         _sigmoid_backward(g, i, grad_input=slope_i)
-        keep = cut(f, sizes)
+        return slopes, show
 
-        # Effect of D on dc: directly, and through the normalisation of c.
-        ways = scratch("ways", count, 1 + cell.own, hidden)
-        cell.through(show, ways[:, 0])
-        if carried:
-            # Effect of the gradient of the carried cell state on dc.
-            carries, through_carry = (scratch(f"carry {i}", count, hidden) for i in range(2))
-            cell.through(carries.fill_(0.25), through_carry)
-            carries_at, carry_at = cut(carries, sizes), cut(through_carry, sizes)
-        if cell.own:
-            torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
-        ways_at, through_at = cut(ways, sizes), cut(ways[:, 0], sizes)
-        c_rows_at = cut(c_rows, sizes)
-        passed = scratch("passed", sizes[0], 2, hidden)
+    def _backward_loop(
+        self,
+        grads: ChunkGrads,
+        slopes: Tensor,
+        rows: Tensor,
+        keep: Sequence[Tensor],
+        through: _ThroughCell,
+    ) -> Tensor:
+        """The sequential part of the backward pass; returns D, (rows, H), without zoneout's bypass.
 
-        # Slopes become gradients of pre-activations, step by step.
-        inner, outer = cut(slopes.view(count, 4, hidden)[:, :3], sizes), cut(slope_o, sizes)
+        ``slopes`` is K, (rows, G), replaced by the gradients of pre-activations; ``rows`` are
+        normalised products R h'; ``keep`` are the forget gates of each step.
+        """
+        sizes, dh, dc, du, masks = grads.sizes, grads.dh, grads.dc, grads.du, grads.masks
+        assert dc is not None
+        hidden, second, scratch, (count, width) = self.hidden, self.second, self.scratch, du.shape
+        _, factors = self.factors(grads.saved)
+        of_gates = slopes.view(count, 4, hidden)
+        inner, outer = cut(of_gates[:, :3], sizes), cut(of_gates[:, 3], sizes)
         slopes_at, rows_at, factors_at = cut(slopes, sizes), cut(rows, sizes), cut(factors, sizes)
         backs, products = second.backs(len(sizes)), scratch("products", sizes[0], width)
         states = scratch("states", count, hidden)
-        d_hs, d_hs_2 = cut(states, sizes), cut(states.unsqueeze(1), sizes)
-        douts = None if dout is None else cut(dout, sizes)
-        dus = cut(du, sizes)
+        d_hs, dus = cut(states, sizes), cut(du, sizes)
+        douts = None if grads.dout is None else cut(grads.dout, sizes)
         d_sums = dus if self.exact else cut(scratch("du", count, width), sizes)
+        held_h, held_c = self.held(masks, sizes)
         flags = flags_of(masks, sizes)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
             if n != active:
-                active, dh_now, d_c = n, dh[:n], dc[:n]
-                d_c_3, products_now, passed_now = d_c.unsqueeze(1), products[:n], passed[:n]
+                active, dh_now, d_c, products_now = n, dh[:n], dc[:n], products[:n]
+                d_c_3 = d_c.unsqueeze(1)
             d_h = d_hs[t]
             if douts is None:
                 d_h.copy_(dh_now)
@@ -434,17 +450,7 @@ class LSTMSteps(AtenSteps):
                 torch.add(dh_now, douts[t], out=d_h)
             by_h = None if held_h is None else self.passed("h", d_h, held_h[t])
             by_c = None if held_c is None else self.passed("c", d_c, held_c[t])
-            if carried:
-                carries_at[t].copy_(d_c)
-                torch.mul(d_h, through_at[t], out=passed_now[:, 0])
-                passed_now[:, 0].addcmul_(d_c, carry_at[t])
-                torch.mul(passed_now[:, 0], c_rows_at[t], out=passed_now[:, 1])
-                cell.add_back(d_c.zero_(), passed_now, c_rows_at[t])
-            elif cell.own:
-                torch.mul(d_hs_2[t], ways_at[t], out=passed_now)
-                cell.add_back(d_c, passed_now, c_rows_at[t])
-            else:
-                d_c.addcmul_(d_h, through_at[t])
+            through.add(t, d_h, d_c)
             inner[t].mul_(d_c_3)
             outer[t].mul_(d_h)
             d_u = torch.mul(slopes_at[t], backs[t], out=d_sums[t])
@@ -458,17 +464,50 @@ class LSTMSteps(AtenSteps):
             if flags is not None:
                 dh_now.masked_fill_(flags[t], 0)
                 d_c.masked_fill_(flags[t], 0)
+        return states
 
-        # Sums over rows
-        if cell.scale:
-            show.mul_(states)
-            if carried:
-                show.add_(carries, alpha=0.25)
-            self.add_row_sums(show, c_rows, sums.shift_out, sums.gain_out, self.four)
-        bias = sums.bias if terms is None else None
-        self.add_row_sums(slopes, rows, bias, sums.gain_recurrent, self.slope)
-        if terms is not None:
-            self.input_gradients(slopes, terms, factors_x, dv, sums)
+
+class _ThroughCell:
+    """Effect of D on the gradient of c: directly, and through the normalisation of c.
+
+    ``show`` is from `LSTMSteps._slopes`; ``c_rows`` are the normalised cell states, (rows, H).
+    """
+
+    def __init__(
+        self, steps: LSTMSteps, show: Tensor, c_rows: Tensor, sizes: Sequence[int]
+    ) -> None:
+        count, hidden = c_rows.shape
+        cell, scratch = steps.cell, steps.scratch
+        ways = scratch("ways", count, 1 + cell.own, hidden)
+        cell.through(show, ways[:, 0])
+        #: Gradients of the carried cell states, if they are normalised.
+        self.carries: Tensor | None = None
+        if steps.spec.carried:
+            self.carries, through_carry = (scratch(f"carry {i}", count, hidden) for i in range(2))
+            cell.through(self.carries.fill_(0.25), through_carry)
+            self._carries, self._carry = cut(self.carries, sizes), cut(through_carry, sizes)
+        if cell.own:
+            torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
+        self._cell, self._ways, self._first = cell, cut(ways, sizes), cut(ways[:, 0], sizes)
+        self._c_rows = cut(c_rows, sizes)
+        self._passed = scratch("passed", sizes[0], 2, hidden)
+
+    def add(self, t: int, d_h: Tensor, d_c: Tensor) -> None:
+        """Add the effect of D (n, H) at step t to the gradient of c."""
+        cell, c_rows = self._cell, self._c_rows[t]
+        if self.carries is not None:
+            passed = self._passed[: len(d_h)]
+            first = passed[:, 0]
+            self._carries[t].copy_(d_c)
+            torch.mul(d_h, self._first[t], out=first)
+            first.addcmul_(d_c, self._carry[t])
+            torch.mul(first, c_rows, out=passed[:, 1])
+            cell.add_back(d_c.zero_(), passed, c_rows)
+        elif cell.own:
+            passed = torch.mul(d_h.unsqueeze(1), self._ways[t], out=self._passed[: len(d_h)])
+            cell.add_back(d_c, passed, c_rows)
+        else:
+            d_c.addcmul_(d_h, self._first[t])
 
 
 class _OneState(AtenSteps):
@@ -694,7 +733,7 @@ class RNNSteps(_OneState):
     """One pre-activation, the sum of both terms, and tanh or ReLU."""
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
-        self.relu = spec.cell == "RNN_RELU"
+        self.relu = spec.arithmetic.relu
         self.signs, self.slopes = ((1.0,), (1.0,)) if self.relu else ((-2.0,), (4.0,))
         super().__init__(spec, operands, backward)
 
