@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from pydoc import locate
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from ln_zoo.cli.arguments import Arguments
-from ln_zoo.models.base import ZooModule, public_module
+from ln_zoo.models.base import ZooModule
+from ln_zoo.utils.class_paths import class_path, import_path
 from ln_zoo.zoo.loading import Source
 
 #: The largest numbers that are valid in torch.
@@ -146,16 +146,10 @@ def _flat(value: object, name: str = "model") -> dict[str, Any]:
     """Classes and arguments by option, such as ``model.norm.eps``."""
     if not (isinstance(value, dict) and "class_path" in value):
         return {name: value}
-    flat: dict[str, Any] = {name: _one_path(value["class_path"])}
+    flat: dict[str, Any] = {name: class_path(import_path(value["class_path"]))}
     for key, inner in (value.get("init_args") or {}).items():
         flat |= _flat(inner, f"{name}.{key}")
     return flat
-
-
-def _one_path(class_path: str) -> str:
-    """The public path of a class that can be imported from several."""
-    cls: Any = locate(class_path)
-    return f"{public_module(cls)}.{cls.__qualname__}"
 
 
 def plain(value: Any) -> Any:
@@ -167,5 +161,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     if inspect.isroutine(value) or inspect.isclass(value):
-        return f"{value.__module__}.{value.__qualname__}"
+        return class_path(value)
     return value

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ln_zoo.cli.analyze import show_dynamics
 from ln_zoo.cli.commands import Count, File, OwnModules, Picture, Seed, at_least
+from ln_zoo.utils.class_paths import import_path
 
 if TYPE_CHECKING:
     from ln_zoo.analysis import Dynamics
@@ -86,8 +86,7 @@ def _task(model: ZooModule, given: str, batch: int, steps: int, root: str | None
             "dynamics_task: give a SequenceClassifier or Handwriting model, or define them"
         )
     name, init_args = source.data(batch)
-    module, _, name = name.rpartition(".")
-    cls = getattr(importlib.import_module(module or "ln_zoo.data"), name)
+    cls = import_path(name if "." in name else f"ln_zoo.data.{name}")
     if "root" in inspect.signature(cls).parameters:
         init_args = {"root": root, **init_args}
     data = cls(**init_args)

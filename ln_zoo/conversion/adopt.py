@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,15 +23,16 @@ from ln_zoo.conversion.layers import (
     TORCHS,
     Selection,
     become,
-    class_path,
     has_own,
     looks_recurrent,
+    module_path,
     new_parameters,
     twin,
 )
 from ln_zoo.conversion.report import Adopted, Adoption, describe, nothing_done, refusals
 from ln_zoo.norms import Identity
 from ln_zoo.norms.modes import evaluation_mode
+from ln_zoo.utils.class_paths import class_path, loaded
 
 #: Largest relative difference of a layer and its replacement in float64.
 _TOLERANCE = 1e-9
@@ -107,7 +107,7 @@ def adopt_(
         >>> print(report.layers[0].before, "->", report.layers[0].after)
         torch.nn.LSTM -> ln_zoo.LSTM, Identity()
     """
-    own = {f"{cls.__module__}.{cls.__qualname__}": name for cls, name in (classes or {}).items()}
+    own = {class_path(cls): name for cls, name in (classes or {}).items()}
     for path, name in own.items():
         if not find_dialect(name).classes:
             known = ", ".join(_WITH_CLASSES)
@@ -171,7 +171,7 @@ def _find(model: nn.Module, own: Mapping[str, str]) -> dict[str, list[_Candidate
             continue
         if isinstance(module, (Adapter, *TORCHS)):
             ours.append(name)
-        elif (path := class_path(module)) in own:
+        elif (path := module_path(module)) in own:
             found[name] = [(own[path], foreign) for foreign in DIALECTS[own[path]].classes]
         elif path in _BY_PATH:
             found[name] = [_BY_PATH[path]]
@@ -205,7 +205,7 @@ def _replacement(
             if near
             else ""
         )
-        raise _Refusal(f"no dialect has a class {class_path(layer)}{hint}")
+        raise _Refusal(f"no dialect has a class {module_path(layer)}{hint}")
     _refuse(selection.unready(name) or _runs_otherwise(layer))
     if type(layer) in OURS:
         _refuse(selection.why_not(name))
@@ -294,7 +294,7 @@ def _of_torch(name: str, layer: nn.Module) -> _Replacement:
 def _of_subclass(name: str, layer: nn.Module, wanted: bool) -> _Replacement:
     base = next((cls for cls in ADOPTED if isinstance(layer, cls)), None)
     if base is None:
-        raise _Refusal(f"it is a subclass of a torch cell, {class_path(layer)}, not supported")
+        raise _Refusal(f"it is a subclass of a torch cell, {module_path(layer)}, not supported")
     path = f"torch.nn.{base.__name__}"
     if not wanted:
         raise _Refusal(f"it is a subclass of {path}: pass subclasses=True to adopt it")
@@ -324,7 +324,7 @@ def _of_subclass(name: str, layer: nn.Module, wanted: bool) -> _Replacement:
     del new.__dict__["_run"]
     speedup = _speedup(layer, new, _plain_example(layer))
     report = Adopted(
-        name, class_path(layer), f"the same on ln_zoo.{base.__name__}", "torch", error, speedup
+        name, module_path(layer), f"the same on ln_zoo.{base.__name__}", "torch", error, speedup
     )
     return _Replacement(layer, twin(layer, OURS[base], norm=Identity()), report, cls)
 
@@ -350,7 +350,7 @@ def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass
     if not any(p.requires_grad for p in layer.parameters()):
         new.requires_grad_(False)
     report = Adopted(
-        name, class_path(layer), describe(new.layer), dialect, error, _speedup(layer, new, args)
+        name, module_path(layer), describe(new.layer), dialect, error, _speedup(layer, new, args)
     )
     return _Replacement(layer, new, report)
 
@@ -384,8 +384,7 @@ def _attribute(layer: Any, path: str | None) -> Any:
 
 
 def _python_class(layer: nn.Module) -> type[nn.Module] | None:
-    module, _, name = class_path(layer).rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
+    found = loaded(module_path(layer))
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
 
 

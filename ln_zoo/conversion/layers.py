@@ -24,6 +24,7 @@ from ln_zoo.layers import (
     RNNCell,
 )
 from ln_zoo.norms import Norm, Site
+from ln_zoo.utils import class_paths
 
 
 class AdoptedLSTM(LSTM, nn.LSTM):  # type: ignore[misc]
@@ -176,7 +177,7 @@ class Selection:
         for parent in self.around(name):
             if isinstance(parent, torch.jit.ScriptModule):
                 return (
-                    f"it is part of a torch.jit module, {class_path(parent)}: convert, then script"
+                    f"it is part of a torch.jit module, {module_path(parent)}: convert, then script"
                 )
             if isinstance(parent, _READERS):
                 return f"{type(parent).__name__} reads its weights without calling it"
@@ -239,15 +240,15 @@ def _is_quantised(module: nn.Module) -> bool:
 
 def looks_recurrent(module: nn.Module) -> bool:
     """Whether a module's class is named like a recurrent layer."""
-    return re.search("LSTM|GRU|RNN", class_path(module).rpartition(".")[2]) is not None
+    return re.search("LSTM|GRU|RNN", module_path(module).rpartition(".")[2]) is not None
 
 
-def class_path(module: nn.Module) -> str:
+def module_path(module: nn.Module) -> str:
     """Import path of a module's class; for a scripted module, of its original class."""
     if isinstance(module, torch.jit.ScriptModule):
         path: str = module._c._type().qualified_name()
         return re.sub(r"\.___torch_mangle_\d+", "", path.removeprefix("__torch__."))
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+    return class_paths.class_path(type(module))
 
 
 def has_own(layer: nn.Module) -> str | None:

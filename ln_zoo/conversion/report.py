@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ln_zoo.conversion.layers import OURS, Selection, class_path, sites
+from ln_zoo.conversion.layers import OURS, Selection, module_path, sites
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Identity, Norm
 from ln_zoo.utils.tables import aligned
@@ -134,7 +134,7 @@ def short_name(norm: Norm) -> str:
 def refusals(selection: Selection) -> tuple[Refused, ...]:
     """The refused layers of a selection, in the order of the model's modules."""
     return tuple(
-        Refused(name, class_path(layer).rpartition(".")[2], selection.refused[name])
+        Refused(name, module_path(layer).rpartition(".")[2], selection.refused[name])
         for name, layer in selection.layers.items()
         if name in selection.refused
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.export.errors import ExportError
-from ln_zoo.export.files import Run, examples
+from ln_zoo.export.files import FileRunner, examples
 from ln_zoo.export.paths import STEP, Path, Sizes, Tensors
 
 #: Sizes of comparisons, including one example and one step.
@@ -40,7 +40,9 @@ class Comparison(NamedTuple):
     sizes: tuple[Sizes, ...]  #: sizes of the runs
 
 
-def compare(model: nn.Module, path: Path, run: Run, sizes: tuple[Sizes, ...] = SIZES) -> Comparison:
+def compare(
+    model: nn.Module, path: Path, run: FileRunner, sizes: tuple[Sizes, ...] = SIZES
+) -> Comparison:
     """Compare a file with its model, both on random inputs.
 
     A step form runs T times, with its states fed back, against the model's run over T steps.
@@ -87,7 +89,7 @@ def _given(path: Path, sizes: Sizes, seed: int) -> dict[str, Tensor]:
     }
 
 
-def _run_file(path: Path, run: Run, given: Tensors, sizes: Sizes) -> dict[str, Tensor]:
+def _run_file(path: Path, run: FileRunner, given: Tensors, sizes: Sizes) -> dict[str, Tensor]:
     if not path.is_step:
         return run(given)
     states = path.start(sizes)

@@ -27,7 +27,7 @@ _SIZES = {"N": 3, "T": 7, "S": 5, "U": 6}
 _MAX_SIZE = 64
 
 #: Runs a written file: inputs by name to outputs by name.
-Run = Callable[[Tensors], dict[str, Tensor]]
+FileRunner = Callable[[Tensors], dict[str, Tensor]]
 
 
 def write_pt2(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> None:
@@ -39,7 +39,7 @@ def write_pt2(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> 
         torch.export.save(program, file, extra_files={f"{_FACTS}.json": json.dumps(facts)})
 
 
-def run_pt2(path: Path, file: FilePath) -> Run:
+def run_pt2(path: Path, file: FilePath) -> FileRunner:
     """Load the file as a function."""
     with _quiet():
         module = torch.export.load(file).module()
@@ -71,7 +71,7 @@ def write_onnx(path: Path, file: FilePath, facts: dict[str, Any], opset: int) ->
     program.save(file, external_data=False)
 
 
-def run_onnx(path: Path, file: FilePath) -> Run:
+def run_onnx(path: Path, file: FilePath) -> FileRunner:
     """Load the file as a function, in onnxruntime on the CPU."""
     import onnxruntime
 
@@ -112,7 +112,7 @@ def write_pte(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> 
     file.write_bytes(made.buffer)
 
 
-def run_pte(path: Path, file: FilePath) -> Run:
+def run_pte(path: Path, file: FilePath) -> FileRunner:
     """Load the file as a function, in ExecuTorch's runtime on the CPU."""
     from executorch.runtime import Runtime
 

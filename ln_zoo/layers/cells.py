@@ -18,7 +18,7 @@ from ln_zoo.ops import (
     Entries,
     Plans,
     RecurrentCall,
-    Run,
+    Runner,
     States,
     Weights,
     check_parameters,
@@ -288,7 +288,7 @@ class RecurrentCell(nn.RNNCellBase):
         check_parameters(cell, records, weights, input, sizes)
         call = RecurrentCall(cell, [records], input, None, states, [weights])
 
-        def keep(run: Run, call: RecurrentCall) -> None:
+        def keep(run: Runner, call: RecurrentCall) -> None:
             self._plans.keep(self.__dict__, entries(self, [""], [sites]), run, call)
 
         states = run_step(call, sites, step, keep)

@@ -420,7 +420,7 @@ class RecurrentLayer(nn.RNNBase):
         return call._replace(records=records, weights=weights)
 
     def _keep_plan(
-        self, directions: dict[str, dict[str, Site]], run: ops.Run, call: ops.RecurrentCall
+        self, directions: dict[str, dict[str, Site]], run: ops.Runner, call: ops.RecurrentCall
     ) -> None:
         suffixes = [f"_{suffix}" for suffix in directions]
         watched = entries(self, suffixes, list(directions.values()))

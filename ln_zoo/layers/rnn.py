@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -13,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ln_zoo.layers.cells import GRUCell, LSTMCell, RecurrentCell, RNNCell, rnn_cell
 from ln_zoo.layers.recurrent import RecurrentLayer, RecurrentOptions
 from ln_zoo.ops import CELLS, lstm_cell
+from ln_zoo.utils.class_paths import class_path, import_path
 
 
 class LSTM(RecurrentLayer):
@@ -250,11 +250,10 @@ def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> typ
     if isinstance(kind, str):
         found = {cls.__name__: cls for cls in (LSTM, GRU, RNN)}.get(kind.upper())
     elif isinstance(kind, Mapping):
-        module, _, name = str(kind.get("class_path")).rpartition(".")
         try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"cell {kind['class_path']!r} cannot be imported: {error}") from error
+            found = import_path(str(kind.get("class_path")))
+        except ImportError as error:
+            raise ValueError(f"cell {error}") from error
     if not (isinstance(found, type) and issubclass(found, RecurrentLayer)):
         raise ValueError(
             "cell must be one of ['gru', 'lstm', 'rnn'], or a class of ln_zoo.layers."
@@ -268,4 +267,4 @@ def layer_config(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> str | 
     cls = recurrent_layer(kind)
     if cls in (LSTM, GRU, RNN):
         return cls.__name__.lower()
-    return {"class_path": f"{cls.__module__}.{cls.__qualname__}"}
+    return {"class_path": class_path(cls)}

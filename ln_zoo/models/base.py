@@ -18,7 +18,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 from ln_zoo.export import Exported, ExportError, export
 from ln_zoo.models.run_counter import RunCounter
 from ln_zoo.norms import Identity, Norm, to_config
-from ln_zoo.utils.training_runs import Run
+from ln_zoo.utils.class_paths import class_path
+from ln_zoo.utils.training_runs import TrainingRun
 
 #: The only instantiator that Lightning accepts when it reads a checkpoint.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
@@ -152,7 +153,7 @@ class ZooModule(LightningModule, ABC):
         return counter
 
     @property
-    def training_runs(self) -> tuple[Run, ...]:
+    def training_runs(self) -> tuple[TrainingRun, ...]:
         """The training runs behind the weights, oldest first; see `ln_zoo.utils.training_runs`.
 
         Set this when you replace the weights.
@@ -160,13 +161,12 @@ class ZooModule(LightningModule, ABC):
         return self._run_counter.runs(self._trainer)
 
     @training_runs.setter
-    def training_runs(self, runs: tuple[Run, ...]) -> None:
+    def training_runs(self, runs: tuple[TrainingRun, ...]) -> None:
         self.__dict__["_counter"] = RunCounter(runs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        cls = type(self)
         hparams = checkpoint.setdefault("hyper_parameters", {})
-        hparams["_class_path"] = f"{public_module(cls)}.{cls.__qualname__}"
+        hparams["_class_path"] = class_path(type(self))
         hparams["_instantiator"] = _INSTANTIATOR
         states = [torch.get_rng_state()] * self.trainer.world_size
         if len(states) > 1:
@@ -281,7 +281,7 @@ class ZooModule(LightningModule, ABC):
         return publishing.push(self, repo_id, **options)
 
 
-def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:
+def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[TrainingRun, ...]:
     """The training runs behind the weights of a checkpoint; see `ln_zoo.utils.training_runs`."""
     return RunCounter.restored(checkpoint.get(_RUNS)).runs(None)
 
@@ -295,9 +295,3 @@ def fused_on_cpu(module: LightningModule) -> dict[str, bool]:
     trainer = module._trainer  # the public property raises without a trainer
     mixed = trainer is not None and str(trainer.precision).endswith("-mixed")
     return {"fused": True} if module.device.type == "cpu" and not mixed else {}
-
-
-def public_module(cls: type) -> str:
-    """The module to import a class from: for classes of ln_zoo, the subpackage."""
-    parts = cls.__module__.split(".")
-    return ".".join(parts[:2]) if parts[0] == "ln_zoo" else cls.__module__

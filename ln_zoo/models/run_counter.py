@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 
 from ln_zoo.utils.training_runs import (
     UNKNOWN,
-    Run,
+    TrainingRun,
     dataset_metadata,
     read_run,
     read_runs,
@@ -32,7 +32,7 @@ class RunCounter:
     same; otherwise a new run starts.
     """
 
-    def __init__(self, runs: tuple[Run, ...] = ()) -> None:
+    def __init__(self, runs: tuple[TrainingRun, ...] = ()) -> None:
         self._runs = runs
         # Progress of the trainer before the last run; None if that run had another trainer.
         self._before: _Done | None = None
@@ -55,7 +55,7 @@ class RunCounter:
         if self._in_progress:
             self._runs, self._in_progress = self.runs(trainer), False
 
-    def runs(self, trainer: Trainer | None) -> tuple[Run, ...]:
+    def runs(self, trainer: Trainer | None) -> tuple[TrainingRun, ...]:
         """All runs, oldest first; the one in progress with its length so far."""
         if trainer is None:
             return self._runs
@@ -91,7 +91,7 @@ def _done(trainer: Trainer) -> _Done:
     return _Done(total.processed, trainer.global_step)
 
 
-def _facts(trainer: Trainer) -> Run:
+def _facts(trainer: Trainer) -> TrainingRun:
     data = getattr(trainer, "datamodule", None)
     if data is None:
         return {}

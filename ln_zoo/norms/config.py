@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
 
 from ln_zoo.norms.base import Norm
+from ln_zoo.utils.class_paths import class_path, import_path
 from ln_zoo.utils.names import nearest
 
 
@@ -27,10 +27,8 @@ def to_config(norm: Norm) -> dict[str, Any]:
             f"{cls.__qualname__} cannot be stored: make it a frozen dataclass "
             "(@dataclass(frozen=True))"
         )
-    # The public path survives a move between files.
-    module = "ln_zoo.norms" if cls.__module__.startswith("ln_zoo.norms.") else cls.__module__
     init_args = {f.name: getattr(norm, f.name) for f in dataclasses.fields(norm) if f.init}
-    return {"class_path": f"{module}.{cls.__qualname__}", "init_args": init_args}
+    return {"class_path": class_path(cls), "init_args": init_args}
 
 
 def from_config(config: Norm | dict[str, Any]) -> Norm:
@@ -45,13 +43,11 @@ def from_config(config: Norm | dict[str, Any]) -> Norm:
         return config
     if not (isinstance(config, dict) and isinstance(config.get("class_path"), str)):
         raise ValueError(f"expected a norm or a dict with 'class_path', got {config!r}")
-    module, _, name = config["class_path"].rpartition(".")
     try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        cls = import_path(config["class_path"])
+    except ImportError as error:
         raise ValueError(
-            f"norm {config['class_path']!r} cannot be imported ({error}); is the file that "
-            "defines it on the Python path?"
+            f"norm {error}; is the file that defines it on the Python path?"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Norm)):
         raise ValueError(f"{config['class_path']!r} is not a subclass of ln_zoo.norms.Norm")

@@ -44,7 +44,7 @@ from ln_zoo.ops.loops.window import (
     windowed_lstm,
 )
 from ln_zoo.ops.norm_records import Record, Records, RowNorm, StepNorm
-from ln_zoo.ops.plans import Entries, Plans, Run
+from ln_zoo.ops.plans import Entries, Plans, Runner
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import Kernel
 from ln_zoo.ops.regularization import Noise, draw_noise, dropout_mask
@@ -82,7 +82,7 @@ __all__ = [
     "Records",
     "RecurrentCall",
     "RowNorm",
-    "Run",
+    "Runner",
     "Segments",
     "States",
     "StepNorm",

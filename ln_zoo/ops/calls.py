@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Sites, States
 from ln_zoo.ops.dispatch import select_kernel, select_step_kernel
-from ln_zoo.ops.plans import Run
+from ln_zoo.ops.plans import Runner
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import SCANS
 from ln_zoo.ops.resets import join_segments, split_call_at_resets
@@ -27,7 +27,7 @@ class Description(NamedTuple):
     # Begins a sequence, and returns the call with records, weights and noise.
     complete: Callable[[RecurrentCall], RecurrentCall]
     # Told how a call ran, if similar calls may run so as well; see `Plans.keep`.
-    keep: Callable[[Run, RecurrentCall], None] | None = None
+    keep: Callable[[Runner, RecurrentCall], None] | None = None
 
 
 def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
@@ -80,7 +80,7 @@ def _runs_in_pieces(call: RecurrentCall) -> bool:
 
 
 def run_step(
-    call: RecurrentCall, sites: Sites, t: int | None, keep: Callable[[Run, RecurrentCall], None]
+    call: RecurrentCall, sites: Sites, t: int | None, keep: Callable[[Runner, RecurrentCall], None]
 ) -> States:
     """The states (N, H) after a single step, number t, of a cell; ``keep`` as in `Description`."""
     kernel = select_step_kernel(call) or functools.partial(_generic_step, sites, t)

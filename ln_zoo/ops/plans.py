@@ -16,7 +16,7 @@ from ln_zoo.ops.regularization import Noise
 #: Dictionary entries (dict, key) that weights and records of a layer depend on.
 Entries = Sequence[tuple[dict[str, Any], str]]
 #: Runs a call of a layer, or of a single step.
-Run = Callable[[RecurrentCall], tuple[Any, States]]
+Runner = Callable[[RecurrentCall], tuple[Any, States]]
 
 
 class CallCache(Protocol):
@@ -41,7 +41,7 @@ class CallCache(Protocol):
         """
 
     def keep(
-        self, owner: dict[str, Any], entries: Entries | None, run: Run, call: RecurrentCall
+        self, owner: dict[str, Any], entries: Entries | None, run: Runner, call: RecurrentCall
     ) -> None:
         """Remember how a call runs, until a value in ``entries`` (None: unknown) is replaced."""
 
@@ -56,7 +56,7 @@ class Plans:
         return Plans, ()
 
     def keep(
-        self, owner: dict[str, Any], entries: Entries | None, run: Run, call: RecurrentCall
+        self, owner: dict[str, Any], entries: Entries | None, run: Runner, call: RecurrentCall
     ) -> None:
         """See `CallCache.keep`; a no-op where no kernel has a cache for the device."""
         if torch.compiler.is_compiling():

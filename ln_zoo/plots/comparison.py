@@ -67,7 +67,7 @@ _IN_PANEL = 4
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """A run."""
 
     label: str  # of its group
@@ -82,7 +82,7 @@ class Run:
         return float(np.interp(update, list(self.seconds), list(self.seconds.values())))
 
 
-def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
+def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> LoggedRun:
     """Read a run.
 
     Args:
@@ -92,7 +92,7 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
         x: x axis, ``"epoch"``, ``"step"`` or ``"seconds"``. Under seconds, curves are by update.
     """
     label, file = find_run(text, "metrics.csv")
-    return Run(label, file.parent, read_curves(file, metrics, x), read_seconds(file, x))
+    return LoggedRun(label, file.parent, read_curves(file, metrics, x), read_seconds(file, x))
 
 
 def read_seconds(file: Path, x: str = "seconds") -> Curve:
@@ -143,15 +143,17 @@ def find_run(text: str, name: str) -> tuple[str, Path]:
     raise FileNotFoundError(f"{path} is not a run: no file {file}")
 
 
-def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def groups(runs: Sequence[LoggedRun]) -> dict[str, list[LoggedRun]]:
     """Group runs by label, in the order given."""
-    grouped: dict[str, list[Run]] = {}
+    grouped: dict[str, list[LoggedRun]] = {}
     for run in runs:
         grouped.setdefault(run.label, []).append(run)
     return grouped
 
 
-def median_and_range(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, float]]:
+def median_and_range(
+    runs: Sequence[LoggedRun], metric: str
+) -> list[tuple[int, float, float, float]]:
     """Median, minimum and maximum at each epoch or update that all runs logged, in rows."""
     rows = []
     for place in shared(runs, metric):
@@ -163,7 +165,7 @@ def median_and_range(runs: Sequence[Run], metric: str) -> list[tuple[int, float,
     return rows
 
 
-def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
+def summary(runs: Sequence[LoggedRun], metrics: Sequence[str], x: str = "epoch") -> str:
     """Markdown table of the last common epoch or update: median (min to max) for each label."""
     head = ["", "runs", "epochs" if x == "epoch" else "updates", *map(plain_name, metrics)]
     rows = []
@@ -176,7 +178,7 @@ def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> st
 
 
 def draw(
-    runs: Sequence[Run],
+    runs: Sequence[LoggedRun],
     metrics: Sequence[str],
     picture: Path,
     title: str = "",
@@ -196,7 +198,7 @@ def draw(
         (line,) = axis.plot(list(shown), list(shown.values()), **style)
         return line
 
-    def by_x(members: Sequence[Run], curve: Mapping[int, Any]) -> dict[Any, Any]:
+    def by_x(members: Sequence[LoggedRun], curve: Mapping[int, Any]) -> dict[Any, Any]:
         if x != "seconds":
             return dict(curve)
         return {statistics.median(r.seconds_at(p) for r in members): v for p, v in curve.items()}
@@ -254,7 +256,9 @@ def _alike(a: Mapping[Any, float], b: Mapping[Any, float]) -> bool:
     return a.keys() == b.keys() and all(abs(a[x] - b[x]) <= 0.01 * most for x in a)
 
 
-def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = "epoch") -> None:
+def write_csv(
+    runs: Sequence[LoggedRun], metrics: Sequence[str], path: Path, x: str = "epoch"
+) -> None:
     """Write all curves as CSV: label, number of the run, epoch or step (and seconds), metrics."""
     by_seconds = x == "seconds"
     rows = []
@@ -269,7 +273,7 @@ def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = 
     tables.write_csv(path, ["label", "run", *places, *metrics], rows)
 
 
-def shared(runs: Sequence[Run], metric: str) -> list[int]:
+def shared(runs: Sequence[LoggedRun], metric: str) -> list[int]:
     """Epochs or updates at which all runs logged a metric."""
     return sorted(set.intersection(*(set(run.curves[metric]) for run in runs)))
 

@@ -55,7 +55,7 @@ def draw_curves(results: Results, metrics: Sequence[str], x: str, folder: Path) 
         axes["curves_seconds"] = "seconds"
     for name, axis in axes.items():
         runs = [
-            comparison.Run(
+            comparison.LoggedRun(
                 each.run.label,
                 each.table.parent,
                 comparison.read_curves(each.table, metrics, axis),

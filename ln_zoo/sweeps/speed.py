@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.plots.comparison import Curve, Run, cell, groups, plain_name, shared
+from ln_zoo.plots.comparison import Curve, LoggedRun, cell, groups, plain_name, shared
 from ln_zoo.utils import tables
 from ln_zoo.zoo.reported import metric_unit
 
@@ -36,7 +36,7 @@ def steps_to(curve: Curve, metric: str, value: float) -> float:
     )
 
 
-def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> str:
+def steps_table(runs: Sequence[LoggedRun], metric: str, values: Sequence[float]) -> str:
     """Markdown table by label: median (least to greatest) of the updates to each value.
 
     Runs that miss the value count as later than all others. The last column is the area under the
@@ -56,7 +56,7 @@ def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> st
 
 
 def write_steps_csv(
-    by_step: Sequence[Sequence[Run]],
+    by_step: Sequence[Sequence[LoggedRun]],
     asked: Sequence[tuple[str, Sequence[float]]],
     path: Path,
 ) -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Run = Mapping[str, Any]
+TrainingRun = Mapping[str, Any]
 
 #: A run without known values.
-UNKNOWN: Run = {}
+UNKNOWN: TrainingRun = {}
 
 _TEXTS = ("dataset", "weights")
 _COUNTS = ("train_size", "batch_size", "epochs", "steps")
@@ -33,7 +33,7 @@ def dataset_metadata(data: Any) -> dict[str, Any]:
     return metadata
 
 
-def read_run(stored: Any) -> Run:
+def read_run(stored: Any) -> TrainingRun:
     """Validate a stored run; `UNKNOWN` if it is invalid."""
     if not isinstance(stored, Mapping):
         return UNKNOWN
@@ -44,24 +44,24 @@ def read_run(stored: Any) -> Run:
     return known if whole else UNKNOWN
 
 
-def read_runs(stored: Any) -> tuple[Run, ...]:
+def read_runs(stored: Any) -> tuple[TrainingRun, ...]:
     """Validate stored runs; one `UNKNOWN` run if they are not a list of runs."""
     if not isinstance(stored, Sequence) or isinstance(stored, str) or len(stored) > _MOST_RUNS:
         return (UNKNOWN,)
     return tuple(read_run(run) for run in stored)
 
 
-def named(runs: Sequence[Run], weights: str) -> tuple[Run, ...]:
+def named(runs: Sequence[TrainingRun], weights: str) -> tuple[TrainingRun, ...]:
     """The runs, with the name of the resulting weights in the last one."""
     return (*runs[:-1], {**runs[-1], "weights": weights}) if runs else ()
 
 
-def same_data(first: Run, second: Run) -> bool:
+def same_data(first: TrainingRun, second: TrainingRun) -> bool:
     """Whether two runs agree in dataset, training size and batch size."""
     return all(first.get(key) == second.get(key) for key in ("dataset", "train_size", "batch_size"))
 
 
-def totals(runs: Sequence[Run]) -> dict[str, Any]:
+def totals(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     """Total training over all runs, oldest first, to decide whether numbers are comparable.
 
     ``training_data``: the datasets, or ``nothing``; if known for all runs, ``batch_size`` (a
@@ -87,7 +87,7 @@ def totals(runs: Sequence[Run]) -> dict[str, Any]:
     return found
 
 
-def format_run(run: Run) -> str:
+def format_run(run: TrainingRun) -> str:
     """Format a run as text.
 
     Example:
@@ -104,7 +104,7 @@ def format_run(run: Run) -> str:
     return f"{run.get('weights', 'unknown weights')}: {how}"
 
 
-def _each(runs: Sequence[Run], key: str, missing: Any) -> list[Any]:
+def _each(runs: Sequence[TrainingRun], key: str, missing: Any) -> list[Any]:
     return list(dict.fromkeys(run.get(key, missing) for run in runs))
 
 

@@ -24,7 +24,7 @@ from ln_zoo.utils import schema
 from ln_zoo.utils.errors import CardError
 from ln_zoo.utils.files import read_bounded
 from ln_zoo.utils.schema import Must, Record
-from ln_zoo.utils.training_runs import Run, read_run, read_runs
+from ln_zoo.utils.training_runs import TrainingRun, read_run, read_runs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,7 +202,7 @@ class Card:
         return preprocess(self.preprocessing, images, seed)
 
     @property
-    def training_runs(self) -> tuple[Run, ...]:
+    def training_runs(self) -> tuple[TrainingRun, ...]:
         """The training runs behind the weights, oldest first; see `ln_zoo.utils.training_runs`."""
         data, training = self.results.data, self.results.training
         of_data = {key: data.get(key) for key in ("dataset", "train_size")}

@@ -22,10 +22,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
+from ln_zoo.models.base import ZooModule, runs_of_checkpoint
 from ln_zoo.norms import Norm
+from ln_zoo.utils.class_paths import class_path
 from ln_zoo.utils.errors import first_line
-from ln_zoo.utils.training_runs import Run, named
+from ln_zoo.utils.training_runs import TrainingRun, named
 from ln_zoo.zoo import catalog, reading, trust
 from ln_zoo.zoo.catalog import Card, CardError
 from ln_zoo.zoo.reading import (
@@ -63,7 +64,7 @@ class Source:
     @property
     def class_path(self) -> str:
         """The path of the class, as configurations name it."""
-        return f"{public_module(self.cls)}.{self.cls.__qualname__}"
+        return class_path(self.cls)
 
     @property
     def classes(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Source:
         state: dict[str, Tensor] = self.checkpoint["state_dict"]
         return state
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[TrainingRun, ...]:
         """Training runs behind the weights; the last one names this source."""
         if self.card is not None:
             return self.card.training_runs
@@ -191,11 +192,11 @@ def of_card(
     options: reading.HubOptions = reading.DEFAULTS,
 ) -> Source:
     """The source of a card; norm and class replace the card's."""
-    path = reading.class_path(card.model, reading.MODELS, "model")
+    path = reading.full_path(card.model, reading.MODELS, "model")
     cls = model or reader.find(path, ZooModule)
     own = _renamed(path, card.config.init_args)
     if (stored := own.pop("norm", None)) is not None and norm is None:
-        class_path = reading.class_path(stored["class"], reading.NORMS, "norm")
+        class_path = reading.full_path(stored["class"], reading.NORMS, "norm")
         own["norm"] = {"class_path": class_path, "init_args": stored["init_args"]}
     if isinstance(file := own.get("vocabulary"), str):
         own["vocabulary"] = vocabulary_of(card, file)

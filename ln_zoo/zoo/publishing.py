@@ -31,7 +31,7 @@ from ln_zoo.utils.errors import CardError, first_line
 from ln_zoo.utils.files import atomic_write_text
 from ln_zoo.utils.package_data import render_template
 from ln_zoo.utils.schema import Must
-from ln_zoo.utils.training_runs import UNKNOWN, Run, dataset_metadata, format_run, read_runs
+from ln_zoo.utils.training_runs import UNKNOWN, TrainingRun, dataset_metadata, format_run, read_runs
 from ln_zoo.utils.yaml import parse_yaml
 from ln_zoo.zoo import catalog, loading, reading, reported
 from ln_zoo.zoo.catalog import Card, Metric
@@ -181,7 +181,7 @@ def card_from_checkpoint(
     )
 
 
-def training_facts(runs: Sequence[Run]) -> dict[str, Any]:
+def training_facts(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     """The training runs behind the weights, as a card stores them: the last, and ``earlier``."""
     if not runs:
         return {}

@@ -29,6 +29,7 @@ import ln_zoo.norms
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
 from ln_zoo.utils.checkpoints import check_whole
+from ln_zoo.utils.class_paths import class_path
 from ln_zoo.utils.errors import CardError, first_line
 from ln_zoo.utils.files import check_checkpoint, open_regular
 from ln_zoo.utils.names import nearest
@@ -48,7 +49,7 @@ NORMS: dict[str, type[Norm]] = _subclasses(ln_zoo.norms, Norm)
 
 def model_class(name: str) -> type[ZooModule]:
     """The model of this short name."""
-    return MODELS[class_path(name, MODELS, "model").rpartition(".")[2]]
+    return MODELS[full_path(name, MODELS, "model").rpartition(".")[2]]
 
 
 def is_own(name: str) -> bool:
@@ -60,7 +61,7 @@ def model_name(cls: type[Any]) -> str:
     """Name of a model's class in cards: short for ours, dotted for a class of the user's own."""
     if MODELS.get(cls.__name__) is cls:
         return cls.__name__
-    path = f"{cls.__module__}.{cls.__qualname__}"
+    path = class_path(cls)
     if not issubclass(cls, ZooModule):
         raise CardError(
             f"{path} is not an ln_zoo.models.ZooModule: derive the model from it, so that its "
@@ -96,7 +97,7 @@ def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def class_path(name: str, classes: Mapping[str, type[Any]], what: str) -> str:
+def full_path(name: str, classes: Mapping[str, type[Any]], what: str) -> str:
     """The path of one of our classes; of a class of the card's author, its name is the path."""
     if name in classes:
         return f"ln_zoo.{what}s.{name}"

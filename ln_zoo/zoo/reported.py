@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ln_zoo.utils import schema
 from ln_zoo.utils.package_data import read_data
-from ln_zoo.utils.training_runs import Run, totals
+from ln_zoo.utils.training_runs import TrainingRun, totals
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -296,7 +296,7 @@ def model_size(model: Any) -> dict[str, Any]:
 def run_size(
     hparams: Mapping[str, Any],
     data: Mapping[str, Any],
-    runs: Sequence[Run] | None = None,
+    runs: Sequence[TrainingRun] | None = None,
 ) -> dict[str, Any]:
     """Facts that decide whether a run's numbers are comparable, for `comparison`.
 

@@ -6,15 +6,14 @@ parsed, and no module is imported because it names one. Imports no torch.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args, get_origin
 
 from ln_zoo.utils import schema
+from ln_zoo.utils.class_paths import import_path, loaded
 from ln_zoo.utils.errors import CardError, NotAllowedError
 from ln_zoo.utils.names import nearest
 
@@ -46,7 +45,7 @@ class Reader:
             if path in self.named:
                 found = _imported(path, self.where)
             elif self.loaded or path.startswith("ln_zoo."):
-                found = _loaded(path)
+                found = loaded(path)
         if found is None:
             self._refuse(path, place)
         if not (isinstance(found, type) and issubclass(found, base)):
@@ -132,20 +131,8 @@ def _class_path(value: object) -> Any:
     return next((path for path in inner if path is not None), None)
 
 
-def _loaded(path: str) -> object:
-    """The object at a path whose module is imported already, or None."""
-    module, *names = path.split(".")
-    found: object = sys.modules.get(module)
-    for name in names:
-        module = f"{module}.{name}"
-        # Without asking: a module may import another when it is asked for a name.
-        found = sys.modules.get(module) or getattr(found, "__dict__", {}).get(name)
-    return found
-
-
 def _imported(path: str, where: str) -> object:
-    module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise CardError(f"{where}: {path} cannot be imported: {error}") from error
+        return import_path(path)
+    except ImportError as error:
+        raise CardError(f"{where}: {error}") from error

@@ -12,7 +12,7 @@ from sweep_runs import METRICS, write_run, write_steps
 
 from ln_zoo.cli import main
 from ln_zoo.plots import comparison as compare
-from ln_zoo.plots.comparison import Run, draw, groups, median_and_range, read_run
+from ln_zoo.plots.comparison import LoggedRun, draw, groups, median_and_range, read_run
 from ln_zoo.plots.figures import set_log_scale
 from ln_zoo.sweeps.speed import steps_to
 
@@ -24,7 +24,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return figures
 
 
-def run_of(folder: Path, values: list[float], label: str = "A") -> Run:
+def run_of(folder: Path, values: list[float], label: str = "A") -> LoggedRun:
     return read_run(f"{label}={write_run(folder / 'version_0', values)}", METRICS)
 
 

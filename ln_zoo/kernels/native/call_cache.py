@@ -20,7 +20,7 @@ from ln_zoo.kernels.native.mixed_precision import MixedPrecision
 from ln_zoo.ops import registry
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.norm_records import RowNorm
-from ln_zoo.ops.plans import Entries, Run
+from ln_zoo.ops.plans import Entries, Runner
 from ln_zoo.ops.precision import no_autocast, product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
@@ -56,7 +56,7 @@ class Plan(Protocol):
 class _KernelPlan:
     """Runs the kernel that was selected, with the weights and records of then."""
 
-    def __init__(self, run: Run, call: RecurrentCall) -> None:
+    def __init__(self, run: Runner, call: RecurrentCall) -> None:
         self._run, self._call = run, without_tensors(call)
         pairs = zip(call.records, call.weights, strict=True)
         self._tensors = [a for pair in pairs for a in Parameters.of(call.cell, *pair)]
@@ -98,7 +98,7 @@ class _AutocastPlan:
         return output if output is None else output.to(self._dtype), states
 
 
-def _plan_of(run: Run, call: RecurrentCall) -> Plan:
+def _plan_of(run: Runner, call: RecurrentCall) -> Plan:
     inner = run.kernel if isinstance(run, MixedPrecision) else run
     plan = Prepared(call) if isinstance(inner, NativeLayers) else _KernelPlan(inner, call)
     return plan if inner is run else _AutocastPlan(plan, product_dtype(call.x))
@@ -151,7 +151,7 @@ class CallCache:
         return plan(found, x, starts, states, dropout, training, noise, reset)
 
     def keep(
-        self, owner: dict[str, Any], entries: Entries | None, run: Run, call: RecurrentCall
+        self, owner: dict[str, Any], entries: Entries | None, run: Runner, call: RecurrentCall
     ) -> None:
         key = _key(call.x, any(w.noise.sampled for w in call.weights), call.reset is not None)
         if key is None or entries is None or not _is_plannable(run, call):
@@ -169,7 +169,7 @@ class CallCache:
         self._kept = _Kept(owner, watched, plans | {key: (_plan_of(run, call), state)})
 
 
-def _is_plannable(run: Run, call: RecurrentCall) -> bool:
+def _is_plannable(run: Runner, call: RecurrentCall) -> bool:
     """Whether a plan can run calls like this one, with padded inputs."""
     if not call.cell.has_kernels or any(w.hr is not None for w in call.weights):
         return False

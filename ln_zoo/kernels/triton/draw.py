@@ -22,11 +22,11 @@ from ln_zoo.ops.loops.draw import (
     Back,
     DrawOperands,
     DrawPlan,
+    DrawRun,
     DrawSteps,
     DrawWeights,
     Kept,
     Made,
-    Run,
 )
 
 _ENCODER, _DECODER = 0, 1
@@ -301,8 +301,8 @@ class TritonDraw(DrawSteps):
 
 # Captured runs
 
-Forward = Callable[[DrawOperands], Run]
-Backward = Callable[[DrawOperands, Run, Sequence[Tensor | None]], DrawOperands]
+Forward = Callable[[DrawOperands], DrawRun]
+Backward = Callable[[DrawOperands, DrawRun, Sequence[Tensor | None]], DrawOperands]
 
 
 class _Ticket:
@@ -312,7 +312,7 @@ class _Ticket:
 class _Recording:
     def __init__(self, like: DrawOperands) -> None:
         self.operands = _empty_like(like)
-        self.run: Run | None = None
+        self.run: DrawRun | None = None
         #: Gradients of results and operands, by which results have one.
         self.back: dict[Hashable, tuple[list[Tensor | None], DrawOperands | None]] = {}
         self._user: weakref.ref[_Ticket] | None = None

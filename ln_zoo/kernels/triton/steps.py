@@ -298,7 +298,7 @@ Transfer = Callable[[Buffers, int], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class StepRange:
     """Steps launched together; ``row``: the first row, ``sizes``: rows of each step."""
 
     row: int
@@ -330,14 +330,14 @@ class Piece(NamedTuple):
         return [(k, self.rows) for k in (reversed(numbers) if backward else numbers)]
 
 
-def _runs(sizes: Sequence[int]) -> list[Run]:
+def _runs(sizes: Sequence[int]) -> list[StepRange]:
     """Split steps into long runs of equal size, which can be captured, and the rest.
 
     Example:
         >>> _runs([3] * 20 + [2, 1])
-        [Run(row=0, sizes=(3, 3, ..., 3)), Run(row=60, sizes=(2, 1))]
+        [StepRange(row=0, sizes=(3, 3, ..., 3)), StepRange(row=60, sizes=(2, 1))]
     """
-    found: list[Run] = []
+    found: list[StepRange] = []
     row = first = 0
     pending: list[int] = []
     while first < len(sizes):
@@ -349,13 +349,13 @@ def _runs(sizes: Sequence[int]) -> list[Run]:
             pending += equal
         else:
             if pending:
-                found.append(Run(row - sum(pending), tuple(pending)))
+                found.append(StepRange(row - sum(pending), tuple(pending)))
                 pending = []
-            found.append(Run(row, tuple(equal)))
+            found.append(StepRange(row, tuple(equal)))
         row += sum(equal)
         first = last
     if pending:
-        found.append(Run(row - sum(pending), tuple(pending)))
+        found.append(StepRange(row - sum(pending), tuple(pending)))
     return found
 
 
@@ -499,7 +499,7 @@ class Steps:
         if end is not None:
             end(buffers, sizes[0])
 
-    def launch(self, run: Run, start: Transfer, end: Transfer | None) -> None:
+    def launch(self, run: StepRange, start: Transfer, end: Transfer | None) -> None:
         examples = run.sizes[0]
         if len(run.sizes) >= graphs.SHORTEST and run.equal and may_replay(self.p.weight):
             cache = graphs.cache(self.p.weight.device)
@@ -519,14 +519,14 @@ class Steps:
         self,
         cache: graphs.Cache,
         entry: graphs.Entry,
-        run: Run,
+        run: StepRange,
         start: Transfer,
         end: Transfer | None,
     ) -> None:
         buffers, examples = entry.tensors, run.sizes[0]
         pieces = graphs.pieces(len(run.sizes))
         for length in {length for _, length in pieces}:
-            steps = Run(0, (examples,) * length).steps(self.p.is_backward)
+            steps = StepRange(0, (examples,) * length).steps(self.p.is_backward)
             cache.record(
                 entry,
                 length,

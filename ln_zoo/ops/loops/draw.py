@@ -407,7 +407,7 @@ class DrawSteps:
         plan: DrawPlan,
         operands: DrawOperands,
         save: bool,
-        forward: Callable[[DrawOperands], Run],
+        forward: Callable[[DrawOperands], DrawRun],
     ) -> tuple[tuple[Tensor, ...], Replay] | None:
         """Replay captured glimpses, or None; see `ln_zoo.kernels.triton.draw.replayed`."""
         return None
@@ -456,7 +456,7 @@ class DrawSteps:
         raise NotImplementedError
 
 
-class Run(NamedTuple):
+class DrawRun(NamedTuple):
     """All glimpses of a call."""
 
     kept: Kept
@@ -474,7 +474,7 @@ class Replay(Protocol):
     def gradients(
         self,
         grads: Sequence[Tensor | None],
-        backward: Callable[[DrawOperands, Run, Sequence[Tensor | None]], DrawOperands],
+        backward: Callable[[DrawOperands, DrawRun, Sequence[Tensor | None]], DrawOperands],
     ) -> DrawOperands:
         """Gradients of the operands, in new memory; ``backward`` is captured on first use."""
 
@@ -509,7 +509,7 @@ class _Draw(torch.autograd.Function):
             kind, plan = ctx.kind, ctx.plan
 
             def backward(
-                operands: DrawOperands, run: Run, grads: Sequence[Tensor | None]
+                operands: DrawOperands, run: DrawRun, grads: Sequence[Tensor | None]
             ) -> DrawOperands:
                 with no_autocast(operands.noise):
                     return _gradients(kind, plan, operands, run.made.log_stds, run.kept, grads)
@@ -525,7 +525,7 @@ class _Draw(torch.autograd.Function):
         return (None, None, None, *(d if n else None for d, n in zip(found, needed, strict=True)))
 
 
-def _run(kind: type[DrawSteps], plan: DrawPlan, operands: DrawOperands, save: bool) -> Run:
+def _run(kind: type[DrawSteps], plan: DrawPlan, operands: DrawOperands, save: bool) -> DrawRun:
     kept, made = _allocate(plan, operands, save)
     steps = kind(plan, operands, _weights(plan, operands), kept, made, None)
     slots, hidden = len(kept.cells[0]), len(operands.h_decoder)
@@ -542,7 +542,7 @@ def _run(kind: type[DrawSteps], plan: DrawPlan, operands: DrawOperands, save: bo
         steps.lstm(DECODER, t)
         steps.heads(kept.states[after], kept.heads[after])
         steps.write(t)
-    return Run(kept, made, steps.clamped())
+    return DrawRun(kept, made, steps.clamped())
 
 
 def _gradients(
