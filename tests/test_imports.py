@@ -39,10 +39,10 @@ BELOW = {
     "_version": set(),
     "ops": set(),
     "kernels": {"ops"},
-    "norms": {"ops", "checks", "names"},
-    "layers": {"norms", "ops", "checks"},
+    "norms": {"ops", "checks", "class_paths", "names"},
+    "layers": {"norms", "ops", "checks", "class_paths"},
     "analysis": {"layers", "norms", "ops", "checks", "tables"},
-    "conversion": {"layers", "norms", "ops", "tables"},
+    "conversion": {"layers", "norms", "ops", "class_paths", "tables"},
     "testing": {"norm_case", "cell_case", "layer_case", "data_case", "callback_case"},
     "layer_case": {"analysis", "layers", "norms"},
     "norm_case": {"layer_case", "analysis", "layers", "norms", "ops"},
@@ -54,6 +54,7 @@ BELOW = {
     "utils": set(),
     "checkpoints": set(),
     "checks": set(),
+    "class_paths": set(),
     "errors": set(),
     "files": set(),
     "names": set(),
@@ -75,7 +76,7 @@ BELOW = {
     },
     "export": {"layers", "norms", "ops"},
     "models": {
-        *("training_runs", "export", "checks", "files", "vocabulary", "metrics"),
+        *("training_runs", "export", "checks", "class_paths", "files", "vocabulary", "metrics"),
         *("layers", "norms", "ops"),
     },
 }
@@ -92,7 +93,7 @@ BELOW["__main__"] = {"cli"}
 #: They are loaded below where Lightning is not installed.
 WITHOUT_LIGHTNING = (
     *("ops", "kernels", "norms", "layers", "analysis", "conversion", "export", "testing", "rl"),
-    *("checks", "tables", "layer_case", "norm_case", "cell_case"),
+    *("checks", "class_paths", "tables", "layer_case", "norm_case", "cell_case"),
 )
 
 

@@ -25,7 +25,7 @@ def import_path(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ImportError(f"{path} cannot be imported: {error}") from error
+        raise ImportError(f"{path!r} cannot be imported: {error}") from error
 
 
 def loaded(path: str) -> Any:
