@@ -6,12 +6,12 @@ import functools
 import json
 from pathlib import Path
 
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
 from ln_zoo.sweeps.results import Results
 
-refuses = functools.partial(refused, error=SweepError)
+refuses = functools.partial(refuses, error=SweepError)
 
 
 def write_tested(folder: Path, columns: str, rows: list[str], **results: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 
 from ln_zoo import rl
@@ -62,7 +62,7 @@ def test_a_rollout_in_one_call(norm: Any, share: float, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(not WITHOUT_SB3, reason="the package sb3-contrib is here")
 def test_a_policy_names_the_package_that_it_needs() -> None:
-    refused("sb3-contrib", rl.LSTMPolicy, error=ImportError)
+    refuses("sb3-contrib", rl.LSTMPolicy, error=ImportError)
 
 
 def trained(policy: Any, **options: Any) -> tuple[Any, dict[str, float]]:

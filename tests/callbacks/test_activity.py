@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cli_support import rows_of
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from training import quiet_trainer
 
@@ -168,7 +168,7 @@ def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
 
     model = Twice((1, 8, 8), channels=[[2]], norm=Identity())
     message = r"\(2, 8, 4\) and \(2, 8, 8\) from network\.0"
-    refused(message, watched, tmp_path, model, Digits(val_size=20))
+    refuses(message, watched, tmp_path, model, Digits(val_size=20))
     assert hooks(model) == 0
     assert not list(tmp_path.iterdir())
 
@@ -205,10 +205,10 @@ def test_runs_that_do_not_fit_one_another(tmp_path: Path) -> None:
     write_activity({"conv": even(0.1)}, one)
     write_activity({"other": even(0.1)}, two)
     none.write_text("epoch,step\n0,1\n")
-    refused("the layers of these runs differ", read_activity, [one, two])
+    refuses("the layers of these runs differ", read_activity, [one, two])
     runs = {"A": read_activity([one]), "B": read_activity([two])}
-    refused(r"B has the layers \['other'\], other runs have", activity_table, runs)
-    refused(r"none\.csv is not an activity\.csv", read_activity, [none])
+    refuses(r"B has the layers \['other'\], other runs have", activity_table, runs)
+    refuses(r"none\.csv is not an activity\.csv", read_activity, [none])
 
 
 class TestActivityByPosition(CallbackCase):

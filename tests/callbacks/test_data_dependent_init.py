@@ -10,7 +10,7 @@ import torch
 from cli_support import same
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer
@@ -122,15 +122,15 @@ def test_weights_that_were_trained_are_not_overwritten(tmp_path: Path) -> None:
     fit(model, tmp_path)
     trained = {k: v.clone() for k, v in model.state_dict().items()}
     message = r"DataDependentInit .*network\.1, network\.3"
-    refused(message, fit, model, tmp_path, DataDependentInit())
+    refuses(message, fit, model, tmp_path, DataDependentInit())
     assert same(dict(model.state_dict()), trained)
 
 
 def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
     message = "looks for Linear and Conv2d layers with norm=WeightNorm"
     model = MLPClassifier(64, [8], norm=LayerNorm())
-    refused(message, fit, model, tmp_path, DataDependentInit())
-    refused(r"batch_size .*1", DataDependentInit, 1)
+    refuses(message, fit, model, tmp_path, DataDependentInit())
+    refuses(r"batch_size .*1", DataDependentInit, 1)
     trainer = quiet_trainer(DataDependentInit())
     message = "DataDependentInit .*train_dataloader.*none"
-    refused(message, trainer.fit, new_model(), Pairs().train_dataloader())
+    refuses(message, trainer.fit, new_model(), Pairs().train_dataloader())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from refusals import refused
+from refusals import refuses
 from training import mean_scores, quiet_trainer
 
 from ln_zoo.callbacks import EpochEvaluation
@@ -124,9 +124,9 @@ def test_without_the_data_module_it_needs() -> None:
     runs: list[Trainer] = []
     bare = {"train_dataloaders": Shuffled().train_dataloader()}
     both = "EpochEvaluation .*train_eval_dataloader and test_dataloader"
-    refused(f"{both}.*none", run, EpochEvaluation(), **bare)
+    refuses(f"{both}.*none", run, EpochEvaluation(), **bare)
     message = f"{both}.*Shuffled without train_eval_dataloader"
-    refused(message, run, EpochEvaluation(), datamodule=Shuffled())
+    refuses(message, run, EpochEvaluation(), datamodule=Shuffled())
     assert [runner.global_step for runner in runs] == [0, 0]
     scored = run(EpochEvaluation(["test"]), datamodule=Shuffled()).callback_metrics
     assert "epoch_test_nll" in scored

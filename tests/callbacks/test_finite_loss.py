@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from refusals import refused
+from refusals import refuses
 from training import quiet_trainer
 
 from ln_zoo.callbacks import FiniteLoss, NonFiniteLossError
@@ -35,7 +35,7 @@ def stops(message: str, model: MLPClassifier, folder: Path, *callbacks, **option
     """Train until the loss is not finite."""
     trainer = quiet_trainer(*callbacks, **{"default_root_dir": folder, "max_epochs": 2} | options)
     data = Digits(batch_size=20, train_size=100)
-    refused(message, trainer.fit, model, datamodule=data, error=NonFiniteLossError)
+    refuses(message, trainer.fit, model, datamodule=data, error=NonFiniteLossError)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
-from refusals import refused
+from refusals import refuses
 from training import quiet_trainer
 
 from ln_zoo.callbacks import AttentionPictures, RetrievalPictures
@@ -92,7 +92,7 @@ def test_long_passages_go_on_in_the_next_line() -> None:
     ],
 )
 def test_wrong_input(questions: list[Attended], message: str) -> None:
-    refused(message, plot_attention, questions)
+    refuses(message, plot_attention, questions)
 
 
 def test_prediction_draws_once(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_wrong_input_is_told(in_tmp: Path) -> None:
     data = SyntheticScenes(**SIZES)
     model = OrderEmbedding(data.vocabulary, 256, 4, 5)
     message = r"RetrievalPictures .*captioned and thumbnail.*Digits"
-    refused(message, predict, RetrievalPictures(), model, Digits())
-    refused("images and captions", plot_retrieval, [], [], {}.get)
+    refuses(message, predict, RetrievalPictures(), model, Digits())
+    refuses("images and captions", plot_retrieval, [], [], {}.get)
 
 
 class TestRetrievalPictures(CallbackCase):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule
-from refusals import refused
+from refusals import refuses
 from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer
 
@@ -63,7 +63,7 @@ class Failing(Twice):
 
 def test_after_an_error_the_former_predictions_are_there(tmp_path: Path) -> None:
     before = predict(Twice(), LOADER, tmp_path)
-    refused("no more", predict, Failing(), LOADER, tmp_path, error=RuntimeError)
+    refuses("no more", predict, Failing(), LOADER, tmp_path, error=RuntimeError)
     (path,) = (tmp_path / "out").iterdir()
     assert [json.loads(line) for line in path.read_text().splitlines()] == before
 
@@ -77,4 +77,4 @@ def test_a_dry_run_writes_nothing(in_tmp: Path) -> None:
 
 def test_anything_but_a_dict_is_refused(tmp_path: Path) -> None:
     message = r"predict_step of Bare .*dict.*Tensor"
-    refused(message, predict, Bare(), LOADER, tmp_path, error=TypeError)
+    refuses(message, predict, Bare(), LOADER, tmp_path, error=TypeError)

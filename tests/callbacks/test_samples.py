@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from refusals import refused
+from refusals import refuses
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -302,7 +302,7 @@ class TestDRAWPictures(TestDRAWSamples):
 
 
 def test_no_pictures_at_all() -> None:
-    refused("every_n_epochs and every_n_steps", DRAWSamples, every_n_epochs=None)
+    refuses("every_n_epochs and every_n_steps", DRAWSamples, every_n_epochs=None)
 
 
 # Lines that a network writes
@@ -362,7 +362,7 @@ def test_models_and_texts_that_cannot_be_written(
 ) -> None:
     samples = HandwritingSamples(**{"texts": TEXTS} | arguments)
     runner = trainer(tmp_path, samples)
-    refused(message, runner.fit, model(), datamodule=Waves(4))
+    refuses(message, runner.fit, model(), datamodule=Waves(4))
     assert runner.global_step == 0
 
 

@@ -14,7 +14,7 @@ from cli_support import rows_of
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from refusals import refused
+from refusals import refuses
 from torch.utils.data import DataLoader
 from training import quiet_trainer
 
@@ -166,7 +166,7 @@ def test_errors_in_the_background_end_the_run(tmp_path: Path, tasks: Path) -> No
 
     for model, message in ((Broken(), "vectors that are not finite"), (Stopped(), "stopped")):
         callback = evaluation(tasks, background=True)
-        refused(message, fit, tmp_path / message, callback, model=model)
+        refuses(message, fit, tmp_path / message, callback, model=model)
         assert callback._processes is None
 
 
@@ -198,7 +198,7 @@ def test_a_process_that_fails_or_is_killed(
         while not scores._running:
             time.sleep(0.01)
         scores.close()
-    refused("CR.*labels" if "labels" in code else "CR.*-9", running.result, error=RuntimeError)
+    refuses("CR.*labels" if "labels" in code else "CR.*-9", running.result, error=RuntimeError)
 
 
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create")
@@ -237,12 +237,12 @@ def test_capitals_stay_for_a_model_that_knows_some(tasks: Path) -> None:
 
 def test_wrong_arguments_are_told_at_once(tmp_path: Path, tasks: Path) -> None:
     for name, value in (("every_n_steps", 0), ("n_jobs", 0), ("protocol", "slow")):
-        refused(f"{name}.*{value}", SentenceEvaluation, **{name: value})
-    refused(r"tasks.*MPQA.*SST", SentenceEvaluation, tasks=["MR", "sst"])
+        refuses(f"{name}.*{value}", SentenceEvaluation, **{name: value})
+    refuses(r"tasks.*MPQA.*SST", SentenceEvaluation, tasks=["MR", "sst"])
 
     class Mute(Counter):
         encode = None  # type: ignore[assignment]
 
-    refused(r"encode.*Mute", fit, tmp_path, evaluation(tasks), model=Mute())
+    refuses(r"encode.*Mute", fit, tmp_path, evaluation(tasks), model=Mute())
     message = "has no rt-polarity.pos and rt-polarity.neg"
-    refused(message, fit, tmp_path, evaluation(tasks, tasks=["MR"]), error=FileNotFoundError)
+    refuses(message, fit, tmp_path, evaluation(tasks, tasks=["MR"]), error=FileNotFoundError)

@@ -13,7 +13,7 @@ import torch
 from cli_support import rows_of
 from lightning.pytorch import Callback
 from matplotlib.image import imread
-from refusals import refused
+from refusals import refuses
 from training import Weights, logged_trainer
 
 from ln_zoo.callbacks import CurvesPlot, WeightGeometry
@@ -159,7 +159,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     model = MLPClassifier(64, [8])
     for weight in weight_vectors(model).values():
         weight.requires_grad_(False)
-    refused(r"WeightGeometry .*MLPClassifier", fitted, tmp_path, model, WeightGeometry())
+    refuses(r"WeightGeometry .*MLPClassifier", fitted, tmp_path, model, WeightGeometry())
 
 
 def geometry(first: float, last: float) -> dict:

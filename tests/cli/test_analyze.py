@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import Capture, Patch, fails, rows_of, told, write_idx
+from cli_support import Capture, Patch, cli, rows_of, told, write_idx
+from refusals import refuses
 
 from ln_zoo import analysis
 from ln_zoo.cli import main
@@ -103,7 +104,7 @@ def test_own_layers(here: Path, capsys: Capture) -> None:
     assert labels(out) == ["RNN Identity", "Bounded Identity"]
     for wrong in ("TCN", "no.Such"):
         for command in ("gradient_flow", "dynamics"):
-            fails("analyze", command, "--cell", wrong, code=1, says=[repr(wrong)])
+            refuses([repr(wrong)], cli, "analyze", command, "--cell", wrong, code=1)
 
 
 # dynamics
@@ -150,7 +151,7 @@ def test_default_layers(here: Path, capsys: Capture) -> None:
 )
 def test_wrong_values(here: Path, given: str, says: str) -> None:
     code = 2 if "--statistics" in given else 1
-    fails("analyze", "dynamics", *f"{SMALL} {given}".split(), code=code, says=says.split())
+    refuses(says.split(), cli, "analyze", "dynamics", *f"{SMALL} {given}".split(), code=code)
 
 
 # fisher

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import DATA, QUIET, SMALL, Patch, fails, fit, last, load, results, same, succeed
+from cli_support import DATA, QUIET, SMALL, Patch, cli, fit, last, load, results, same, succeed
 from data_support import ready
+from refusals import refuses
 
 import ln_zoo
 from ln_zoo.data import Digits
@@ -139,7 +140,7 @@ def test_weights_of_another_norm_or_size_name_the_keys(
     norm = {"class_path": "ln_zoo.norms.BatchNorm", "init_args": {}}
     _foreign_class(trained, wrong, norm=norm, hidden_sizes=[9])
     says = ["network.1.site.running_mean", "network.1.weight", "(8, 64)", "(9, 64)"]
-    fails("test", option, wrong, *DATA, *QUIET, says=[wrong, "MLPClassifier", *says])
+    refuses([wrong, "MLPClassifier", *says], cli, "test", option, wrong, *DATA, *QUIET)
 
 
 CALLBACK = ("--trainer.callbacks", "PopulationStatistics", "--trainer.callbacks.method")
@@ -219,7 +220,7 @@ def test_damaged_checkpoints(trained: Path, here: Path, damage: object, option: 
     shutil.copy(trained, path)
     damage(path)  # type: ignore[operator]
     before = path.read_bytes()
-    fails("fit", option, path, *DATA, *QUIET, says=[path])
+    refuses([path], cli, "fit", option, path, *DATA, *QUIET)
     assert path.read_bytes() == before
     assert [p.name for p in here.iterdir()] == ["damaged.ckpt"]
 
@@ -237,7 +238,7 @@ def test_the_newest_whole_checkpoint_is_resumed(here: Path) -> None:
     assert load(last(1))["global_step"] == 15
     for path in here.glob("runs/*/*/checkpoints/*"):
         _cut(path)
-    fails("fit", *SMALL, *QUIET, "--ckpt_path=last", says=["runs/MLPClassifier-LayerNorm"])
+    refuses(["runs/MLPClassifier-LayerNorm"], cli, "fit", *SMALL, *QUIET, "--ckpt_path=last")
 
 
 def _foreign_class(trained: Path, path: Path, **changes: object) -> None:
@@ -282,7 +283,7 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
     ):
         trains = given.split()[0] in ("test", "fit", "predict", "validate")
         more = DATA if trains else ()
-        fails(*given.split(), *more, code=2 if trains else 1, says=says.split())
+        refuses(says.split(), cli, *given.split(), *more, code=2 if trains else 1)
         assert not (here / "imported").exists(), given
 
 
@@ -294,7 +295,7 @@ def test_checkpoints_of_no_model_or_of_another_version(
     _foreign_class(trained, here / "linear.ckpt", _class_path="torch.nn.Linear", secret="x" * 99)
     _foreign_class(trained, here / "old.ckpt", hidden_units=[8])
     for says in ("linear.ckpt torch.nn.Linear", "old.ckpt hidden_units MLPClassifier"):
-        line = fails("test", option, says.split()[0], *DATA, *QUIET, says=says.split())
+        line = refuses(says.split(), cli, "test", option, says.split()[0], *DATA, *QUIET)
         assert len(line) < 300
 
 
@@ -329,5 +330,7 @@ def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> Non
     assert load(last(3, "Decayed-Mine"))["hyper_parameters"]["norm"]["init_args"]["eps"] == 1e-3
     # A class of a module that the user names is imported with it.
     succeed("test", "--ckpt_path", mine, own[0], "--data=Digits", *QUIET)
-    fails("test", "--ckpt_path", mine, "--data=Digits", *QUIET, says=["--model my_models.Decayed"])
-    fails("analyze", "trained_dynamics", mine, "--import=my_models", code=1, says=["Decayed"])
+    refuses(
+        ["--model my_models.Decayed"], cli, "test", "--ckpt_path", mine, "--data=Digits", *QUIET
+    )
+    refuses(["Decayed"], cli, "analyze", "trained_dynamics", mine, "--import=my_models", code=1)

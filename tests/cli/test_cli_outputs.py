@@ -15,7 +15,7 @@ from cli_support import (
     SMALL,
     Done,
     Patch,
-    fails,
+    cli,
     fit,
     installed,
     last,
@@ -26,6 +26,7 @@ from cli_support import (
     succeed,
 )
 from data_support import ready
+from refusals import refuses
 
 from ln_zoo.cli import threads
 from ln_zoo.data import Digits
@@ -207,7 +208,7 @@ def test_output_where_nothing_can_be_made(here: Path, options: str, folder: str)
         pytest.skip("needs /proc, where not even root can make a folder")
     (here / "taken").write_text("not a folder")
     given = (f"--trainer.{option}" for option in options.split())
-    fails("fit", *SMALL, *QUIET, *given, says=[folder])
+    refuses([folder], cli, "fit", *SMALL, *QUIET, *given)
     assert (here / "taken").read_text() == "not a folder"
 
 

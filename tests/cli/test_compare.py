@@ -6,7 +6,8 @@ import itertools
 from pathlib import Path
 
 import pytest
-from cli_support import Capture, fails, rows_of
+from cli_support import Capture, cli, rows_of
+from refusals import refuses
 from sweep_runs import write_run, write_steps
 
 from ln_zoo.cli import main
@@ -115,7 +116,7 @@ def test_wrong_input(three: list[str], here: Path, given: str, says: str) -> Non
         "geometry": write_geometry_run(here / "geometry", [1.0]),
     }  # fmt: skip
     argv = [*given.format(**names).split(), "--metric=step_train_nll", "--x=step", "--out=x.png"]
-    fails("compare", *argv, code=1, says=says.format(**names).split())
+    refuses(says.format(**names).split(), cli, "compare", *argv, code=1)
     assert not (here / "x.png").exists()
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_support import Capture, Patch, fails
+from cli_support import Capture, Patch, cli
 from data_support import image_table, picture, ready
 from handwriting_support import small_distribution, write_files, xml
+from refusals import refuses
 
 from ln_zoo.cli import main
 from ln_zoo.data import IAMOnDB
@@ -49,16 +50,16 @@ def test_an_interruption(source: Path, monkeypatch: Patch) -> None:
 def test_damage_is_one_line(source: Path) -> None:
     damaged = "a01-000u-02.xml"
     (source / "lineStrokes/a01/a01-000" / damaged).write_bytes(b"<a>")
-    fails("data", "iam_ondb", source, "compact", code=1, says=["1 of 9", damaged])
+    refuses(["1 of 9", damaged], cli, "data", "iam_ondb", source, "compact", code=1)
     for x, next_x in (("1e39", 0), ("1e308", "-1e308")):
         file = source / "lineStrokes/a01/a01-000" / damaged
         file.write_bytes(xml([[(x, 2), (next_x, 4)]]))
         says = ["1 of 9", damaged, "float32"]
-        fails("data", "iam_ondb", source, "compact", code=1, says=says)
-    fails("data", "iam_ondb", "nowhere", "other", code=1, says=["nowhere"])
+        refuses(says, cli, "data", "iam_ondb", source, "compact", code=1)
+    refuses(["nowhere"], cli, "data", "iam_ondb", "nowhere", "other", code=1)
     assert not Path("other").exists()
     Path("file").touch()
-    fails("data", "iam_ondb", source, "file/compact", code=1, says=["file/compact", "another"])
+    refuses(["file/compact", "another"], cli, "data", "iam_ondb", source, "file/compact", code=1)
 
 
 def test_an_address_in_a_table_is_not_followed(here: Path) -> None:
@@ -68,4 +69,4 @@ def test_an_address_in_a_table_is_not_followed(here: Path) -> None:
         (here / f"{split}.parquet").write_bytes(image_table(cells, "parquet"))
     fit = ["fit", "--model=MLPClassifier", "--data=MNIST", "--data.root=.", "--data.train_size=5"]
     says = ["train.parquet", "row 9", "bytes"]
-    fails(*fit, "--data.val_size=5", "--trainer.logger=false", code=1, says=says)
+    refuses(says, cli, *fit, "--data.val_size=5", "--trainer.logger=false", code=1)

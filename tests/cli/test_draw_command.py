@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_support import fails, told
+from cli_support import cli, told
 from PIL import Image
+from refusals import refuses
 from zoo_support import RESULTS
 
 from ln_zoo.cli import main
@@ -64,5 +65,5 @@ def test_black_and_white(in_tmp: Path, cards: Path) -> None:
     ("model", "says"), [("mlp", "mlp MLPClassifier DRAW"), ("diverged", "diverged finite")]
 )
 def test_wrong_models(in_tmp: Path, cards: Path, model: str, says: str) -> None:
-    fails("draw", f"--model={cards / model}", code=1, says=says.split())
+    refuses(says.split(), cli, "draw", f"--model={cards / model}", code=1)
     assert list(in_tmp.iterdir()) == []

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_support import CONFIGS, Capture, Patch, fails, rows_of
+from cli_support import CONFIGS, Capture, Patch, cli, rows_of
+from refusals import refuses
 from training import quiet_trainer
 
 from ln_zoo.cli import main
@@ -128,8 +129,8 @@ def test_stored_scores_in_the_same_table(capsys: Capture, monkeypatch: Patch) ->
     assert rows[1].endswith("| 53.8 ± 4.4 |")
     (paper,) = (row for row in rows if "one month (about 1.7 M iterations)" in row)
     assert paper.endswith("| *0.858* | *0.788* | *0.270* | *83.1* |")
-    fails("evaluate-sentences", "scores.csv", "--protocol", "original", code=1,
-          says=["scores.csv", "fast", "--protocol"])  # fmt: skip
+    argv = ["evaluate-sentences", "scores.csv", "--protocol", "original"]
+    refuses(["scores.csv", "fast", "--protocol"], cli, *argv, code=1)
 
 
 def test_an_untrained_model_of_a_configuration() -> None:
@@ -140,5 +141,5 @@ def test_an_untrained_model_of_a_configuration() -> None:
     assert (content["protocol"], content["seed"]) == ("fast", 3)
     assert {row["encoder"] for row in content["scores"]} == {"GRU"}
     assert not Path("runs").exists()
-    fails("evaluate-sentences", "mlp.none", "--data=tasks", "--as_is", "--tasks=CR", code=1,
-          says=["MLPClassifier"])  # fmt: skip
+    argv = ["evaluate-sentences", "mlp.none", "--data=tasks", "--as_is", "--tasks=CR"]
+    refuses(["MLPClassifier"], cli, *argv, code=1)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import DATA, MISHAP, QUIET, SMALL, Patch, fails, last, load, run, same, script
+from cli_support import DATA, MISHAP, QUIET, SMALL, Patch, cli, last, load, run, same, script
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.cli import notes, run_output, signals
 
@@ -28,7 +28,7 @@ def test_weights_that_are_not_finite(trained: Path, here: Path, command: str) ->
     checkpoint["state_dict"]["network.1.weight"][2, 3] = float("nan")
     torch.save(checkpoint, here / "nan.ckpt")
     argv = (command, "--weights=nan.ckpt", *DATA, *QUIET)
-    fails(*argv, code=1, says=["nan.ckpt", "network.1.weight", "not finite"])
+    refuses(["nan.ckpt", "network.1.weight", "not finite"], cli, *argv, code=1)
     assert not [path for path in here.rglob("*") if path.suffix in (".json", ".jsonl", ".csv")]
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_cannot_go_on_keeps_the_last_good_checkpoint(
     bad = (f"--trainer.callbacks.step={step}", f"--trainer.callbacks.number={number}")
     more = ("--trainer.max_epochs=3", "--test_after_fit=true", "--trainer.callbacks+=mishap.Mishap")
     kept = [last()] if step else []
-    fails("fit", *SMALL, *QUIET, *more, *bad, code=1, says=[*says, *kept])
+    refuses([*says, *kept], cli, "fit", *SMALL, *QUIET, *more, *bad, code=1)
     assert [load(path)["global_step"] for path in mishap.rglob("last.ckpt")] == [5] * len(kept)
 
 
@@ -55,7 +55,7 @@ def test_what_was_measured_must_be_finite() -> None:
     values = {"test_error": torch.tensor(3)}
     notes.check_finite(values, "the scores of the test")
     values["test_nll"] = torch.tensor(float("inf"))
-    refused("test_nll is not finite: ", notes.check_finite, values, "the scores of the test")
+    refuses("test_nll is not finite: ", notes.check_finite, values, "the scores of the test")
 
 
 def test_tensorboards_thread_is_quiet(monkeypatch: Patch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cli_support import CONFIGS, QUIET, Capture, Patch
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 
 from ln_zoo.cli.lightning import ZooCLI
@@ -66,8 +66,8 @@ def test_other_classes_get_a_new_last_layer(capsys: Capture) -> None:
     cli.run()
     assert cli.trainer.global_step == 1
     # An untrained last layer is nothing to test.
-    refused(r"network\.5\.weight is \(10, 256\)", build, "test", *arguments)
-    refused(r"mlp\.layernorm-digits", build, "fit", *arguments, "--model.hidden_sizes=[9, 9]")
+    refuses(r"network\.5\.weight is \(10, 256\)", build, "test", *arguments)
+    refuses(r"mlp\.layernorm-digits", build, "fit", *arguments, "--model.hidden_sizes=[9, 9]")
 
 
 # Lightning's tools that change what the zoo stores or writes

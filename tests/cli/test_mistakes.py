@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import CONFIGS, QUIET, SCRIPT, SMALL, environment, fails, installed, run, succeed
+from cli_support import CONFIGS, QUIET, SCRIPT, SMALL, cli, environment, installed, run, succeed
+from refusals import refuses
 
 import ln_zoo.data
 import ln_zoo.models
@@ -94,7 +95,7 @@ HUGE = "100000000000000000000000"
     ],
 )  # fmt: skip
 def test_options_of_training(here: Path, given: str, says: str) -> None:
-    fails("fit", *SMALL, *given.split(), says=says.split())
+    refuses(says.split(), cli, "fit", *SMALL, *given.split())
     assert list(here.iterdir()) == []  # nothing was run
 
 
@@ -132,13 +133,13 @@ def test_options_of_training(here: Path, given: str, says: str) -> None:
 )  # fmt: skip
 def test_configuration_files(here: Path, text: str, says: str) -> None:
     (here / "bad.yaml").write_text(text)
-    fails("fit", *SMALL, "--config", "bad.yaml", says=says.split())
+    refuses(says.split(), cli, "fit", *SMALL, "--config", "bad.yaml")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_that_nobody_writes_to_is_not_waited_for(here: Path) -> None:
     os.mkfifo(here / "pipe.yaml")
-    fails("fit", "--config", "pipe.yaml", says=["pipe.yaml"])
+    refuses(["pipe.yaml"], cli, "fit", "--config", "pipe.yaml")
 
 
 def test_merged_keys_and_aliases_are_read(here: Path) -> None:
@@ -152,12 +153,12 @@ def test_merged_keys_and_aliases_are_read(here: Path) -> None:
 
 
 def test_missing_model_and_data(here: Path) -> None:
-    fails("fit", says=["--data", "--model"])
-    fails("fit", "--model=MLPClassifier", says=["--data"])
-    fails("fit", "--model.in_features=40", "--model=MLPClassifier", "--data=Digits",
-          says=["model", "MLPClassifier"])  # fmt: skip
+    refuses(["--data", "--model"], cli, "fit")
+    refuses(["--data"], cli, "fit", "--model=MLPClassifier")
+    late = ("--model.in_features=40", "--model=MLPClassifier")
+    refuses(["model", "MLPClassifier"], cli, "fit", *late, "--data=Digits")
     (here / "nine.yaml").touch()
-    fails("fit", *SMALL, "--config", "none.yaml", says=["none.yaml", "nine.yaml"])
+    refuses(["none.yaml", "nine.yaml"], cli, "fit", *SMALL, "--config", "none.yaml")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_missing_model_and_data(here: Path) -> None:
 )
 def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
     monkeypatch.setenv(variable, value)
-    fails("fit", *SMALL, says=says.split())
+    refuses(says.split(), cli, "fit", *SMALL)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str,
     ],
 )  # fmt: skip
 def test_other_commands(here: Path, given: str, code: int, says: str) -> None:
-    fails(*given.split(), code=code, says=says.split())
+    refuses(says.split(), cli, *given.split(), code=code)
     assert not list(here.glob("*.*"))
 
 
@@ -235,19 +236,20 @@ def test_files_that_cannot_be_written(here: Path, analysis: str) -> None:
     (here / "file").write_text("")
     for option, file in (("--out", "name"), ("--out", "table.csv"), ("--out", "folder.png"),
                          ("--out", "file/a.png"), ("--csv", "folder.png")):  # fmt: skip
-        fails("analyze", analysis, option, file, code=1, says=[option, file])
+        refuses([option, file], cli, "analyze", analysis, option, file, code=1)
     assert sorted(path.name for path in here.iterdir()) == ["file", "folder.png"]
 
 
 def test_models_and_data_that_do_not_fit(here: Path) -> None:
     for model, data in (("MLPClassifier", "SyntheticHandwriting"), ("Handwriting", "Digits")):
-        fails("fit", f"--model={model}", f"--data={data}", *QUIET, says=[model, data])
+        refuses([model, data], cli, "fit", f"--model={model}", f"--data={data}", *QUIET)
     assert not list(here.glob("runs/*/*/*"))
 
 
 def test_a_monitor_that_nothing_logs(here: Path) -> None:
-    fails("fit", *SMALL, *QUIET, "--trainer.max_epochs=1", "--trainer.callbacks+=EarlyStopping",
-          "--trainer.callbacks.monitor=val_los", code=1, says=["val_los"])  # fmt: skip
+    stopping = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val_los")
+    argv = ("fit", *SMALL, *QUIET, "--trainer.max_epochs=1", *stopping)
+    refuses(["val_los"], cli, *argv, code=1)
 
 
 @pytest.mark.parametrize(
@@ -264,14 +266,14 @@ def test_checkpoints_that_lack_parts(
 ) -> None:
     whole = torch.load(trained, weights_only=True)
     torch.save({k: v for k, v in whole.items() if k not in lacks}, "other.ckpt")
-    fails(command, "--ckpt_path=other.ckpt", "--data=Digits", *QUIET,
-          says=["other.ckpt", *says.split()])  # fmt: skip
+    argv = (command, "--ckpt_path=other.ckpt", "--data=Digits", *QUIET)
+    refuses(["other.ckpt", *says.split()], cli, *argv)
 
 
 def test_a_file_called_like_a_package(here: Path) -> None:
     (here / "datasets.py").write_text("class Faces: pass")
-    fails("fit", "--model=MLPClassifier", "--data=datasets.Faces",
-          says=["datasets", "Faces", "./datasets.py"])  # fmt: skip
+    argv = ("fit", "--model=MLPClassifier", "--data=datasets.Faces")
+    refuses(["datasets", "Faces", "./datasets.py"], cli, *argv)
 
 
 def test_every_class_is_offered_by_its_name() -> None:
@@ -279,7 +281,7 @@ def test_every_class_is_offered_by_its_name() -> None:
     for option, room in (
         ("--model", ln_zoo.models), ("--data", ln_zoo.data), ("--model.norm", ln_zoo.norms)
     ):  # fmt: skip
-        line = fails("fit", *SMALL, f"{option}=Nonesuch", says=["Nonesuch"])
+        line = refuses(["Nonesuch"], cli, "fit", *SMALL, f"{option}=Nonesuch")
         bases = {"--model": "ZooModule", "--data": "LightningDataModule", "--model.norm": "Norm"}
         for name in room.__all__:
             cls = getattr(room, name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli_support import QUIET, Patch, fails, load, python, results, succeed
+from cli_support import QUIET, Patch, cli, load, python, results, succeed
+from refusals import refuses
 
 #: All that an outsider writes.
 MODEL = """
@@ -141,7 +142,7 @@ def test_cards_of_own_models(here: Path, monkeypatch: Patch) -> None:
         (["write", "hi", "--model=cards/mine.letters"], 1, "--import my_cards"),
         (["draw", "--model=mine.drawer"], 1, "--import my_cards"),
     ):
-        fails(*argv, code=code, says=[remedy])
+        refuses([remedy], cli, *argv, code=code)
 
     named = ["--model=my_reader.RowReader", "--model.norm=my_cards.Doubling", *data, *QUIET]
     succeed("test", "--weights=cards/mine.reader", *named)

@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from cli_support import Capture, Patch, fails, told
+from cli_support import Capture, Patch, cli, told
+from refusals import refuses
 from sweep_runs import FAST, SLOW, results
 
 from ln_zoo.cli import main, reproduce
@@ -83,7 +84,7 @@ def test_an_analysis_is_printed_and_not_run(in_tmp: Path, capsys: Capture) -> No
 
 def test_a_folder_that_cannot_be_written(in_tmp: Path) -> None:
     (in_tmp / "file").touch()
-    fails("reproduce", "invariance", "--out=file", code=1, says=["--out", "file/invariance.png"])
+    refuses(["--out", "file/invariance.png"], cli, "reproduce", "invariance", "--out=file", code=1)
     assert [path.name for path in in_tmp.iterdir()] == ["file"]
 
 
@@ -96,7 +97,7 @@ def test_claims_that_cannot_be_run(in_tmp: Path) -> None:
         ("draw-speed --size=paper --gather", "sweeps/draw-speed-paper"),
         ("invariance --seeds=5", "invariance --seeds"),
     ):
-        fails("reproduce", *given.split(), says=says.split())
+        refuses(says.split(), cli, "reproduce", *given.split())
 
 
 def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_support import QUIET, fails, load, succeed
+from cli_support import QUIET, cli, load, succeed
+from refusals import refuses
 
 #: A model that reads words, and data that give them; each prints what it was made with.
 OWN = """
@@ -112,5 +113,5 @@ def test_words_of_a_stored_model_go_to_the_data(trained: Path) -> None:
 def test_data_with_other_words_or_none(trained: Path) -> None:
     test = ("test", "--weights", CHECKPOINT, READER, *QUIET)
     assert "model: word0 word1 word2" in succeed(*test, "--data=texts.Silent").out
-    line = fails(*test, "--data=texts.Stubborn", says=[CHECKPOINT, "2,000", "Stubborn"])
+    line = refuses([CHECKPOINT, "2,000", "Stubborn"], cli, *test, "--data=texts.Stubborn")
     assert len(line) < 400

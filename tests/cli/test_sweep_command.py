@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import CONFIGS, SCRIPT, environment, fails, installed, rows_of, succeed
+from cli_support import CONFIGS, SCRIPT, cli, environment, installed, rows_of, succeed
+from refusals import refuses
 
 #: The network of the quickstart, on few of scikit-learn's digits.
 QUICK = [f"--config={CONFIGS / 'quickstart.yaml'}", "--out=s"]
@@ -49,7 +50,7 @@ SMALL = (
 def test_wrong_grids(here: Path, given: str, says: str) -> None:
     (here / "file").touch()
     argv = given.replace("LAYER", "QUICK --norms=layer").replace("QUICK", QUICK[0]).split()
-    fails("sweep", "--out=s", *argv, says=says.split())
+    refuses(says.split(), cli, "sweep", "--out=s", *argv)
     assert not (here / "s/sweep.json").exists()
 
 
@@ -74,23 +75,23 @@ def test_printed_commands_are_gathered(printed: list[str], here: Path) -> None:
     if full.exists():
         curves.unlink()
         curves.symlink_to(full)
-        fails("sweep", "--out=s", "--gather", code=1, says=["No space left", "report/curves.png"])
+        refuses(["No space left", "report/curves.png"], cli, "sweep", "--out=s", "--gather", code=1)
         curves.unlink()
     (here / "s/report").rename(here / "report")
     (here / "s/report").touch()
-    fails("sweep", "--out=s", "--gather", says=["s/report", "--out"])
+    refuses(["s/report", "--out"], cli, "sweep", "--out=s", "--gather")
     (here / "s/report").unlink()
     (here / "report").rename(here / "s/report")
     for row, name in zip(rows_of("s/report/runs.csv"), names, strict=True):
         measured = json.loads((here / f"s/{name}/test_results.json").read_text())
         assert float(row["error"]) == pytest.approx(100 * measured["metrics"]["error"])
         assert (measured["seed"], measured["data"].get("seed", 3)) == (3, 3)
-    fails("sweep", "--out=s", "--run=", says=["no run"])
-    fails("sweep", "--out=s", "--seeds=5", says=["--config", "--out"])
+    refuses(["no run"], cli, "sweep", "--out=s", "--run=")
+    refuses(["--config", "--out"], cli, "sweep", "--out=s", "--seeds=5")
     # The grid may grow, but not change.
     grow = ("sweep", *QUICK, "--seeds=3,", "--print", "--norms=none,layer,RMSNorm", "--", *SMALL)
     assert succeed(*grow).out == "ln-zoo sweep --out s --run RMSNorm/seed_3\n"
-    fails("sweep", *QUICK, "--norms=layer", "--seeds=4,", "--print", "--", *SMALL, says=["norms"])
+    refuses(["norms"], cli, "sweep", *QUICK, "--norms=layer", "--seeds=4,", "--print", "--", *SMALL)
 
 
 def test_runs_from_weights_are_tested_and_resumed(here: Path) -> None:

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from cli_support import Capture, fails
+from cli_support import Capture, cli
 from handwriting_support import Waves
+from refusals import refuses
 from training import quiet_trainer
 
 from ln_zoo.cli import main
@@ -209,7 +210,7 @@ def test_wrong_input(here: Path, checkpoint: Path, given: str, says: str) -> Non
     before = sorted(here.rglob("*"))
     # The last of two options counts.
     argv = ["--model", str(checkpoint), *given.split()]
-    fails("write", "ab!", *argv, code=1, says=says.split())
+    refuses(says.split(), cli, "write", "ab!", *argv, code=1)
     assert sorted(here.rglob("*")) == before
 
 
@@ -234,7 +235,7 @@ def _prepare(here: Path, checkpoint: Path) -> None:
 @pytest.mark.parametrize("text", [[], [""], [" ", "\n\n"]])
 def test_nothing_to_write(here: Path, text: list[str]) -> None:
     """Said before a model is looked for."""
-    fails("write", *text, "--model", "none.ckpt", code=1, says=["text"])
+    refuses(["text"], cli, "write", *text, "--model", "none.ckpt", code=1)
     (here / "a.txt").write_bytes(b"\xff\xfe")
     for file in ("a.txt", "b.txt", "/dev/zero"):
-        fails("write", "--file", file, "--model", "none.ckpt", code=1, says=[file])
+        refuses([file], cli, "write", "--file", file, "--model", "none.ckpt", code=1)

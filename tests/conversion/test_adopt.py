@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.ao.quantization import quantize_dynamic
 from torch.nn.utils import parametrizations
@@ -198,8 +198,8 @@ def test_weights_go_back_into_a_fresh_model() -> None:
             parameter.zero_()
     fresh.load_state_dict(to_dialect("torchaudio", model))
     torch.testing.assert_close(fresh(rows())[0], expected, **CLOSE)
-    refused(r"layers\.0.*'torchaudio'.*'haste'", to_dialect, "haste", model)
-    refused("Linear", to_dialect, "torchaudio", nn.Linear(2, 3), error=TypeError)
+    refuses(r"layers\.0.*'torchaudio'.*'haste'", to_dialect, "haste", model)
+    refuses("Linear", to_dialect, "torchaudio", nn.Linear(2, 3), error=TypeError)
 
 
 def test_hooks_on_a_layer_stay_as_do_its_mode_and_frozen_weights() -> None:
@@ -245,7 +245,7 @@ def test_a_cell_keeps_its_call(bias: bool) -> None:
     torch.testing.assert_close(model["cell"](x, h), plain["cell"](x, h), **CLOSE)
     three = model["cell"](x.unsqueeze(0), h.unsqueeze(0))
     torch.testing.assert_close(three, plain["cell"](x, h).unsqueeze(0), **CLOSE)
-    refused("time step", model["cell"], rows(2), h)
+    refuses("time step", model["cell"], rows(2), h)
     plain.load_state_dict(to_dialect("sheeprl", model))
 
 
@@ -292,7 +292,7 @@ def test_torchs_layers_stay_instances_of_torchs_classes() -> None:
     torch.testing.assert_close(model["cell"](rows()[0]), plain["cell"](rows()[0]), **CLOSE)
     again = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(again["lstm"](rows()), plain["lstm"](rows()), **CLOSE)
-    refused("no layer to convert", adopt_, model)
+    refuses("no layer to convert", adopt_, model)
     ln_zoo.denormalize_(model)
     assert all(type(model[name]) is type(plain[name]) for name in model)
     empty = nn.ModuleList([nn.LSTM(3, 4, device="meta")])
@@ -414,7 +414,7 @@ def test_layers_inside_a_scripted_module_are_refused() -> None:
     report = adopt_(model, classes={TupleLSTM: "torchscript"})
     assert "torch.jit" in reasons(report)["in.rnn"]
     scripted = torch.jit.script(TupleLSTM(3, 5))
-    refused(r"torch\.jit", adopt_, scripted, classes={TupleLSTM: "torchscript"})
+    refuses(r"torch\.jit", adopt_, scripted, classes={TupleLSTM: "torchscript"})
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_layers_inside_a_scripted_module_are_refused() -> None:
     ids=["list", "no layer", "no match", "unknown dialect", "no class", "none left", "wrapped"],
 )
 def test_wrong_arguments(model: Any, options: dict, error: type[Exception], named: str) -> None:
-    refused(named, adopt_, model, error=error, **options)
+    refuses(named, adopt_, model, error=error, **options)
 
 
 def test_include_and_exclude() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from reference import layer_norm as normed
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 
 import ln_zoo
@@ -399,9 +399,9 @@ def test_a_missing_and_a_spare_key_are_named(form: str) -> None:
         if key in whole or any(part in key for part in OPTIONAL):
             continue
         fewer = {k: v for k, v in state.items() if k != key}
-        refused(f"^{name}: ", from_dialect, name, fewer)
+        refuses(f"^{name}: ", from_dialect, name, fewer)
     spare = f"{DIALECTS[name].prefix}spare"
-    refused("spare", from_dialect, name, state | {spare: torch.ones(2)})
+    refuses("spare", from_dialect, name, state | {spare: torch.ones(2)})
 
 
 @every_dialect
@@ -411,7 +411,7 @@ def test_tensors_of_other_shapes(form: str) -> None:
         for shape in ((), (0,), (3,), (16, 0), (2, 3, 4)):
             if any(part in key for part in UNREAD):
                 continue
-            refused(f"^{name}: ", from_dialect, name, state | {key: torch.ones(shape, dtype=F64)})
+            refuses(f"^{name}: ", from_dialect, name, state | {key: torch.ones(shape, dtype=F64)})
 
 
 @every_dialect
@@ -421,7 +421,7 @@ def test_a_prefix_chooses_a_layer_of_a_larger_state_dict(form: str) -> None:
     larger = {f"model.rnn.{k}": v for k, v in state.items()} | {"model.head": torch.ones(2)}
     layer = from_dialect(name, larger, prefix=f"model.rnn.{lead}")
     torch.testing.assert_close(layer(inputs())[0], reference(state, inputs()))
-    refused(r"no key starts with 'model\.lstm", from_dialect, name, larger, prefix="model.lstm.")
+    refuses(r"no key starts with 'model\.lstm", from_dialect, name, larger, prefix="model.lstm.")
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ COUPLED = {k: v for k, v in tflite_state().items() if k != "input_to_input_weigh
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_states_that_no_layer_takes(name: str, state: dict[str, Any], named: str) -> None:
-    refused(named, from_dialect, name, state)
+    refuses(named, from_dialect, name, state)
 
 
 @pytest.mark.parametrize(
@@ -517,5 +517,5 @@ def test_states_that_no_layer_takes(name: str, state: dict[str, Any], named: str
     ],
 )
 def test_a_layer_that_a_library_does_not_have(name: str, layer: Any, reason: str) -> None:
-    refused(re.escape(reason), to_dialect, name, layer)
-    refused("LSTM", to_dialect, "torch", nn.LSTM(2, 3), error=TypeError)
+    refuses(re.escape(reason), to_dialect, name, layer)
+    refuses("LSTM", to_dialect, "torch", nn.LSTM(2, 3), error=TypeError)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from reference import Direction, layer_norm, run
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.rnn import pack_sequence
@@ -335,7 +335,7 @@ def test_what_cannot_be_is_refused_with_its_reason(name: str) -> None:
     before = {n: type(m) for n, m in model.named_modules()}
     # A window layer has a plain torch layer of its own, which it does call.
     exclude = "window" if name == "of ours" else ()
-    assert reason in refused("can be normalised", normalize_, model, LayerNorm(), exclude=exclude)
+    assert reason in refuses("can be normalised", normalize_, model, LayerNorm(), exclude=exclude)
     assert {n: type(m) for n, m in model.named_modules()} == before
     # Beside a layer that can be converted it stays, and the report says why.
     both = nn.ModuleDict({"it": model, "other": nn.Linear(3, 3)})
@@ -361,7 +361,7 @@ def test_what_cannot_be_is_refused_with_its_reason(name: str) -> None:
     ids=["no layer", "no match", "all excluded", "wrapped", "steps", "class", "dict"],
 )
 def test_wrong_arguments(model: Any, options: dict, error: type[Exception], named: str) -> None:
-    refused(named, normalize_, model, error=error, **{"norm": LayerNorm(), **options})
+    refuses(named, normalize_, model, error=error, **{"norm": LayerNorm(), **options})
 
 
 def test_a_failed_calibration_leaves_the_model_as_it_was() -> None:
@@ -426,11 +426,11 @@ def test_what_torch_does_not_compute_stays() -> None:
     normalize_(model, RMSNorm(), include=["noisy", "peephole"])
     assert model["noisy"].zoneout == (0.1,)
     assert model["peephole"].weight_peephole_l0.shape == (3, 3)
-    refused("can become plain: normalised", denormalize_, model, exclude="plain")
+    refuses("can become plain: normalised", denormalize_, model, exclude="plain")
     shared = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "out": ln_zoo.Linear(4, 5)})
     normalize_(shared, WeightNorm())
     shared["embedding"].weight = shared["out"].weight
-    refused(r"tied to embedding.weight, which would change", denormalize_, shared)
+    refuses(r"tied to embedding.weight, which would change", denormalize_, shared)
 
 
 def test_a_linear_inside_a_layer_that_normalises_is_converted_with_a_warning() -> None:

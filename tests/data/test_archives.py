@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from archive_support import packed
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data.archives import open_file, read_archive, read_file, read_rest
 from ln_zoo.data.array_files import read_npz
@@ -49,7 +49,7 @@ def test_a_flipped_bit_of_a_header_is_an_error(tmp_path: Path, form: int) -> Non
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
-        refused(r"books\.tar", contents, path)
+        refuses(r"books\.tar", contents, path)
 
 
 def test_every_truncation_of_an_archive_is_an_error(tmp_path: Path) -> None:
@@ -58,11 +58,11 @@ def test_every_truncation_of_an_archive_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "books.tar"
     for size in (0, 1, 511, 512, 700, 1024, end - 512, end, end + 511, end + 512, end + 1023):
         path.write_bytes(whole[:size])
-        refused(r"books\.tar", contents, path)
+        refuses(r"books\.tar", contents, path)
     path.write_bytes(whole[: end + 1024])
     assert contents(path) == FILES
     path.write_bytes(whole + whole)
-    refused(r"books\.tar", contents, path)
+    refuses(r"books\.tar", contents, path)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, None])
@@ -89,15 +89,15 @@ def test_a_header_that_claims_too_much_is_not_read(tmp_path: Path) -> None:
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
     path = tmp_path / "bomb.tar"
     path.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
-    refused(r"bomb\.tar", contents, path)
+    refuses(r"bomb\.tar", contents, path)
 
 
 def test_files_are_bounded_after_decompression(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(1000)))
     assert read_file(path, 1000) == bytes(1000)
-    refused(r"bomb\.gz.*999", read_file, path, 999)
-    refused(r"a member.*2 bytes", read_rest, io.BytesIO(b"abc"), 2, "a member")
+    refuses(r"bomb\.gz.*999", read_file, path, 999)
+    refuses(r"a member.*2 bytes", read_rest, io.BytesIO(b"abc"), 2, "a member")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -133,7 +133,7 @@ def test_links_and_devices_in_an_archive_are_listed_and_not_read(
     for name, content in read_archive(path):
         names.append(name)
         if name == "b.txt":
-            refused(r"books\.tar, b\.txt.*link", content.read)
+            refuses(r"books\.tar, b\.txt.*link", content.read)
         else:
             assert content.read() == b"text"
     assert names == ["a.txt", "b.txt", "c.txt"]
@@ -144,6 +144,6 @@ def test_pipes_folders_and_missing_files_are_named_at_once(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
         for read in (lambda path: read_file(path, 9), lambda path: list(read_archive(path))):
-            refused(str(tmp_path), read, tmp_path / name)
+            refuses(str(tmp_path), read, tmp_path / name)
     with pytest.raises(FileNotFoundError, match="absent"), open_file(tmp_path / "absent"):
         pass

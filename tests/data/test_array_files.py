@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refuses
 from scipy.io import loadmat, savemat
 
 from ln_zoo.data.array_files import read_mat
@@ -36,7 +36,7 @@ def test_matrices_of_all_types(tmp_path: Path, dtype: str, compressed: bool) -> 
 @pytest.mark.parametrize("array", [np.ones((2, 2)) * 1j, "text", {"a": 1}, OTHERS["cell"]])
 def test_other_variables_are_refused(tmp_path: Path, array: object) -> None:
     savemat(tmp_path / "x.mat", {"feats": array})
-    refused(r"x\.mat.*real, dense", read_mat, tmp_path / "x.mat", "feats")
+    refuses(r"x\.mat.*real, dense", read_mat, tmp_path / "x.mat", "feats")
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 import torch
 from data_support import ready
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import (
     BatchLoader,
@@ -66,7 +66,7 @@ def test_float_inputs_are_not_scaled_in_place():
 
 
 def test_inputs_without_labels_are_refused():
-    refused("3 inputs and 2 labels", Tensors, torch.zeros(3, 1), torch.zeros(2))
+    refuses("3 inputs and 2 labels", Tensors, torch.zeros(3, 1), torch.zeros(2))
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
@@ -121,7 +121,7 @@ def test_the_last_batch(examples, batch_size, options, sizes):
     ],
 )
 def test_what_makes_no_batches_is_refused(options, message):
-    refused(message, DistributedBatches, numbered(10), **{"rank": 0, "num_replicas": 1, **options})
+    refuses(message, DistributedBatches, numbered(10), **{"rank": 0, "num_replicas": 1, **options})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -201,11 +201,11 @@ def test_resumption_within_an_epoch_in_another_order_is_refused(cls, options, ch
     interrupted, resumed = loader(), loader(**changed)
     next(iter(interrupted))
     resumed.load_state_dict(interrupted.state_dict())
-    refused(message, next, iter(resumed))
+    refuses(message, next, iter(resumed))
 
 
 def test_resumption_without_shuffling_is_refused():
     loader, resumed = shuffled(), shuffled(shuffle=False)
     next(iter(loader))
     resumed.load_state_dict(loader.state_dict())
-    refused("shuffle", next, iter(resumed))
+    refuses("shuffle", next, iter(resumed))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo import data
 from ln_zoo.data import Books, SyntheticBooks
@@ -63,9 +63,9 @@ def test_options_of_all_classes_are_read_by_name_and_from_a_file(tmp_path: Path)
 
 
 def test_unknown_options_are_refused(tmp_path: Path) -> None:
-    refused("max_lenght", Books, str(tmp_path), max_lenght=3, error=TypeError)
+    refuses("max_lenght", Books, str(tmp_path), max_lenght=3, error=TypeError)
     argv = ["--data=SyntheticBooks", "--data.max_lenght=3"]
-    refused("max_lenght", parser().parse_args, argv, error=Exception)
+    refuses("max_lenght", parser().parse_args, argv, error=Exception)
 
 
 def test_a_users_dataset_inherits_options() -> None:

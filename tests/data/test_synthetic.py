@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from data_support import SETS, ready
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import SyntheticHandwriting, SyntheticScenes
 from ln_zoo.data.captions.synthetic import (
@@ -158,4 +158,4 @@ def test_strokes_follow_their_glyph() -> None:
 
 @pytest.mark.parametrize("text", ["é", "a#b", "", "  "])
 def test_what_the_font_does_not_have_is_refused(text: str) -> None:
-    refused("the stick font draws", write, text, np.random.default_rng(0))
+    refuses("the stick font draws", write, text, np.random.default_rng(0))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from draw_reference import Drawn
 from layer_results import NORMS, assert_close, assert_same_statistics, filled, gradients
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
@@ -253,7 +253,7 @@ def test_initial_weights_of_torch() -> None:
     ids=str,
 )
 def test_wrong_options(options: dict[str, Any], named: str) -> None:
-    refused(named, build_small, **options)
+    refuses(named, build_small, **options)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_wrong_sizes(images: tuple[int, ...] | None, noise: tuple[int, ...], nam
     network = build_small()
     run = network.generate if images is None else network
     given = [torch.zeros(shape) for shape in (images, noise) if shape is not None]
-    refused(named, run, *given)
+    refuses(named, run, *given)
 
 
 def test_any_number_of_glimpses_and_examples() -> None:
@@ -425,4 +425,4 @@ def test_a_glimpse_is_one_graph(
 
 
 def test_a_mode_that_torch_does_not_know() -> None:
-    refused(r"compile_mode: .*fancy.*reduce-overhead", build().compile_glimpse, "fancy")
+    refuses(r"compile_mode: .*fancy.*reduce-overhead", build().compile_glimpse, "fancy")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from layer_results import randomised
-from refusals import refused
+from refusals import refuses
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
 
@@ -27,7 +27,7 @@ def test_a_strict_load_of_plain_weights_names_what_to_do(norm: Norm) -> None:
         LSTM(2, 3, 2, norm=norm), ln_zoo.Linear(3, 3, norm=norm), ln_zoo.Conv2d(1, 2, 3, norm=norm)
     )
     for a, b in ((ours, plain), *zip(ours, plain, strict=True)):
-        message = refused("Missing key", a.load_state_dict, b.state_dict(), error=RuntimeError)
+        message = refuses("Missing key", a.load_state_dict, b.state_dict(), error=RuntimeError)
         assert message.count(HINT) == 1
         assert type(norm).__name__ in message.partition(HINT)[2]
         assert "strict=False" in message
@@ -45,7 +45,7 @@ def test_other_failures_of_loading_have_no_such_hint() -> None:
     fewer = {name: value for name, value in own.items() if name != "weight_hh_l0"}
     for state in ({}, {"rnn." + name: value for name, value in own.items()}, fewer):
         missing = r"Missing key.*\n?.*weight_hh_l0"
-        assert HINT not in refused(missing, layer.load_state_dict, state, error=RuntimeError)
+        assert HINT not in refuses(missing, layer.load_state_dict, state, error=RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_cell_has_the_present_values_of_parametrised_weights(norm: Norm | None
     ids=["layer", "direction", "zoneout", "projection"],
 )
 def test_layers_without_such_a_cell(layer: Any, where: tuple[int, bool], named: str) -> None:
-    refused(named, layer.to_cell, *where)
+    refuses(named, layer.to_cell, *where)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -116,7 +116,7 @@ def test_layers_without_such_a_cell(layer: Any, where: tuple[int, bool], named: 
 def test_torchs_quantisers_raise(layer: nn.Module) -> None:
     model = nn.ModuleDict({"rnn": layer, "head": nn.Linear(3, 3)})
     kinds = {type(layer), nn.Linear}
-    assert "denormalize_" in refused("ln_zoo", quantize_dynamic, model, kinds, error=TypeError)
+    assert "denormalize_" in refuses("ln_zoo", quantize_dynamic, model, kinds, error=TypeError)
     # Left out, it stays as it is.
     done = quantize_dynamic(model, {nn.Linear})
     assert type(done["rnn"]) is type(layer)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from unchanged import unchanged
 
@@ -223,21 +223,21 @@ def test_a_pass_that_fails_leaves_all_as_it_was() -> None:
     model, x = mlp(), inputs(50, 6)
     model[4] = Linear(9, 3, dtype=F64)
     with unchanged(model):
-        refused("mat1 and mat2 shapes", data_dependent_init, model, x, error=RuntimeError)
+        refuses("mat1 and mat2 shapes", data_dependent_init, model, x, error=RuntimeError)
 
 
 def test_sums_that_are_not_finite_are_refused() -> None:
     model, x = mlp(), inputs(50, 6)
     x[3, 2] = float("nan")
     with unchanged(model):
-        refused("of 0 are not finite", data_dependent_init, model, x)
+        refuses("of 0 are not finite", data_dependent_init, model, x)
 
 
 @pytest.mark.parametrize(
     "model", [Linear(3, 4, norm=LayerNorm()), nn.Linear(3, 4), LSTM(3, 4, norm=WN)]
 )
 def test_a_model_without_such_layers_is_refused(model: nn.Module) -> None:
-    refused(rf"WeightNorm.*{type(model).__name__}", data_dependent_init, model, torch.randn(5, 3))
+    refuses(rf"WeightNorm.*{type(model).__name__}", data_dependent_init, model, torch.randn(5, 3))
 
 
 def test_a_fresh_scale_is_told_from_others() -> None:

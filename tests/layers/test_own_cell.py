@@ -12,7 +12,7 @@ import torch
 from layer_results import randomised
 from own_cell import JOINT_GRU_CELL, MGU, MGU_CELL, JointGRU, JointGRUCell, MGUCell, main
 from reference import layer_norm
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 
 from ln_zoo.analysis import gradient_flow, initial_dynamics
@@ -118,12 +118,12 @@ def test_it_is_found_by_models_and_analyses() -> None:
     ids=["name", "other", "missing", "cell"],
 )
 def test_unknown_cells(kind: Any, message: str) -> None:
-    refused(message, recurrent_layer, kind)
+    refuses(message, recurrent_layer, kind)
 
 
 def test_a_layer_without_a_cell_says_so() -> None:
     for base in (RecurrentLayer, RecurrentCell):
-        refused(rf"{base.__name__} needs a cell, .*; got None", base, 3, 4, error=TypeError)
+        refuses(rf"{base.__name__} needs a cell, .*; got None", base, 3, 4, error=TypeError)
         assert base(3, 4, cell=JOINT_GRU_CELL)(torch.randn(2, 3))[0].shape[-1] == 4
 
 
@@ -139,7 +139,7 @@ def test_a_layer_without_a_cell_says_so() -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_wrong_descriptions(change: dict[str, Any], message: str) -> None:
-    refused(message, replace, MGU_CELL, **change)
+    refuses(message, replace, MGU_CELL, **change)
 
 
 def three_states(
@@ -171,7 +171,7 @@ def test_several_states_and_weights_of_its_own() -> None:
     with pytest.raises(TypeError, match=r"hx must be a tuple \(h, c, n\) of 3 tensors"):
         layer(torch.randn(5, 2, 3), states[:2])
     layer.weight_drift_l1 = torch.nn.Parameter(torch.zeros(2, 4))
-    refused("weight_drift_l1", layer, torch.randn(5, 2, 3), error=RuntimeError)
+    refuses("weight_drift_l1", layer, torch.randn(5, 2, 3), error=RuntimeError)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from layer_results import CELLS, LAYERS
-from refusals import refused
+from refusals import refuses
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -63,7 +63,7 @@ def test_positional_arguments_are_torchs(cls: type, arguments: tuple[Any, ...]) 
     }
     for name in ("num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size"):
         assert getattr(layer, name) == getattr(plain, name)
-    refused("zone", cls, 3, 4, zone=0.1, error=TypeError)
+    refuses("zone", cls, 3, 4, zone=0.1, error=TypeError)
 
 
 CELL_PLACE = {"l0.cell.gain": 4, "l0.cell.shift": 4}
@@ -124,7 +124,7 @@ def test_wrong_inputs_have_torchs_errors(cls: type, loop: str) -> None:
         theirs = getattr(nn, cls.__name__)(3, 4, num_layers=2)
         for wrong in (torch.randn(5, 2, 4), torch.randn(5, 4), x.double()):
             assert error(ours, wrong) == error(theirs, wrong)
-        refused(f"{cls.__name__}: Expected input to be 2D or 3D", ours, torch.randn(3))
+        refuses(f"{cls.__name__}: Expected input to be 2D or 3D", ours, torch.randn(3))
         with pytest.raises(RuntimeError, match="Expected 3, got 4"):
             ours(pack_sequence([torch.randn(5, 4), torch.randn(2, 4)]))
         with pytest.raises(RuntimeError, match="Expected sequence length to be larger than 0"):
@@ -141,7 +141,7 @@ def test_wrong_states_have_torchs_errors(cls: type, shape: tuple[int, ...]) -> N
     theirs = getattr(nn, cls.__name__)(3, 4, num_layers=2)
     x = torch.randn(5, 2, 3)
     assert error(ours, x, hx) == error(theirs, x, hx)
-    refused("Expected hidden", ours, packed, hx, error=RuntimeError)
+    refuses("Expected hidden", ours, packed, hx, error=RuntimeError)
 
 
 def error(module: nn.Module, *arguments: Any) -> tuple[type, str]:
@@ -165,11 +165,11 @@ X, STATE = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_states_of_other_kinds(module: nn.Module, x: Any, hx: Any, named: str) -> None:
-    refused(named, module, x, hx, error=TypeError)
+    refuses(named, module, x, hx, error=TypeError)
 
 
 def test_states_of_another_precision() -> None:
-    refused("dtype", GRU(3, 4, norm=LayerNorm()), X, STATE.double(), error=RuntimeError)
+    refuses("dtype", GRU(3, 4, norm=LayerNorm()), X, STATE.double(), error=RuntimeError)
 
 
 @pytest.mark.parametrize("cls", CELLS)
@@ -181,7 +181,7 @@ def test_wrong_arguments_of_cells(cls: type) -> None:
         h = torch.randn(shape)
         return (h, h) if cls is LSTMCell else h
 
-    refused(f"{cls.__name__}: Expected input to be 1D or 2D, got 3D", cell, torch.randn(1, 2, 3))
+    refuses(f"{cls.__name__}: Expected input to be 1D or 2D, got 3D", cell, torch.randn(1, 2, 3))
     with pytest.raises(RuntimeError, match="input has inconsistent input_size: got 5, expected 3"):
         cell(torch.randn(2, 5))
     for wrong in ((3, 4), (2, 5), (4,)):
@@ -192,8 +192,8 @@ def test_wrong_arguments_of_cells(cls: type) -> None:
 def test_cells_of_batch_norm_need_the_step() -> None:
     cell = LSTMCell(3, 4, norm=BatchNorm())
     x = torch.randn(5, 3)
-    refused(r"BatchNorm .*step=t", cell, x)
-    refused(r"step .*-1", cell, x, step=-1)
+    refuses(r"BatchNorm .*step=t", cell, x)
+    refuses(r"step .*-1", cell, x, step=-1)
     cell(x, step=3)
     assert cell.sites["input"].num_batches_tracked[:5].tolist() == [0, 0, 0, 1, 0]
     # No step is needed where the norm does not act.
@@ -205,19 +205,19 @@ def test_unknown_places(cls: type) -> None:
     has = "'sum'" if cls in (RNN, RNNCell) else "'recurrent'"
     with pytest.raises(ValueError, match=f"normalize names 'gate'.*{has}"):
         cls(3, 4, norm=LayerNorm(), normalize=("input", "gate"))
-    refused(r"normalize .*'input'", cls, 3, 4, norm=LayerNorm(), normalize="input")
+    refuses(r"normalize .*'input'", cls, 3, 4, norm=LayerNorm(), normalize="input")
 
 
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS, Linear])
 @pytest.mark.parametrize("norm", [LayerNorm, "layer", nn.LayerNorm(4), 3])
 def test_norm_takes_an_object_only(cls: type, norm: Any) -> None:
-    refused(r"norm must be an instance of .*LayerNorm\(\)", cls, 3, 4, norm=norm, error=TypeError)
+    refuses(r"norm must be an instance of .*LayerNorm\(\)", cls, 3, 4, norm=norm, error=TypeError)
 
 
 def test_torchs_own_checks_of_the_constructor() -> None:
-    refused("proj_size has to be smaller", LSTM, 3, 4, proj_size=4)
-    refused("dropout should be a number", GRU, 3, 4, dropout=2.0)
+    refuses("proj_size has to be smaller", LSTM, 3, 4, proj_size=4)
+    refuses("dropout should be a number", GRU, 3, 4, dropout=2.0)
     for cls in (RNN, RNNCell):
-        refused("Unknown nonlinearity 'gelu'", cls, 3, 4, nonlinearity="gelu")
+        refuses("Unknown nonlinearity 'gelu'", cls, 3, 4, nonlinearity="gelu")
     with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
         GRU(3, 4, dropout=0.2)

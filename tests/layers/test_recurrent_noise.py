@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from layer_results import assert_close, flat, gradients, made
-from refusals import refused
+from refusals import refuses
 from torch import nn
 
 from ln_zoo.analysis import gradient_norms
@@ -174,12 +174,12 @@ def test_kernels_take_it_or_say_why_not(
 @pytest.mark.parametrize("name", ["zoneout", "recurrent_dropout", "weight_dropout"])
 @pytest.mark.parametrize("p", [1.0, -0.1, float("nan"), True, "0.1", None])
 def test_wrong_probabilities(name: str, p: Any) -> None:
-    refused(rf"{name} must be a probability .*{p!r}", LSTM, 3, 4, **{name: p})
+    refuses(rf"{name} must be a probability .*{p!r}", LSTM, 3, 4, **{name: p})
 
 
 @pytest.mark.parametrize(("cls", "p"), [(LSTM, (0.1, 0.1, 0.1)), (GRU, (0.1, 0.1))])
 def test_zoneout_of_another_number_of_states(cls: type, p: tuple[float, ...]) -> None:
-    refused("zoneout", cls, 3, 4, zoneout=p)
+    refuses("zoneout", cls, 3, 4, zoneout=p)
 
 
 def test_functions_that_take_no_noise() -> None:
@@ -188,4 +188,4 @@ def test_functions_that_take_no_noise() -> None:
     with pytest.raises(ExportError, match=r"zoneout=\(0.1,\)"):
         exportable(made(GRU, zoneout=0.1).eval(), operators=False)
     model = nn.Sequential(made(GRU, Identity(), zoneout=0.1, weight_dropout=0.1))
-    refused("zoneout or weight_dropout", denormalize_, model)
+    refuses("zoneout or weight_dropout", denormalize_, model)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from layer_results import assert_close, flat, gradients, made
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -182,7 +182,7 @@ def test_operators_check_resets() -> None:
 
     run(flags().flatten(), "aten")
     for wrong in (flags(), flags().flatten()[1:], flags().flatten().float()):
-        refused("reset", run, wrong, "aten", error=RuntimeError)
+        refuses("reset", run, wrong, "aten", error=RuntimeError)
     with pytest.raises(RuntimeError, match="native has no resets"):
         run(flags().flatten(), "native", Examples(batch=True, eps=1e-5))
 
@@ -225,17 +225,17 @@ def test_dropout_is_drawn_over_pieces_as_over_sequences() -> None:
     ids=["float", "other layout", "one example", "3D", "device", "list", "packed"],
 )
 def test_resets_that_do_not_fit(reset: Any, error: type, message: str) -> None:
-    refused(message, GRU(E, H), torch.randn(T, N, E), reset=reset, error=error)
+    refuses(message, GRU(E, H), torch.randn(T, N, E), reset=reset, error=error)
 
 
 def test_packed_resets_that_do_not_fit() -> None:
     layer, x = GRU(E, H), torch.randn(T, N, E)
     packed = pack_padded_sequence(x, torch.tensor([3, 9, 6, 7]), enforce_sorted=False)
-    refused(r"reset .*packed.*Tensor", layer, packed, reset=flags(), error=TypeError)
+    refuses(r"reset .*packed.*Tensor", layer, packed, reset=flags(), error=TypeError)
     other = pack_padded_sequence(flags(), torch.tensor([9, 3, 6, 7]), enforce_sorted=False)
-    refused("reset", layer, packed, reset=other)
+    refuses("reset", layer, packed, reset=other)
     data = PackedSequence(packed.data[:, 0], *packed[1:])
-    refused(r"reset .*\(25,\)", layer, packed, reset=data)
+    refuses(r"reset .*\(25,\)", layer, packed, reset=data)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

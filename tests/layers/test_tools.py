@@ -10,7 +10,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from layer_results import CELLS, LAYERS, assert_close, flat
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.utils.rnn import pack_sequence
@@ -124,5 +124,5 @@ def test_scripting_says_what_to_use_instead(cls: type, norm: Norm) -> None:
     model = torch.nn.Sequential(torch.nn.Tanh(), example(cls, norm)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer releases of torch deprecate it
-        message = refused(r"torch\.export\.export", torch.jit.script, model, error=RuntimeError)
+        message = refuses(r"torch\.export\.export", torch.jit.script, model, error=RuntimeError)
     assert "\n" not in message

@@ -14,7 +14,7 @@ from accuracy import assert_as_accurate, generic_loop, moved
 from engines import cpu_engines, needs_native
 from layer_results import NORMS, assert_close, assert_same_statistics, filled, flat, gradients
 from reference import Direction
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -318,7 +318,7 @@ def test_gradients_of_gradients_need_the_generic_loop(monkeypatch: pytest.Monkey
 )
 def test_wrong_options(options: dict[str, Any], named: str) -> None:
     sizes = {"input_size": 3, "hidden_size": 4, "character_size": 5, "components": 2}
-    refused(named, WindowLSTM, **sizes | options)
+    refuses(named, WindowLSTM, **sizes | options)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_wrong_options(options: dict[str, Any], named: str) -> None:
     ids=str,
 )
 def test_wrong_shapes(x: tuple[int, ...], text: tuple[int, ...], name: str) -> None:
-    refused(rf"{name} must be \(", build(), torch.zeros(x), torch.zeros(text))
+    refuses(rf"{name} must be \(", build(), torch.zeros(x), torch.zeros(text))
 
 
 @pytest.mark.parametrize("field", WindowState._fields)

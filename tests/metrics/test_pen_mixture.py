@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from reference import covariance, pen_mixture
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from torch.distributions import Bernoulli
 
@@ -215,6 +215,6 @@ def test_samples_are_of_the_biased_mixture() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     for bias in (-0.1, float("nan")):
-        refused("bias must be at least 0, got", PenMixture.of(outputs((2,))).sample, bias)
+        refuses("bias must be at least 0, got", PenMixture.of(outputs((2,))).sample, bias)
     for size in (0, 1, 6, 8, 120):
-        refused(rf"outputs .*{size}$", PenMixture.of, torch.zeros(3, size))
+        refuses(rf"outputs .*{size}$", PenMixture.of, torch.zeros(3, size))

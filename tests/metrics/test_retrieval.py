@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 
 from ln_zoo.metrics import Retrieval, retrieval_ranks, retrieval_scores
@@ -193,11 +193,11 @@ def test_copies_and_reset() -> None:
 
 def test_wrong_input_is_told() -> None:
     captions, images = embeddings(4)
-    refused(r"captions .*19 .*4", retrieval_ranks, captions[:19], images, squares)
-    refused(r"captions .*0 .*4", Retrieval(squares).update, captions[:0], images, torch.arange(4))
-    refused(r"index .*\(4,\).*\(3,\)", Retrieval(squares).update, captions, images, torch.arange(3))
+    refuses(r"captions .*19 .*4", retrieval_ranks, captions[:19], images, squares)
+    refuses(r"captions .*0 .*4", Retrieval(squares).update, captions[:0], images, torch.arange(4))
+    refuses(r"index .*\(4,\).*\(3,\)", Retrieval(squares).update, captions, images, torch.arange(3))
     captions[7] = float("nan")
-    refused("penalties are NaN", retrieval_ranks, captions, images, squares)
+    refuses("penalties are NaN", retrieval_ranks, captions, images, squares)
     for options in ({"fold_size": 0}, {"folds": 0}):
-        refused(rf"{next(iter(options))} .*0", retrieval_scores, *embeddings(4), squares, **options)
-    refused(r"rows .*0", retrieval_ranks, *embeddings(4), squares, rows=0)
+        refuses(rf"{next(iter(options))} .*0", retrieval_scores, *embeddings(4), squares, **options)
+    refuses(r"rows .*0", retrieval_ranks, *embeddings(4), squares, rows=0)

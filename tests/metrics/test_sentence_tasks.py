@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 from scipy import sparse, stats
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -208,8 +208,8 @@ def test_evaluate_gives_per_cent_and_refuses_bad_vectors() -> None:
     task = SimpleNamespace(name="MR", sentences=[str(i) for i in range(123)], labels=LABELS)
     found = evaluate(lambda sentences: VECTORS[[int(s) for s in sentences]], task, "fast")
     assert found == {"mr": 100 * accuracy(VECTORS, LABELS, "fast")}
-    refused(r"\(n, d\).*123.*\(122, 3\)", evaluate, lambda sentences: VECTORS[1:], task, "fast")
-    refused("not finite", evaluate, lambda sentences: VECTORS * np.nan, task, "fast")
+    refuses(r"\(n, d\).*123.*\(122, 3\)", evaluate, lambda sentences: VECTORS[1:], task, "fast")
+    refuses("not finite", evaluate, lambda sentences: VECTORS * np.nan, task, "fast")
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_a_table_is_read_again(tmp_path: Path) -> None:
     path.write_text(as_text(SCORES, ".csv", {}), encoding="utf-8")
     assert as_text(read_csv(path), ".csv", {}) == path.read_text(encoding="utf-8")
     path.write_text("encoder,metric\nmean,mr\n", encoding="utf-8")
-    refused(r"scores\.csv", read_csv, path)
+    refuses(r"scores\.csv", read_csv, path)
 
 
 def test_markdown_has_reported_rows_in_italics() -> None:
@@ -268,7 +268,7 @@ def test_random_word_vectors_depend_on_the_word_and_the_seed() -> None:
     assert not np.array_equal(a[0], a[1])
     assert np.array_equal(WordVectors(features=5).of("sun")[0], a[1])
     assert not np.array_equal(other.of("sun")[0], a[1])
-    refused(r"words and vectors .*1 and 2", WordVectors, ["a"], np.zeros((2, 3)))
+    refuses(r"words and vectors .*1 and 2", WordVectors, ["a"], np.zeros((2, 3)))
 
 
 def test_majority_and_mean() -> None:
@@ -298,7 +298,7 @@ def test_echo_states_are_those_of_the_equation() -> None:
     for matrix in network._states:
         assert np.abs(np.linalg.eigvals(matrix.toarray())).max() == pytest.approx(0.8, rel=1e-5)
     assert np.array_equal(EchoState(features=20)(SENTENCES), EchoState(features=20)(SENTENCES))
-    refused("features must be an even number", EchoState, features=3)
+    refuses("features must be an even number", EchoState, features=3)
 
 
 def test_a_large_reservoir_has_its_radius() -> None:

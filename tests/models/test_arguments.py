@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.models import (
     DRAW,
@@ -102,7 +102,7 @@ CASES = [
 def test_an_error_names_argument_and_value(
     cls: Any, name: str, value: Any, error: type[Exception]
 ) -> None:
-    message = refused(name, cls, error=error, **SMALL[cls] | {name: value})
+    message = refuses(name, cls, error=error, **SMALL[cls] | {name: value})
     (shown,) = value if name == "normalize" else (value,)
     listed = list(value) if isinstance(value, tuple) else shown
     written = str if name == "compile_mode" else repr  # torch's own message has no quotes
@@ -127,7 +127,7 @@ CUTOFFS = {"softmax": "adaptive", "softmax_cutoffs": [9, 5]}
     ],
 )
 def test_arguments_that_do_not_fit(cls: Any, arguments: dict[str, Any], words: list[str]) -> None:
-    message = refused("", cls, **SMALL[cls] | arguments)
+    message = refuses("", cls, **SMALL[cls] | arguments)
     assert [word for word in words if word not in message] == []
 
 
@@ -153,7 +153,7 @@ def test_inputs_of_another_size(
     model = cls(**SMALL[cls] | arguments)
     for shape in shapes:
         for training in (True, False):
-            message = refused(re.escape(str(shape)), model.train(training), torch.rand(shape))
+            message = refuses(re.escape(str(shape)), model.train(training), torch.rand(shape))
             assert expected in message
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from layer_results import assert_close, randomised
 from reference import layer_norm, read, run
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from training import quiet_trainer
@@ -260,7 +260,7 @@ def test_an_answer_is_an_entity_of_the_passage() -> None:
     assert model.answer(passage, query) == ("@entity1" if first > second else "@entity4")
     for passage, query in (("sings .", "@placeholder"), ("@entity9 sings", "@placeholder"),
                            ("@entity1", " ")):  # fmt: skip
-        refused("@entity0", model.answer, passage, query)
+        refuses("@entity0", model.answer, passage, query)
     # In training too it is that of evaluation.
     model = small(dropout=0.5).train()
     model.query_reader.eval()

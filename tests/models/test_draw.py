@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, Trainer
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 from torch.utils.data import DataLoader, TensorDataset
@@ -261,7 +261,7 @@ def test_warm_up_weights_the_divergence() -> None:
             model, loader(pictures(25), 5)
         )
         assert recorder.weights == pytest.approx(expected)
-    refused("kl_warmup.* -1", small, kl_warmup=-1)
+    refuses("kl_warmup.* -1", small, kl_warmup=-1)
 
 
 def test_training_logs_its_bound_and_the_share_of_clamped_logarithms() -> None:
@@ -316,7 +316,7 @@ def test_pictures_depend_on_their_seed_alone() -> None:
 
 
 def test_what_cannot_be_drawn() -> None:
-    refused(r"number.* 0", small().generate_samples, 0)
-    refused(r"images.*\(N, 4, 6\)", small().reconstruct, torch.rand(2, 1, 6, 4))
+    refuses(r"number.* 0", small().generate_samples, 0)
+    refuses(r"images.*\(N, 4, 6\)", small().reconstruct, torch.rand(2, 1, 6, 4))
     # Made-up ones have no divergence.
-    refused("image", DRAW.kl_by_glimpse, small().generate_samples(2))
+    refuses("image", DRAW.kl_by_glimpse, small().generate_samples(2))

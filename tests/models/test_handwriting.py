@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from reference import pen_mixture, read, run, run_window
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from torch.distributions import Bernoulli
 from torch.utils.data import DataLoader
@@ -148,9 +148,9 @@ def test_states_of_chunks() -> None:
     # A chunk without its beginning is an error.
     model = small()
     offsets, lengths, texts, _ = make_batch()
-    refused(r" 3 .* 0\b", model.loss, (offsets, lengths, texts, False))
+    refuses(r" 3 .* 0\b", model.loss, (offsets, lengths, texts, False))
     model.loss((offsets, lengths, texts, True))
-    refused(r" 2 .* 3\b", model.loss, (offsets[:2], lengths[:2], texts[:2], False))
+    refuses(r" 2 .* 3\b", model.loss, (offsets[:2], lengths[:2], texts[:2], False))
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -209,7 +209,7 @@ def test_alphabets(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model.encode(["de"]).argmax(-1).tolist() == [[2, 2]]
-    refused("'1' '7'", small(strict_text=True).encode, ["ab", "17"])
+    refuses("'1' '7'", small(strict_text=True).encode, ["ab", "17"])
     # An alphabet may lie in a file.
     (tmp_path / "alphabet.txt").write_text("abc\nåé ß\n", encoding="utf-8")
     model = small(alphabet=str(tmp_path / "alphabet.txt"))
@@ -399,11 +399,11 @@ def test_writing_draws_from_its_generator_in_the_datas_scale() -> None:
 
 def test_what_cannot_be_written() -> None:
     write = small().write
-    refused("text 1 of 2 is empty", write, ["a", ""])
-    refused("bias must be at least 0, got -0.5", write, ["a"], bias=-0.5)
-    refused("there is no point to begin with", write, ["a"], prime=(torch.zeros(0, 3), "b"))
-    refused("text=False", small(text=False).write, ["a"])
-    refused("text=", small(), torch.zeros(3, 1, 3))
+    refuses("text 1 of 2 is empty", write, ["a", ""])
+    refuses("bias must be at least 0, got -0.5", write, ["a"], bias=-0.5)
+    refuses("there is no point to begin with", write, ["a"], prime=(torch.zeros(0, 3), "b"))
+    refuses("text=False", small(text=False).write, ["a"])
+    refuses("text=", small(), torch.zeros(3, 1, 3))
     diverged = small()
     torch.nn.init.constant_(diverged.output.weight, math.nan)
-    refused("finite", diverged.write, ["ab"])
+    refuses("finite", diverged.write, ["ab"])

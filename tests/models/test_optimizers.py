@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, RMSprop
 
@@ -179,7 +179,7 @@ def test_a_state_takes_the_precision_and_place_of_its_parameters() -> None:
     [("lr", 0.0), ("lr", float("nan")), ("eps", 0.0), ("decay", 1.0), ("momentum", -0.1)],
 )
 def test_values_out_of_range_are_refused(name: str, value: float) -> None:
-    refused(f"{name} .*{value}", GravesRMSprop, [nn.Parameter(torch.zeros(1))], **{name: value})
+    refuses(f"{name} .*{value}", GravesRMSprop, [nn.Parameter(torch.zeros(1))], **{name: value})
 
 
 def test_rate_and_eps_of_the_groups_stay_for_schedules() -> None:
@@ -194,7 +194,7 @@ def test_rate_and_eps_of_the_groups_stay_for_schedules() -> None:
     def fails() -> float:
         raise RuntimeError("no gradient")
 
-    refused("no gradient", optimizer.step, fails, error=RuntimeError)
+    refuses("no gradient", optimizer.step, fails, error=RuntimeError)
     assert optimizer.param_groups[0] is group
 
 

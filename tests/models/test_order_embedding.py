@@ -10,7 +10,7 @@ import pytest
 import torch
 from layer_results import randomised
 from reference import read, run
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from training import quiet_trainer
 
@@ -144,7 +144,7 @@ def test_words_have_numbers_and_are_dropped_in_training_alone() -> None:
     captions, lengths = small().encode_words([["a", "unicorn"], [], ["sleeps"]])
     assert captions.tolist() == [[2, UNK, EOS], [EOS, EOS, EOS], [6, EOS, EOS]]
     assert lengths.tolist() == [3, 1, 2]
-    refused("captions", small().encode_words, [])
+    refuses("captions", small().encode_words, [])
 
 
 def test_weights_start_as_in_the_sources_code() -> None:
@@ -250,11 +250,11 @@ def test_predictions_are_the_penalties_of_pairs() -> None:
 
 
 def test_sizes_that_do_not_fit() -> None:
-    refused(r"6 .*\(3, 7\)", small().embed_images, torch.rand(3, 7))
-    refused(r"10 .* 2 ", small().loss, torch.rand(10, 5), torch.rand(2, 5))
+    refuses(r"6 .*\(3, 7\)", small().embed_images, torch.rand(3, 7))
+    refuses(r"10 .* 2 ", small().loss, torch.rand(10, 5), torch.rand(2, 5))
     two, shapes = torch.zeros(2, 3), r"\(M, D\) and \(N, D\), got"
-    refused(rf"{shapes} \(2, 3\) and \(2, 4\)", order_violation, two, torch.zeros(2, 4))
-    refused(rf"{shapes} \(3,\) and \(2, 3\)", order_violation, torch.zeros(3), two)
+    refuses(rf"{shapes} \(2, 3\) and \(2, 4\)", order_violation, two, torch.zeros(2, 4))
+    refuses(rf"{shapes} \(3,\) and \(2, 3\)", order_violation, torch.zeros(3), two)
 
 
 def points(m: int, n: int, d: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:

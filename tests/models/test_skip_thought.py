@@ -15,7 +15,7 @@ import torch
 from accuracy import DOUBLE, assert_as_accurate, error, generic_loop, moved
 from lightning.pytorch import LightningDataModule
 from reference import read, run
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from training import quiet_trainer
@@ -225,8 +225,8 @@ def test_encoding_leaves_the_mode_tells_unknown_words_once_and_refuses_others() 
     model.encode(["w1"])
     assert model.training
     assert model.encode([]).shape == (0, 8)
-    refused("sentences", model.encode, "w1 w2", error=TypeError)
-    refused("sentence 1", model.encode, ["w1", " "])
+    refuses("sentences", model.encode, "w1 w2", error=TypeError)
+    refuses("sentence 1", model.encode, ["w1", " "])
     model = small()
     with pytest.warns(UserWarning, match="2 of 3"):
         found = model.encode(["foreign words", "w1 foreign", "palabras ajenas"])
@@ -243,7 +243,7 @@ def test_combined_vectors_are_those_of_each_model_side_by_side() -> None:
     found = both.encode(texts, eos=False)
     assert np.array_equal(found[:, :8], one.encode(texts, eos=False))
     assert np.array_equal(found[:, 8:], two.encode(texts, eos=False))
-    refused("two", CombinedSkipThoughts, one)
+    refuses("two", CombinedSkipThoughts, one)
 
 
 def test_loss_in_blocks_is_that_of_all_tokens_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,7 @@ def test_words_of_others_are_mapped(model: SkipThought, tmp_path: Path, header: 
 def test_few_common_words_are_told_and_none_refused(model: SkipThought, tmp_path: Path) -> None:
     path = write(tmp_path / "vectors.txt", {"neu": np.ones(2)})
     message = "has no word that the model knows"
-    assert str(path) in refused(message, model.expand_vocabulary, path)
+    assert str(path) in refuses(message, model.expand_vocabulary, path)
     assert model.expansion is None
     vectors = {word: np.ones(4) * i for i, word in enumerate(["w1", "w2", "neu"])}
     with pytest.warns(UserWarning, match=r"2 .* 5 "):

@@ -14,7 +14,7 @@ import torch
 from cli_support import same
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 from training import quiet_trainer
 
@@ -88,12 +88,12 @@ def test_stores_the_arguments_of_a_subclass_and_uses_those_of_its_parent() -> No
 
 
 def test_refuses_a_norm_that_cannot_be_stored_and_is_abstract() -> None:
-    refused(r"ZooModule.*configure_optimizers", ZooModule, error=TypeError)
+    refuses(r"ZooModule.*configure_optimizers", ZooModule, error=TypeError)
 
     class Plain(Norm):
         pass
 
-    refused("dataclass", MLPClassifier, norm=Plain(), error=TypeError)
+    refuses("dataclass", MLPClassifier, norm=Plain(), error=TypeError)
 
 
 draw = partial(DRAW, (8, 8), glimpses=3, hidden_size=6, latent_size=2, write_size=3)
@@ -156,7 +156,7 @@ def test_a_resumed_run_is_one_never_interrupted(
     ids=["passages", "captions", "sentences"],
 )
 def test_data_with_other_words_fail(data: Callable[[], Any], model: ZooModule) -> None:
-    refused("vocabulary=", quiet_trainer(max_steps=1).fit, model, datamodule=data())
+    refuses("vocabulary=", quiet_trainer(max_steps=1).fit, model, datamodule=data())
 
 
 #: The largest derivative is clipped, not the norm.

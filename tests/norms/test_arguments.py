@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, LayerNorm, RMSNorm
@@ -32,7 +32,7 @@ WRONG: list[tuple[Any, str, list[Any]]] = [
 )
 def test_wrong_values(cls: Any, name: str, values: list[Any]) -> None:
     for value in values:
-        assert repr(value) in refused(f"^{cls.__name__}: {name} must ", cls, **{name: value})
+        assert repr(value) in refuses(f"^{cls.__name__}: {name} must ", cls, **{name: value})
 
 
 def test_whole_numbers_are_numbers() -> None:
@@ -41,5 +41,5 @@ def test_whole_numbers_are_numbers() -> None:
 
 @pytest.mark.parametrize("cls", [Linear, LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell])
 def test_a_norm_in_the_place_of_another_argument(cls: Any) -> None:
-    refused(rf"{cls.__name__}: .*norm=LayerNorm", cls, 3, 4, LayerNorm(), error=TypeError)
-    refused(r"Conv2d: stride .*norm=LayerNorm", Conv2d, 3, 4, 2, LayerNorm(), error=TypeError)
+    refuses(rf"{cls.__name__}: .*norm=LayerNorm", cls, 3, 4, LayerNorm(), error=TypeError)
+    refuses(r"Conv2d: stride .*norm=LayerNorm", Conv2d, 3, 4, 2, LayerNorm(), error=TypeError)

@@ -6,7 +6,7 @@ Against the equations: tests/layers/test_feed_forward.py and test_against_refere
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.layers import GRU, LSTM, Conv2d, Linear
 from ln_zoo.norms import BatchNorm, Site
@@ -44,8 +44,8 @@ def test_running_averages(axis, shape, unbiased):
 def test_one_row_cannot_train_but_positions_of_one_image_can():
     layer = Conv2d(2, 3, 1, norm=BatchNorm())
     assert torch.isfinite(layer(torch.randn(1, 2, 2, 2))).all()
-    refused(r"BatchNorm .*at least 2 .* got 1", layer, torch.randn(1, 2, 1, 1))
-    refused(r"BatchNorm .*at least 2 .* got 1", Linear(3, 4, norm=BatchNorm()), torch.randn(1, 3))
+    refuses(r"BatchNorm .*at least 2 .* got 1", layer, torch.randn(1, 2, 1, 1))
+    refuses(r"BatchNorm .*at least 2 .* got 1", Linear(3, 4, norm=BatchNorm()), torch.randn(1, 3))
 
 
 def test_recurrent_gain_is_its_own():

@@ -5,7 +5,7 @@ Against the equations: tests/layers/test_feed_forward.py and test_against_refere
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, Linear
 from ln_zoo.norms import LayerNorm, RMSNorm, Site
@@ -38,7 +38,7 @@ def test_a_gain_and_a_shift_for_each_unit_start_at_one_and_zero():
 
 def test_units_need_positions_and_keep_to_them():
     norm = LayerNorm(convolution="unit")
-    refused(r'"unit".* positions=', Conv2d, 2, 3, 3, norm=norm)
+    refuses(r'"unit".* positions=', Conv2d, 2, 3, 3, norm=norm)
     layer = Conv2d(2, 3, 3, norm=norm, positions=(2, 4))
     with pytest.raises(ValueError, match=r"positions=\(2, 4\), got .*\(2, 1\)"):
         layer(torch.randn(1, 2, 4, 3))  # would broadcast

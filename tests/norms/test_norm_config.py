@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 
 import ln_zoo.norms
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, from_config, to_config
@@ -49,7 +49,7 @@ def test_the_base_is_no_dataclass():
 
 
 def test_a_norm_without_known_arguments_cannot_be_stored():
-    refused("NoDataclass", to_config, NoDataclass(), error=TypeError)
+    refuses("NoDataclass", to_config, NoDataclass(), error=TypeError)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_norm_without_known_arguments_cannot_be_stored():
     ids=str,
 )
 def test_wrong_configurations(config, named):
-    refused(named, from_config, config)
+    refuses(named, from_config, config)
 
 
 def test_a_norm_of_a_user_goes_by_the_module_that_defines_it():
@@ -85,7 +85,7 @@ def test_a_norm_made_inside_a_function_says_that_it_cannot_be_stored():
     class Local(Norm):
         pass
 
-    refused("cannot be imported", from_config, to_config(Local()))
+    refuses("cannot be imported", from_config, to_config(Local()))
 
 
 @pytest.mark.parametrize("norm", SHIPPED, ids=repr)

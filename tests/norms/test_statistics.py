@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from layer_results import LAYERS
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from unchanged import unchanged
@@ -155,7 +155,7 @@ def test_modes_are_put_back_one_by_one_and_after_an_error() -> None:
         model(x)
     with unchanged(model), batch_statistics(model):
         model(x)
-        refused("at least 2 examples", model, x[:1])
+        refuses("at least 2 examples", model, x[:1])
     model[0].site.train()
     model(x)  # and running averages move again
     assert int(model[0].site.num_batches_tracked) == 1
@@ -365,7 +365,7 @@ def test_averages_want_steps_in_order_and_totals_do_not() -> None:
     x = torch.randn(6, 3, dtype=F64)
     with population_statistics(cell):
         cell(x, step=0)
-        refused(r'got step 3, expected step 1; use "total_variance"', cell, x, step=3)
+        refuses(r'got step 3, expected step 1; use "total_variance"', cell, x, step=3)
     with population_statistics(cell, "total_variance"):
         cell(x, step=3)
         cell(x, step=0)
@@ -432,7 +432,7 @@ def test_after_an_error_the_old_statistics_remain(method: str) -> None:
             raise KeyError("stop")
 
     with unchanged(model):
-        refused("stop", fail, error=KeyError)
+        refuses("stop", fail, error=KeyError)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_after_an_error_the_old_statistics_remain(method: str) -> None:
 def test_where_there_is_nothing_to_estimate(norm: Norm, method: str, named: str) -> None:
     layer = LSTM(3, 4, norm=norm)
     with unchanged(layer):
-        refused(named, measure, layer, method, [])
+        refuses(named, measure, layer, method, [])
 
 
 def test_within_another() -> None:

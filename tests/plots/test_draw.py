@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 from PIL import Image
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.plots import draw as draw_pictures
 from ln_zoo.plots.draw import (
@@ -384,7 +384,7 @@ def framed(windows: torch.Tensor, size: int) -> None:
     ],
 )
 def test_what_cannot_be_drawn(make, message: str) -> None:
-    refused(message, make)
+    refuses(message, make)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -398,10 +398,10 @@ def test_numbers_that_are_not_finite(value: float) -> None:
         lambda: bernoulli(given, 0),
         lambda: nearest_images(given, images(4)),
     ):
-        refused(message, make)
+        refuses(message, make)
 
     canvases = black(3, 2)
     canvases[1] = math.inf  # black or white
     plot_filmstrip(canvases)
     canvases[2, 1, 0, 0] = math.nan
-    refused("canvases at t = 2: 1 of 2", plot_filmstrip, canvases)
+    refuses("canvases at t = 2: 1 of 2", plot_filmstrip, canvases)

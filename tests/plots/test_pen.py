@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import LineCollection
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.plots.pen import GIVEN, INK, page, sheet, strokes
 
@@ -53,12 +53,12 @@ def test_numbers_that_are_not_finite(value: float) -> None:
     offsets = torch.tensor(LINE, dtype=torch.float64)
     offsets[5, 1] = value
     for draw in (strokes, lambda x: page([x]), lambda x: sheet([x], ["a"])):
-        refused(r"1 of 8 offsets .*number 5", draw, offsets)
+        refuses(r"1 of 8 offsets .*number 5", draw, offsets)
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (3,), (1, 4, 3)])
 def test_wrong_shapes(shape: tuple[int, ...]) -> None:
-    refused(r"offsets must be \(T, 3\)", strokes, np.zeros(shape))
+    refuses(r"offsets must be \(T, 3\)", strokes, np.zeros(shape))
 
 
 def test_a_page_is_the_strokes_moved_and_scaled() -> None:
@@ -149,8 +149,8 @@ def test_primed_lines_go_on_where_the_given_strokes_end(lift: int) -> None:
 
 def test_labels_that_do_not_fit() -> None:
     for lines, labels in (([line()], []), ({"real": [line()], "b": []}, ["a"]), ([line()], "ab")):
-        refused("labels", sheet, lines, list(labels))
-    refused("columns", sheet, {}, ["a"])
+        refuses("labels", sheet, lines, list(labels))
+    refuses("columns", sheet, {}, ["a"])
 
 
 def test_svg_has_a_path_for_each_stroke(tmp_path: Path) -> None:

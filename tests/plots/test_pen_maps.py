@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 from torch.distributions import MultivariateNormal
 
 from ln_zoo.metrics import PenMixture
@@ -112,9 +112,9 @@ def test_the_density_picture() -> None:
 )
 def test_densities_of_wrong_input(change: dict, message: str) -> None:
     arguments = {"mixture": mixture(3), "offsets": line(3), "mean": MEAN, "std": STD, **change}
-    refused(message, position_density, **arguments, x=grid(5), y=grid(5))
-    refused(message, plot_density, **arguments)
-    refused("offsets", plot_density, mixture(0), torch.zeros(0, 3))
+    refuses(message, position_density, **arguments, x=grid(5), y=grid(5))
+    refuses(message, plot_density, **arguments)
+    refuses("offsets", plot_density, mixture(0), torch.zeros(0, 3))
 
 
 def test_the_window_picture() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import rows_of
-from refusals import refused
+from refusals import refuses
 from rich.console import Console
 
 from ln_zoo.reproduction.fisher_claims import (
@@ -82,4 +82,4 @@ def test_picture_and_its_numbers(study: FisherStudy, tmp_path: Path) -> None:
     [("units", 2, 3), ("features", 1, 2), ("examples", 13, 14), ("draws", 100, 20000)],
 )
 def test_models_that_are_too_small(option: str, value: int, least: int) -> None:
-    refused(f"{option}.*{least}.*{value}", study_fisher, **{option: value})
+    refuses(f"{option}.*{least}.*{value}", study_fisher, **{option: value})

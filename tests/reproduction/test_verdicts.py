@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.reproduction import claims
 from ln_zoo.reproduction.claims import Rule
@@ -141,7 +141,7 @@ def test_the_lowest_value_of_each_run() -> None:
     mine[0] = {0: math.nan} | mine[0]
     assert judged().verdict == claims.HOLDS
     mine[0] = {0: math.nan}
-    refused("nll of seed 0", judged)
+    refuses("nll of seed 0", judged)
 
 
 def test_an_interval_is_not_narrower_than_rounding() -> None:
@@ -172,12 +172,12 @@ def test_errors_are_as_rare_as_the_rule_says() -> None:
 
 
 def test_no_seed_in_common() -> None:
-    refused("no seed has runs of both", speeds, {0: exponential(3)}, {1: exponential(3)}, "nll")
+    refuses("no seed has runs of both", speeds, {0: exponential(3)}, {1: exponential(3)}, "nll")
 
 
 @pytest.mark.parametrize("flat", [{0: 1.0, 1: 1.0}, {0: 1.0, 1: 2.0}])
 def test_a_baseline_that_never_improves(flat: Curve) -> None:
-    refused("nll never improves", speeds, {0: exponential(3)}, {0: flat}, "nll")
+    refuses("nll never improves", speeds, {0: exponential(3)}, {0: flat}, "nll")
 
 
 def test_growth_on_both_scales() -> None:
@@ -194,7 +194,7 @@ def test_growth_on_both_scales() -> None:
     assert judge_growth(*level, "accuracy", 0.5, level).verdict == claims.DOES_NOT_HOLD
     assert judge_growth(*level, "accuracy", 0.5, (less, more)).verdict == claims.UNDECIDED
     assert log_odds(75.0) == pytest.approx(math.log(3))
-    refused("100 %", log_odds, 100.0)
+    refuses("100 %", log_odds, 100.0)
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 7])

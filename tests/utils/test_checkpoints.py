@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.utils.checkpoints import (
     AtomicCheckpointIO,
@@ -133,7 +133,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str)
 
 
 def test_damage_is_noticed_wherever_it_is(tmp_path: Path) -> None:
-    """Any byte: either the file is refused, or what torch reads is what was written."""
+    """Any byte: either the file is refuses, or what torch reads is what was written."""
     whole, path = tmp_path / "whole.ckpt", tmp_path / "damaged.ckpt"
     torch.save({"a": 1, "state_dict": {"w": torch.arange(40.0), "b": torch.ones(3)}}, whole)
     original, chance = whole.read_bytes(), random.Random(0)
@@ -168,7 +168,7 @@ def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], named: 
     path = tmp_path / "last.ckpt"
     save(0, path)
     path.write_bytes(damage(path.read_bytes()))
-    refused(f"{path}.*{named}", number, path, error=DamagedCheckpointError)
+    refuses(f"{path}.*{named}", number, path, error=DamagedCheckpointError)
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
@@ -180,7 +180,7 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
         if kind == zipfile.ZIP_STORED:
             archive.filelist *= 3
     monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda _: _raise(AssertionError("unpacked")))
-    message = refused(re.escape(str(path)), number, path, error=DamagedCheckpointError)
+    message = refuses(re.escape(str(path)), number, path, error=DamagedCheckpointError)
     assert "unpacked" not in message
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.utils.checks import (
     check_at_least,
@@ -44,14 +44,14 @@ def test_values(
         check(number=value)
     for values, error in ((out_of_range, ValueError), (of_another_type, TypeError)):
         for value in values:
-            message = refused("^number must be", check, error=error, number=value)
+            message = refuses("^number must be", check, error=error, number=value)
             assert repr(value) in message
 
 
 def test_a_choice() -> None:
     check_choice("mode", "sum", ("sum", "mean"))
     for value in ("max", None, ["sum"]):
-        message = refused(
+        message = refuses(
             "^mode must be 'sum' or 'mean'", check_choice, "mode", value, ("sum", "mean")
         )
         assert repr(value) in message

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.utils.vocabulary import EOS, UNK, Vocabulary, read_word_vectors
 
@@ -45,18 +45,18 @@ def test_numbers_and_written_words_are_read_back(tmp_path):
     ],
 )
 def test_words_that_cannot_be(words, error, message):
-    refused(message, Vocabulary, words, error=error)
+    refuses(message, Vocabulary, words, error=error)
 
 
 def test_files_and_sizes_that_cannot_be(tmp_path):
     latin = tmp_path / "latin.txt"
     latin.write_bytes("caf\xe9\n".encode("latin-1"))
-    refused("byte 3", Vocabulary.of, latin)
+    refuses("byte 3", Vocabulary.of, latin)
     (tmp_path / "empty").touch()
-    refused("is empty", Vocabulary.of, tmp_path / "empty")
-    refused(r"size .*3.*got 2", Vocabulary.count, [["a"]], size=2)
-    refused(r"min_count .*got 0", Vocabulary.count, [["a"]], min_count=0)
-    refused("from 0 to 2, got 3", Vocabulary(["a"]).words, [3], error=IndexError)
+    refuses("is empty", Vocabulary.of, tmp_path / "empty")
+    refuses(r"size .*3.*got 2", Vocabulary.count, [["a"]], size=2)
+    refuses(r"min_count .*got 0", Vocabulary.count, [["a"]], min_count=0)
+    refuses("from 0 to 2, got 3", Vocabulary(["a"]).words, [3], error=IndexError)
 
 
 @pytest.mark.parametrize("header", ["", "3 2\n"])
@@ -87,7 +87,7 @@ def test_word_vectors_of_a_text_file(tmp_path: Path, header: str, packed: bool) 
 )
 def test_damaged_word_vectors(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "v.txt").write_bytes(content)
-    refused(message, read_word_vectors, tmp_path / "v.txt")
+    refuses(message, read_word_vectors, tmp_path / "v.txt")
 
 
 def test_words_of_vectors_may_hold_blanks(tmp_path: Path) -> None:

@@ -387,21 +387,21 @@ def test_results_of_another_run_are_refused(
 def test_bad_files_are_named(tested_checkpoint: Tested, tmp_path: Path) -> None:
     checkpoint, results = tested_checkpoint
 
-    def refused(message: str, checkpoint: Path, results: Path, **facts: Any) -> None:
+    def refuses_files(message: str, checkpoint: Path, results: Path, **facts: Any) -> None:
         given = {"facts": facts} if facts else {}
         refuses(message, card_from_checkpoint, checkpoint, results, tmp_path / "card", **given)
 
-    refused(r"gone\.ckpt", tmp_path / "gone.ckpt", results)
-    refused(r"gone\.json", checkpoint, tmp_path / "gone.json")
-    refused(r"'licence'.*license", checkpoint, results, licence="mit")
-    refused(r"notes.*list.*'one'", checkpoint, results, notes="one")
-    refused("main_metric 'loss'", checkpoint, results, main_metric="loss")
+    refuses_files(r"gone\.ckpt", tmp_path / "gone.ckpt", results)
+    refuses_files(r"gone\.json", checkpoint, tmp_path / "gone.json")
+    refuses_files(r"'licence'.*license", checkpoint, results, licence="mit")
+    refuses_files(r"notes.*list.*'one'", checkpoint, results, notes="one")
+    refuses_files("main_metric 'loss'", checkpoint, results, main_metric="loss")
     short = tmp_path / "cut" / "best.ckpt"
     short.parent.mkdir()
     short.write_bytes(checkpoint.read_bytes()[:2000])
-    refused(r"cut/best\.ckpt", short, results)
+    refuses_files(r"cut/best\.ckpt", short, results)
     results.write_text("[1, 2]")
-    refused(r"test_results\.json", checkpoint, results)
+    refuses_files(r"test_results\.json", checkpoint, results)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from refusals import refused
 from zoo_support import RESULTS, Doubling, MakeCard, Tested, edit, read, refuses, save, tiny
 
 from ln_zoo.models import DRAW
@@ -149,8 +148,8 @@ def test_a_head_for_other_classes(make_card: MakeCard, norm: Norm) -> None:
 
 
 def test_heads_that_cannot_be_replaced(make_card: MakeCard, tmp_path: Path) -> None:
-    refused("num_classes .*0", load, make_card(), num_classes=0)
-    refused("num_classes", load, make_card("other"), num_classes="ten", error=TypeError)
+    refuses("num_classes .*0", load, make_card(), num_classes=0, error=ValueError)
+    refuses("num_classes", load, make_card("other"), num_classes="ten", error=TypeError)
     draw = DRAW((4, 4), glimpses=1, hidden_size=2, latent_size=2)
     folder = save(tmp_path / "draw", draw)
     refuses(r"draw.*DRAW.*head", load, folder, num_classes=3)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from data_support import ready
 from PIL import Image
-from refusals import refused
 from zoo_support import MakeCard, refuses
 
 from ln_zoo.data import BinarizedDigits, Digits
@@ -84,14 +83,14 @@ def test_colours() -> None:
     ],
 )
 def test_what_training_did_not_have_is_refused(image: Any, message: str) -> None:
-    refused(message, preprocess, MNIST, image)
+    refuses(message, preprocess, MNIST, image, error=ValueError)
 
 
 @pytest.mark.parametrize(
     "image", ["7.png", None, 7, b"", np.array([["a"]]), np.zeros((28, 28), complex), [None]]
 )
 def test_what_is_no_image_is_refused(image: Any) -> None:
-    refused("an image", preprocess, MNIST, image, error=TypeError)
+    refuses("an image", preprocess, MNIST, image, error=TypeError)
 
 
 def test_models_of_binary_images_take_what_their_data_were_drawn_from() -> None:
@@ -113,7 +112,7 @@ def test_models_of_binary_images_take_what_their_data_were_drawn_from() -> None:
     published = {"binarization": "fixed", "image_shape": [1, 28, 28]}
     black_and_white = 255 * (LEVELS > 99).astype(np.uint8)
     assert np.array_equal(preprocess(published, black_and_white)[0, 0].numpy() > 0, LEVELS > 99)
-    refused("45 to 300", preprocess, published, LEVELS.astype(np.int64) + 45)
+    refuses("45 to 300", preprocess, published, LEVELS.astype(np.int64) + 45, error=ValueError)
 
 
 def test_a_loaded_model_prepares_images(make_card: MakeCard) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
 from training import quiet_trainer
 from zoo_support import RESULTS, Doubling, MakeCard, StubHub, Tested, edit, refuses, tiny
 
@@ -174,7 +173,7 @@ def test_precision_and_device(make_card: MakeCard) -> None:
     plain, double = load(folder), load(folder, dtype=torch.float64)
     assert torch.equal(double.head.weight, plain.head.weight.double())
     assert MLPClassifier.from_pretrained(folder, device="meta").head.weight.is_meta
-    refused("floating point", load, folder, dtype=torch.int64, error=TypeError)
+    refuses("floating point", load, folder, dtype=torch.int64, error=TypeError)
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:

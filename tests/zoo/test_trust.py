@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.cli.commands import own_module
 from ln_zoo.layers import GRU
@@ -65,7 +65,7 @@ def read(stored: Any, **options: Any) -> dict[str, Any]:
     ],
 )
 def test_what_does_not_fit_its_kind_is_refused(red: Path, stored: Any, message: str) -> None:
-    refused(f"x.ckpt.*{message}", read, stored)
+    refuses(f"x.ckpt.*{message}", read, stored)
     assert not (red / "imported").exists()
 
 
@@ -79,7 +79,7 @@ def test_values_arrive_as_objects() -> None:
     assert reader.arguments(Handwriting, {"alphabet": text}) == {"alphabet": text}
     cell = {"class_path": "ln_zoo.layers.GRU"}
     assert reader.arguments(SequenceClassifier, {"cell": cell}) == {"cell": GRU}
-    refused("vocabulary.*words.txt", reader.arguments, SkipThought, {"vocabulary": "words.txt"})
+    refuses("vocabulary.*words.txt", reader.arguments, SkipThought, {"vocabulary": "words.txt"})
 
 
 class Encoder(torch.nn.Module):
@@ -102,15 +102,15 @@ def test_arguments_of_a_users_class() -> None:
     found = reader.arguments(Mine, stored)
     assert found.pop("encoder").size == 3
     assert found == {"shape": {"a": ["any.text"]}, "sizes": [1], "norm": LayerNorm()}
-    refused("hidden_sizes", reader.arguments, Mine, {"hidden_sizes": "x"})  # of the base class
-    refused("red.X", reader.arguments, Mine, {"shape": [{"class_path": "red.X"}]})
+    refuses("hidden_sizes", reader.arguments, Mine, {"hidden_sizes": "x"})  # of the base class
+    refuses("red.X", reader.arguments, Mine, {"shape": [{"class_path": "red.X"}]})
     # Without an annotation, a norm of ours or what the user named.
     assert reader.arguments(Mine, {"shape": NORM}) == {"shape": LayerNorm()}
-    refused("Encoder", reader.arguments, Mine, {"shape": encoder})
+    refuses("Encoder", reader.arguments, Mine, {"shape": encoder})
     named = Reader("x.ckpt", named={f"{__name__}.Encoder"})
     assert named.arguments(Mine, {"shape": encoder})["shape"].size == 3
     linear = {"class_path": "torch.nn.Linear", "init_args": {}}
-    refused("not a Encoder", reader.arguments, Mine, {"encoder": linear})
+    refuses("not a Encoder", reader.arguments, Mine, {"encoder": linear})
 
 
 def test_named_and_imported_classes_are_admitted(red: Path) -> None:
@@ -118,21 +118,21 @@ def test_named_and_imported_classes_are_admitted(red: Path) -> None:
         "from ln_zoo.norms import RMSNorm\nopen('imported', 'w')\nclass Foo(RMSNorm): pass\n"
     )
     stored = {"norm": {"class_path": "redteam_mod.Foo"}}
-    refused(r"redteam_mod\.Foo", read, stored, named={"redteam_mod.Bar"})
+    refuses(r"redteam_mod\.Foo", read, stored, named={"redteam_mod.Bar"})
     assert not (red / "imported").exists()
-    refused(r"redteam_mod\.Bar", read, {"norm": {"class_path": "redteam_mod.Bar"}},
+    refuses(r"redteam_mod\.Bar", read, {"norm": {"class_path": "redteam_mod.Bar"}},
             named={"redteam_mod.Bar"})  # fmt: skip
     (found,) = read(stored, named={"redteam_mod.Foo"}).values()
     assert type(found).__name__ == "Foo"
     assert read(stored) == {"norm": found}  # it is imported now
-    refused(r"redteam_mod\.Foo", read, stored, loaded=False)
+    refuses(r"redteam_mod\.Foo", read, stored, loaded=False)
 
 
 def test_values_that_hold_themselves_or_too_much() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    refused("x.ckpt", read, {"hidden_sizes": endless})
-    refused("x: model", Reader("x").arguments, Mine, {"shape": endless})
+    refuses("x.ckpt", read, {"hidden_sizes": endless})
+    refuses("x: model", Reader("x").arguments, Mine, {"shape": endless})
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ def test_values_that_hold_themselves_or_too_much() -> None:
 )
 def test_checkpoints_of_other_classes(red: Path, stored: Any, message: str) -> None:
     torch.save({"state_dict": {}, "hyper_parameters": stored}, "x.ckpt")
-    refused(rf"x\.ckpt.*{message}", loading.find, "x.ckpt")
+    refuses(rf"x\.ckpt.*{message}", loading.find, "x.ckpt")
     assert not (red / "imported").exists()
 
 
 def test_the_import_option() -> None:
     own_module("--import", "json")
     for name in ("no_such_module", "", ".relative", "a..b"):
-        refused("--import", own_module, "--import", name)
+        refuses("--import", own_module, "--import", name)
 
 
 class Payload:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import yaml
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 
 from ln_zoo.models import MLPClassifier
@@ -25,7 +25,7 @@ from ln_zoo.zoo import CardError, write_card
 
 MakeCard = Callable[..., Path]
 Tested = tuple[Path, Path]
-refuses = functools.partial(refused, error=CardError)
+refuses = functools.partial(refuses, error=CardError)
 
 RESULTS: dict[str, Any] = {
     "metrics": [

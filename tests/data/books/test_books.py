@@ -15,7 +15,7 @@ import pytest
 import torch
 from archive_support import packed
 from data_support import ready
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import Books, Corpus, SentenceTriples, SyntheticBooks, TripleSet
 from ln_zoo.data.books.batches import TripleBatches
@@ -161,7 +161,7 @@ def test_evaluation_takes_the_longest_first() -> None:
 
 def test_too_few_triples_for_the_processes() -> None:
     message = "make 0 batches of 64 with sources of one length"
-    refused(message, training, triples(), 64, drop_last=True)
+    refuses(message, training, triples(), 64, drop_last=True)
 
 
 def lines_of(book: str) -> str:
@@ -234,9 +234,9 @@ def test_the_words_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("ln_zoo.data.books.files._make", None)
     again = ready(Books(str(folder), vocabulary_size=9, val_books=1, test_books=2, max_length=5))
     assert everything(again.corpus) == first
-    refused("NoneType", lambda: Books(str(folder), lowercase=False).corpus, error=TypeError)
+    refuses("NoneType", lambda: Books(str(folder), lowercase=False).corpus, error=TypeError)
     (folder / "book-0.txt").write_text("another text .\n")
-    refused("NoneType", lambda: Books(str(folder)).corpus, error=TypeError)
+    refuses("NoneType", lambda: Books(str(folder)).corpus, error=TypeError)
     monkeypatch.undo()
     assert everything(Books(str(folder)).corpus)["book-0"] == [["another", "text", "."]]
     assert everything(Books(str(folder), leave_out=["book-0"]).corpus) == {
@@ -254,7 +254,7 @@ def test_the_words_are_kept_elsewhere_where_the_folder_is_read_only(
     assert list((tmp_path / "cache" / "data").rglob("corpus.json"))
     monkeypatch.setenv("LN_ZOO_CACHE", "/dev/null")
     message = "set LN_ZOO_CACHE to a folder that can be written"
-    refused(message, lambda: Books(str(folder)).corpus, error=OSError)
+    refuses(message, lambda: Books(str(folder)).corpus, error=OSError)
 
 
 def test_a_process_that_was_killed_leaves_nothing_behind(folder: Path, monkeypatch) -> None:
@@ -299,7 +299,7 @@ def test_paragraphs_need_nltk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "a.txt").write_text("A text.\n")
     monkeypatch.setitem(sys.modules, "nltk", None)
     message, data = r"needs nltk: .*'ln-zoo\[text\]'", Books(str(tmp_path), lines="paragraphs")
-    refused(message, lambda: data.corpus, error=ModuleNotFoundError)
+    refuses(message, lambda: data.corpus, error=ModuleNotFoundError)
 
 
 def test_lines_that_look_like_paragraphs(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_given_vocabulary_needs_no_books(tmp_path: Path, monkeypatch: pytest.M
     assert Books(vocabulary=["b", "a"]).vocabulary == ["b", "a"]
     assert Books(vocabulary=str(tmp_path / "words.txt")).vocabulary == ["b", "a"]
     message = "no books: give a folder of texts by --data.root"
-    refused(message, lambda: Books().vocabulary, error=FileNotFoundError)
+    refuses(message, lambda: Books().vocabulary, error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_a_given_vocabulary_needs_no_books(tmp_path: Path, monkeypatch: pytest.M
 def test_bad_texts_are_named(tmp_path: Path, files: dict[str, bytes], mentioned: str) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    refused(mentioned, Books(str(tmp_path)).setup)
+    refuses(mentioned, Books(str(tmp_path)).setup)
     assert not list(tmp_path.rglob("corpus.json")) or "val_books" in mentioned
 
 
@@ -378,12 +378,12 @@ def test_a_book_of_one_sentence_has_no_triple(tmp_path: Path, val: str, of: str)
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("one sentence .\n" * (1 if name == "b" else 5))
     data = Books(str(tmp_path), val_books=[val], test_books=["c"])
-    refused(f"no sentence of the {of}", data.setup)
+    refuses(f"no sentence of the {of}", data.setup)
 
 
 def test_words_that_are_all_unknown(folder: Path) -> None:
     data = Books(str(folder), val_books=1, test_books=1, vocabulary=["mot", "parole"])
-    refused(r"none of the words .* begins with mot, parole", data.setup)
+    refuses(r"none of the words .* begins with mot, parole", data.setup)
 
 
 @pytest.mark.parametrize(
@@ -398,13 +398,13 @@ def test_words_that_are_all_unknown(folder: Path) -> None:
     ],
 )
 def test_arguments_are_checked(folder: Path, options: dict, message: str) -> None:
-    refused(message, lambda: Books(str(folder), **options).books)
+    refuses(message, lambda: Books(str(folder), **options).books)
 
 
 @pytest.mark.parametrize("name", ["nothing", "sub"])
 def test_folders_without_books(folder: Path, name: str) -> None:
     (folder / "sub").mkdir()
-    refused(name, lambda: Books(str(folder / name)).corpus, error=FileNotFoundError)
+    refuses(name, lambda: Books(str(folder / name)).corpus, error=FileNotFoundError)
 
 
 def test_synthetic_books_depend_on_their_seed_and_can_be_learnt() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_support import real_folder
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import SentenceFile
 from ln_zoo.data.books.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
@@ -105,7 +105,7 @@ def test_pairs(tmp_path: Path) -> None:
 def test_damaged_pairs(tmp_path: Path, content: str, mentioned: str) -> None:
     for name in ("train", "trial", "test_annotated"):
         (tmp_path / f"SICK_{name}.txt").write_text(content)
-    refused(rf"SICK_train\.txt.*{mentioned}", read_task, "SICK", str(tmp_path))
+    refuses(rf"SICK_train\.txt.*{mentioned}", read_task, "SICK", str(tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore:.*items here")
@@ -119,17 +119,17 @@ def test_sentences_of_pairs_may_be_long(tmp_path: Path) -> None:
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
-    refused(r"no folder of sentence tasks: .*--data", read_task, "CR", error=FileNotFoundError)
+    refuses(r"no folder of sentence tasks: .*--data", read_task, "CR", error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"no folder .*nothing of sentence tasks"):
         read_task("CR", str(tmp_path / "nothing"))
     with pytest.raises(FileNotFoundError, match=r"has no custrev.pos and custrev.neg, in a folder"):
         read_task("CR", str(tmp_path))
-    refused("task must be 'MR' or", read_task, "SST", str(tmp_path))
+    refuses("task must be 'MR' or", read_task, "SST", str(tmp_path))
     (tmp_path / "custrev.pos").write_bytes(b"good\nbad \xff\n")
     (tmp_path / "custrev.neg").write_text("\n \n")
-    refused(r"custrev.pos must be text in UTF-8, but byte 9 is not", read_task, "CR", str(tmp_path))
+    refuses(r"custrev.pos must be text in UTF-8, but byte 9 is not", read_task, "CR", str(tmp_path))
     (tmp_path / "custrev.pos").write_text("good\n")
-    refused(r"custrev.neg holds no sentence", read_task, "CR", str(tmp_path))
+    refuses(r"custrev.neg holds no sentence", read_task, "CR", str(tmp_path))
     assert TASKS == ("MR", "CR", "SUBJ", "MPQA", "SICK")
 
 
@@ -160,9 +160,9 @@ def test_sentences_come_by_length(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    assert "sentences.txt" in refused(message, write(tmp_path, content).setup, "predict")
+    assert "sentences.txt" in refuses(message, write(tmp_path, content).setup, "predict")
 
 
 def test_wrong_arguments() -> None:
-    refused("no file nowhere", SentenceFile, "nowhere.txt", error=FileNotFoundError)
-    refused("batch_size must be an integer of at least 1", SentenceFile, __file__, batch_size=0)
+    refuses("no file nowhere", SentenceFile, "nowhere.txt", error=FileNotFoundError)
+    refuses("batch_size must be an integer of at least 1", SentenceFile, __file__, batch_size=0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from data_support import picture, ready, real_folder
-from refusals import refused as refuse
+from refusals import refuses
 from scipy.io import savemat
 from scipy.sparse import csc_array
 
@@ -176,8 +176,8 @@ def test_vocabulary(released: Path, tmp_path: Path) -> None:
     Vocabulary(["thing", "a"]).write(tmp_path / "words.txt")
     assert made(released, vocabulary=str(tmp_path / "words.txt")).vocabulary == ["thing", "a"]
     data = CaptionedImages(str(released), min_count=999)
-    refuse(r"min_count.*999", lambda: data.vocabulary)
-    refused(released, "val_images.*0", val_images=0)
+    refuses(r"min_count.*999", lambda: data.vocabulary)
+    misread(released, "val_images.*0", val_images=0)
 
 
 def images_of(batch: Any, words: Vocabulary) -> list[tuple[int, int]]:
@@ -261,7 +261,7 @@ def test_without_data_it_is_made_and_says_where_they_are_looked_for(monkeypatch)
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
     data = CaptionedImages(dataset="coco")
     assert (data.vocabulary, data.image_features, data.name) == (None, None, "coco")
-    refuse(r"coco.*--data\.root", data.prepare_data, error=FileNotFoundError)
+    refuses(r"coco.*--data\.root", data.prepare_data, error=FileNotFoundError)
 
 
 def test_the_folder_of_all_data(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,34 +269,34 @@ def test_the_folder_of_all_data(released: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(CaptionedImages(dataset="coco").vocabulary or ()) == 14
 
 
-def refused(root: Path, message: str, error: type[Exception] = ValueError, **options: Any) -> None:
-    assert "\n" not in refuse(message, made, root, error=error, **options)
+def misread(root: Path, message: str, error: type[Exception] = ValueError, **options: Any) -> None:
+    assert "\n" not in refuses(message, made, root, error=error, **options)
 
 
 def test_captions_that_are_not_five_an_image(released: Path, tmp_path: Path) -> None:
     lines = (released / "train.txt").read_text().splitlines()
     (released / "train.txt").write_text("\n".join(lines[:-1]) + "\n")
-    refused(released, r"train\.txt.*59.*train\.npy.*12.*60")
+    misread(released, r"train\.txt.*59.*train\.npy.*12.*60")
     rows = [["0.jpg", "train", *["A dog ."] * 5], ["1.jpg", "dev", *["A dog ."] * 4]]
-    refused(table(tmp_path / "t", rows), r"captions\.tsv.*1\.jpg.*4.*5")
-    refused(table(tmp_path / "u", rows[:1]), "val set")
+    misread(table(tmp_path / "t", rows), r"captions\.tsv.*1\.jpg.*4.*5")
+    misread(table(tmp_path / "u", rows[:1]), "val set")
     few = [{"filename": "x.jpg", "split": "val", "sentences": [{"tokens": ["a"]}] * 4}]
     root = karpathy(tmp_path / "k", images=few)
     np.save(root / "vgg.npy", features(1))
-    refused(root, r"dataset_coco\.json.*x\.jpg.*4.*5")
+    misread(root, r"dataset_coco\.json.*x\.jpg.*4.*5")
 
 
 def test_captions_and_features_of_different_sets(released: Path, tmp_path: Path) -> None:
     np.save(released / "images/10crop/val.npy", features(5))
-    refused(released, r"val\.txt.*20.*val\.npy.*5")
+    misread(released, r"val\.txt.*20.*val\.npy.*5")
     root = table(tmp_path / "t")
     np.save(root / "mobilenetv2_pool.npy", features(6))
-    refused(root, r"mobilenetv2_pool\.npy.*6.*captions\.tsv.*5")
+    misread(root, r"mobilenetv2_pool\.npy.*6.*captions\.tsv.*5")
     root = karpathy(tmp_path / "k")
     np.save(root / "vgg.npy", features(8))
-    refused(root, r"vgg\.npy.*8.*dataset_coco\.json.*7")
+    misread(root, r"vgg\.npy.*8.*dataset_coco\.json.*7")
     np.save(released / "images/10crop/val.npy", features(4, size=5))
-    refused(released, "5, 6 features")
+    misread(released, "5, 6 features")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300, 0])
@@ -306,7 +306,7 @@ def test_features_that_are_not_finite_in_float32_or_zeros(released: Path, value:
     array[2, 3] = value
     np.save(released / "images/10crop/val.npy", array)
     wrong = "finite" if value else "zeros"
-    refused(released, rf"val.npy, val set: image 2 \(val image 2\).*{wrong}")
+    misread(released, rf"val.npy, val set: image 2 \(val image 2\).*{wrong}")
 
 
 def test_features_of_another_kind(released: Path) -> None:
@@ -317,17 +317,17 @@ def test_features_of_another_kind(released: Path) -> None:
         (np.array([{}] * 4), r"val\.npy"),
     ):
         np.save(path, array, allow_pickle=True)
-        refused(released, message)
+        misread(released, message)
     np.save(path, features(4))
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
-    refused(released, r"val\.npy")
+    misread(released, r"val\.npy")
     for position in range(6, 128, 5):  # NumPy evaluates the header
         damaged = bytearray(whole)
         damaged[position] ^= 8
         path.write_bytes(damaged)
         with contextlib.suppress(pytest.fail.Exception):  # blanks of the header
-            refused(released, r"val\.npy|val set")
+            misread(released, r"val\.npy|val set")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
@@ -344,21 +344,21 @@ def test_pipes_are_refused_at_once(released: Path, tmp_path: Path) -> None:
 
 
 def test_files_that_are_missing(released: Path, tmp_path: Path) -> None:
-    refused(released, "2crop.*10crop, 1crop", FileNotFoundError, features="2crop")
+    misread(released, "2crop.*10crop, 1crop", FileNotFoundError, features="2crop")
     (released / "images/10crop/test.npy").unlink()
-    refused(released, r"10crop.*test\.npy", FileNotFoundError)
+    misread(released, r"10crop.*test\.npy", FileNotFoundError)
     (released / "val.txt").unlink()
-    refused(released, r"val\.txt", FileNotFoundError)
-    refused(tmp_path / "nowhere", "nowhere", FileNotFoundError)
+    misread(released, r"val\.txt", FileNotFoundError)
+    misread(tmp_path / "nowhere", "nowhere", FileNotFoundError)
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "empty.*nothing")
-    refused(released / "train.txt", r"train\.txt", NotADirectoryError)
+    misread(tmp_path / "empty", "empty.*nothing")
+    misread(released / "train.txt", r"train\.txt", NotADirectoryError)
     root = karpathy(tmp_path / "k")
     np.save(root / "resnet.npy", features(7))
-    refused(root, "resnet, vgg.*--data.features", FileNotFoundError)
+    misread(root, "resnet, vgg.*--data.features", FileNotFoundError)
     assert made(root, features="vgg").metadata["features"] == "vgg"
     (root / "dataset.json").write_text("{}")
-    refused(root, r"dataset\.json, dataset_coco\.json", features="vgg")
+    misread(root, r"dataset\.json, dataset_coco\.json", features="vgg")
 
 
 @pytest.mark.parametrize(
@@ -382,15 +382,15 @@ def test_a_damaged_json(tmp_path: Path, content: str, mentioned: str) -> None:
     root = karpathy(tmp_path / "k")
     (root / "dataset_coco.json").write_text(content)
     np.save(root / "vgg.npy", features(1))
-    refused(root, f"dataset_coco.json.*{mentioned}")
+    misread(root, f"dataset_coco.json.*{mentioned}")
 
 
 def test_texts_are_utf8_with_lines_of_some_length(released: Path, tmp_path: Path) -> None:
     (released / "val.txt").write_bytes(b"caf\xe9\n" * 20)
-    refused(released, r"val\.txt.*byte 3")
+    misread(released, r"val\.txt.*byte 3")
     root = table(tmp_path / "t")
     (root / "captions.tsv").write_bytes(b"x" * 12_000_000)
-    refused(root, r"captions\.tsv.{,200}$")
+    misread(root, r"captions\.tsv.{,200}$")
 
 
 JPEG = picture(np.arange(192, dtype=np.uint8).reshape(8, 8, 3), "JPEG")
@@ -433,7 +433,7 @@ def test_thumbnails(tmp_path: Path) -> None:
 def test_thumbnails_that_are_no_jpeg(tmp_path: Path, content: bytes) -> None:
     data = thumbnails(tmp_path, content)
     assert data.thumbnail("0.jpg") is not None
-    refuse(r"^\S*thumbs64_jpeg.npz, image 1 .*JPEG[^\n]*$", data.thumbnail, "1.jpg")
+    refuses(r"^\S*thumbs64_jpeg.npz, image 1 .*JPEG[^\n]*$", data.thumbnail, "1.jpg")
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_thumbnails_that_are_no_jpeg(tmp_path: Path, content: bytes) -> None:
 )
 def test_contradictions_in_thumbnails(tmp_path: Path, changes: Any, mentioned: str) -> None:
     data = thumbnails(tmp_path, **changes)
-    refuse(rf"thumbs64_jpeg\.npz.*{mentioned}", data.thumbnail, "0.jpg")
+    refuses(rf"thumbs64_jpeg\.npz.*{mentioned}", data.thumbnail, "0.jpg")
 
 
 MATLAB_7_3 = b"MATLAB 7.3 MAT-file".ljust(512) + b"\x89HDF\r\n\x1a\n" + bytes(900)
@@ -467,7 +467,7 @@ def test_a_damaged_mat(tmp_path: Path, damage: str) -> None:
     contents |= {"7.3": MATLAB_7_3, "HDF5": MATLAB_7_3[512:]}
     path.write_bytes(contents.get(damage, whole))
     more = {"sparse": "dense", "7.3": "7.3.*-v7", "HDF5": "7.3.*-v7"}.get(damage, "")
-    refused(root, rf"vgg_feats\.mat.*{more}")
+    misread(root, rf"vgg_feats\.mat.*{more}")
 
 
 def test_features_of_a_mat_are_found_among_others(tmp_path: Path) -> None:

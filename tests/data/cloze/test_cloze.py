@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from data_support import ready as read_in
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 
 from ln_zoo.data import ClozeQA, SyntheticClozeQA
@@ -208,7 +208,7 @@ def test_vocabulary_is_that_of_training_passages_and_queries() -> None:
     # Words that are cut away do not count.
     assert "ran" not in (Texts(TRAIN, TRAIN, TRAIN, sentences=1).vocabulary or [])
     message = "vocabulary_size 5 leaves no room for a word beside 3 en"
-    refused(message, ready, TRAIN, TRAIN, TRAIN, vocabulary_size=5)
+    refuses(message, ready, TRAIN, TRAIN, TRAIN, vocabulary_size=5)
 
 
 def test_a_given_vocabulary(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_unknown_entities_take_names_that_are_free() -> None:
     assert [word for word in data.vocabulary or [] if "entity" in word] == ["@entity0", "@entity1"]
     for batch in (*epoch(data), *data.val_dataloader()):
         assert all(answer in passage.split() for passage, _, answer in words(data, batch))
-    refused("the vocabulary has no entity", Texts(TRAIN, val, val, vocabulary=["met"]).setup)
+    refuses("the vocabulary has no entity", Texts(TRAIN, val, val, vocabulary=["met"]).setup)
 
 
 def test_names_of_unknown_entities_do_not_reveal_the_answer() -> None:
@@ -304,19 +304,19 @@ def test_rules() -> None:
 
 def test_folders_that_hold_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "something").touch()
-    refused(r"has no corpus 'bbc'.*found something", ClozeQA(root=str(tmp_path)).setup)
+    refuses(r"has no corpus 'bbc'.*found something", ClozeQA(root=str(tmp_path)).setup)
     nowhere = ClozeQA(root=str(tmp_path / "nowhere"))
     message = r"no folder or file .*nowhere: --data\.root"
-    refused(message, nowhere.prepare_data, error=FileNotFoundError)
+    refuses(message, nowhere.prepare_data, error=FileNotFoundError)
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
     nothing = ClozeQA()
     assert nothing.vocabulary is None
-    refused(r"no cloze questions: --data\.root", nothing.prepare_data, error=FileNotFoundError)
+    refuses(r"no cloze questions: --data\.root", nothing.prepare_data, error=FileNotFoundError)
 
 
 def test_wrong_arguments() -> None:
-    refused(r"corpus .*'\.\./x'", ClozeQA, "../x")
-    refused("nowhere.txt", ClozeQA, vocabulary="nowhere.txt", error=OSError)
+    refuses(r"corpus .*'\.\./x'", ClozeQA, "../x")
+    refuses("nowhere.txt", ClozeQA, vocabulary="nowhere.txt", error=OSError)
 
 
 def test_made_up_questions_can_be_answered() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from data_support import SETS, in_order, ready
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import ClozeQA
 from ln_zoo.data.cloze.files import (
@@ -81,7 +81,7 @@ def test_names_are_cut_at_the_first_colon_and_left_out() -> None:
     ],
 )
 def test_bad_questions(content: str, message: str) -> None:
-    refused(message, parse_question, content, "q")
+    refuses(message, parse_question, content, "q")
 
 
 def write_corpus(root: Path) -> Path:
@@ -126,10 +126,10 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path) / "training"
     (folder / "a.question").write_bytes(b"\xff" + text().encode())
-    refused(r"a\.question.*byte 0", list, read_question_folder(folder))
+    refuses(r"a\.question.*byte 0", list, read_question_folder(folder))
     (folder / "a.question").unlink()
     os.mkfifo(folder / "a.question")  # nobody writes to it: reading would never end
-    refused(r"a\.question", list, read_question_folder(folder))
+    refuses(r"a\.question", list, read_question_folder(folder))
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
@@ -144,7 +144,7 @@ def test_archives(tmp_path: Path, mode: Any) -> None:
             archive.addfile(link)
     before = sorted(tmp_path.rglob("*"))
     assert summary(read_question_archive(tmp_path / "README.tar")) == EXPECTED
-    refused(r"e\.tar.*e\.question.*link", read_question_archive, tmp_path / "e.tar")
+    refuses(r"e\.tar.*e\.question.*link", read_question_archive, tmp_path / "e.tar")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -158,12 +158,12 @@ def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
     pack(corpus, "cnn")
     for content in (path.read_bytes()[:-100], b"no archive"):
         path.write_bytes(content)
-        refused(r"cnn\.tgz", read_question_archive, path)
+        refuses(r"cnn\.tgz", read_question_archive, path)
     pack(corpus / "training", "training")
-    refused("validation", read_question_archive, path)
+    refuses("validation", read_question_archive, path)
     (corpus / "test" / "d.question").write_text(text(answer="@entity9"))
     pack(corpus, "cnn")
-    refused(r"cnn/test/d\.question.*@entity9", read_question_archive, path)
+    refuses(r"cnn/test/d\.question.*@entity9", read_question_archive, path)
 
 
 def row(**changed: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_json_lines(tmp_path: Path, ending: str) -> None:
     assert list(read_json_lines(paths["val"])) == [QUESTION, QUESTION._replace(name="r")]
     assert find_json_lines(tmp_path, "yours") == {}
     (tmp_path / f"mine_test.jsonl{ending}").unlink()
-    refused(r"mine.*test", find_json_lines, tmp_path, "mine", error=FileNotFoundError)
+    refuses(r"mine.*test", find_json_lines, tmp_path, "mine", error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_json_lines(tmp_path: Path, ending: str) -> None:
 def test_bad_json_lines(tmp_path: Path, lines: str, mentioned: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(lines)
-    refused(rf"x\.jsonl.*{mentioned}", list, read_json_lines(path))
+    refuses(rf"x\.jsonl.*{mentioned}", list, read_json_lines(path))
 
 
 def test_damaged_json_lines(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_damaged_json_lines(tmp_path: Path) -> None:
         ("x.jsonl", line + b"\xff\n", ".*byte"),
     ):
         (tmp_path / name).write_bytes(content)
-        refused(f"{name}{mentioned}", list, read_json_lines(tmp_path / name))
+        refuses(f"{name}{mentioned}", list, read_json_lines(tmp_path / name))
 
 
 def test_question_files_and_json_lines_give_the_same(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from data_support import SETS, idx, in_order, real_folder
 from data_support import ready as read_in
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import MNIST, BinarizedMNIST
 from ln_zoo.data.images import binarized
@@ -134,7 +134,7 @@ def test_a_smaller_set_is_the_beginning_of_the_file(folder: Path) -> None:
     assert np.array_equal(in_order(data, "val").reshape(3, 784).numpy(), pixels("valid")[:3])
     assert len(in_order(data, "test")) == data.metadata["test_size"] == 20
     assert len(join(data.train_dataloader())) == 7
-    refused("val_size 13 exceeds the 12 images", ready, folder, **SMALL | {"val_size": 13})
+    refuses("val_size 13 exceeds the 12 images", ready, folder, **SMALL | {"val_size": 13})
 
 
 def test_a_folder_named_by_the_environment_is_found(folder: Path, monkeypatch) -> None:
@@ -186,14 +186,14 @@ def test_damaged_files_are_named(folder: Path) -> None:
     for mentioned, damaged in damages.items():
         path.write_bytes(b"".join(damaged))
         data = BinarizedMNIST(str(folder), **SMALL)
-        refused(rf"binarized_mnist_valid\.amat .*{mentioned}", data.setup)
+        refuses(rf"binarized_mnist_valid\.amat .*{mentioned}", data.setup)
     path.write_bytes(whole)
     ready(folder, **SMALL)
 
 
 def test_a_compressed_file_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ln_zoo.data.images.files._MAX_BYTES", 1000)
-    refused(r"binarized_mnist_train\.amat.*1,000 bytes", BinarizedMNIST(str(folder), **SMALL).setup)
+    refuses(r"binarized_mnist_train\.amat.*1,000 bytes", BinarizedMNIST(str(folder), **SMALL).setup)
 
 
 def test_missing_files_are_told_when_they_are_needed(
@@ -214,11 +214,11 @@ def test_missing_files_are_told_when_they_are_needed(
     for root, error, message in examples:
         data = BinarizedMNIST(None if root is None else str(root))
         for go in (data.prepare_data, data.setup):
-            refused(message, go, error=error)
+            refuses(message, go, error=error)
     for binarization in ("dynamic", "threshold", "grey"):
         data = BinarizedMNIST(str(tmp_path / "absent"), binarization)
-        refused("absent", data.prepare_data, error=FileNotFoundError)
-    refused("train-images", ready, folder, binarization="grey")
+        refuses("absent", data.prepare_data, error=FileNotFoundError)
+    refuses("train-images", ready, folder, binarization="grey")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_missing_files_are_told_when_they_are_needed(
     ],
 )
 def test_arguments_are_checked_at_construction(options: dict, mentioned: str) -> None:
-    refused(mentioned, BinarizedMNIST, **options)
+    refuses(mentioned, BinarizedMNIST, **options)
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> 
     for wanted, test in (tests | {"order": images[::-1]}).items():
         matrices = {word: pixels(word) for word in ROWS} | {"test": test}
         root = write_files(tmp_path / "it", matrices, packed=packed)
-        refused(rf"test\.amat.*{wanted}.*published", ready, root, **sizes)
+        refuses(rf"test\.amat.*{wanted}.*published", ready, root, **sizes)
         data = ready(root, published=False, **sizes)
         assert len(in_order(data, "test")) == len(test)
         assert data.metadata["dataset"] == "binarized_mnist-unpublished"

@@ -13,7 +13,7 @@ import torch
 from data_support import idx, image_table, picture, ready
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
 from PIL import Image as Picture
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import MNIST
 
@@ -152,10 +152,10 @@ def test_the_hub_id_is_used_without_a_local_copy(tmp_path, monkeypatch):
     check_small(None, repo_id="someone/digits")
     assert set(asked) == {"someone/digits"}
     monkeypatch.setattr("datasets.load_dataset", lambda _: DatasetDict(train=pictures()["train"]))
-    refused(r"MNIST.* \['train'\].*'test'", MNIST(repo_id="MNIST", **SMALL).setup)
+    refuses(r"MNIST.* \['train'\].*'test'", MNIST(repo_id="MNIST", **SMALL).setup)
     unwritten = dataset(lambda images: ["no.png"] * len(images), Image())
     monkeypatch.setattr("datasets.load_dataset", lambda _: unwritten)
-    refused("train set of MNIST, row 0.*no bytes", MNIST(repo_id="MNIST", **SMALL).setup)
+    refuses("train set of MNIST, row 0.*no bytes", MNIST(repo_id="MNIST", **SMALL).setup)
 
 
 @pytest.mark.slow
@@ -211,16 +211,16 @@ LABELS = "train-labels-idx1-ubyte"
 )
 def test_damaged_idx_files_are_refused(idx_folder, damage, mentioned):
     damage(idx_folder)
-    refused(f"(?s){mentioned}", MNIST(str(idx_folder), **SMALL).setup)
+    refuses(f"(?s){mentioned}", MNIST(str(idx_folder), **SMALL).setup)
 
 
 def test_folders_that_are_no_dataset_are_refused(tmp_path, idx_folder):
     (idx_folder / LABELS).unlink()
-    refused(LABELS, MNIST, str(idx_folder), error=FileNotFoundError)
-    refused("absent", MNIST, str(tmp_path / "absent"), error=FileNotFoundError)
+    refuses(LABELS, MNIST, str(idx_folder), error=FileNotFoundError)
+    refuses("absent", MNIST, str(tmp_path / "absent"), error=FileNotFoundError)
     (tmp_path / "notes.txt").write_text("nothing")
-    refused(r"notes\.txt", MNIST, str(tmp_path / "notes.txt"), error=NotADirectoryError)
-    refused(r"(?s)train-images-idx3-ubyte.*notes\.txt", MNIST, str(tmp_path))
+    refuses(r"notes\.txt", MNIST, str(tmp_path / "notes.txt"), error=NotADirectoryError)
+    refuses(r"(?s)train-images-idx3-ubyte.*notes\.txt", MNIST, str(tmp_path))
 
 
 def test_incomplete_copies_are_refused(tmp_path):
@@ -228,21 +228,21 @@ def test_incomplete_copies_are_refused(tmp_path):
     pictures().save_to_disk(folder, num_shards={"train": 2, "test": 1})
     check_small(folder)
     (folder / "train/data-00000-of-00002.arrow").unlink()
-    refused(r"arrow.* 1 .*train.* 2", MNIST, str(folder), **SMALL, error=FileNotFoundError)
+    refuses(r"arrow.* 1 .*train.* 2", MNIST, str(folder), **SMALL, error=FileNotFoundError)
     shutil.rmtree(folder / "train")
-    refused(r"arrow.* 0 .*train", MNIST, str(folder), **SMALL, error=FileNotFoundError)
+    refuses(r"arrow.* 0 .*train", MNIST, str(folder), **SMALL, error=FileNotFoundError)
 
     folder = write_parquet(tmp_path / "parquet", pictures())
     (folder / "test-00001-of-00002.parquet").unlink()
-    refused(r"parquet.* 1 .*test.* 2", MNIST, str(folder), **SMALL, error=FileNotFoundError)
+    refuses(r"parquet.* 1 .*test.* 2", MNIST, str(folder), **SMALL, error=FileNotFoundError)
     (folder / "test-00000-of-00002.parquet").unlink()
-    refused(r"parquet.* 0 .*test", MNIST, str(folder), **SMALL, error=FileNotFoundError)
+    refuses(r"parquet.* 0 .*test", MNIST, str(folder), **SMALL, error=FileNotFoundError)
 
 
 def test_two_parquet_datasets_are_not_mixed(tmp_path):
     for name in ("mnist", "fashion"):
         write_parquet(tmp_path / name, pictures())
-    refused(r"fashion, .*mnist", MNIST, str(tmp_path), **SMALL)
+    refuses(r"fashion, .*mnist", MNIST, str(tmp_path), **SMALL)
 
 
 def changed(data: DatasetDict, column: str, values) -> DatasetDict:
@@ -263,7 +263,7 @@ def changed(data: DatasetDict, column: str, values) -> DatasetDict:
 )
 def test_copies_of_another_form_are_refused(tmp_path, change, message):
     change(pictures()).save_to_disk(tmp_path / "copy")
-    refused(f"copy.*{message}", MNIST(str(tmp_path / "copy"), **SMALL).setup)
+    refuses(f"copy.*{message}", MNIST(str(tmp_path / "copy"), **SMALL).setup)
 
 
 def tables(folder: Path, form: str, cells: list) -> Path:
@@ -316,7 +316,7 @@ def test_pictures_are_decoded_from_bytes_of_two_formats(
     asked = []
     monkeypatch.setattr("socket.socket.connect", lambda _, address: asked.append(address))
     path = tables(tmp_path / "x", form, [*CELLS[:9], cell, *CELLS[10:]])
-    message = refused(f"(?s){mentioned}", MNIST(str(tmp_path / "x"), **SMALL).setup)
+    message = refuses(f"(?s){mentioned}", MNIST(str(tmp_path / "x"), **SMALL).setup)
     assert "\n" not in message
     assert f"{path}, row 9" in message or "train set" in mentioned
     assert not asked
@@ -330,18 +330,18 @@ def test_damaged_tables_are_named_in_one_line(tmp_path, form):
     whole = path.read_bytes()
     for content in (b"", whole[: len(whole) // 2], whole[:-9], b"x" * 100, b"PAR1" * 9, bytes(64)):
         path.write_bytes(content)
-        message = refused("x", MNIST(str(tmp_path / "x"), **SMALL).setup)
+        message = refuses("x", MNIST(str(tmp_path / "x"), **SMALL).setup)
         assert str(path) in message
         assert "\n" not in message
     path.write_bytes(image_table([], form))
-    refused("train set.*no images", MNIST(str(tmp_path / "x"), **SMALL).setup)
+    refuses("train set.*no images", MNIST(str(tmp_path / "x"), **SMALL).setup)
     path.unlink()
     os.mkfifo(path)
-    refused(str(path), MNIST(str(tmp_path / "x"), **SMALL).setup)
+    refuses(str(path), MNIST(str(tmp_path / "x"), **SMALL).setup)
 
 
 def test_splits_larger_than_the_source_are_refused(idx_folder):
-    refused("exceed the 30 images", MNIST(str(idx_folder), train_size=21, val_size=10).setup)
+    refuses("exceed the 30 images", MNIST(str(idx_folder), train_size=21, val_size=10).setup)
 
 
 def test_metadata_are_plain_data(idx_folder):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from handwriting_support import drawn, module
-from refusals import refused
+from refusals import refuses
 from torch import Tensor
 
 from ln_zoo.data import HandwritingBatch, LineSet, PenLines
@@ -263,10 +263,10 @@ def test_many_names_are_cut_short() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_sets_that_cannot_be_used() -> None:
-    refused("drawn: no line of the train set can be used", module, drawn([1, 1]))
+    refuses("drawn: no line of the train set can be used", module, drawn([1, 1]))
     flat = PenLines.from_steps([np.array([[5, 5, 0], [3, 0, 0], [4, 0, 1]])], ["a"], ["b"])
     data = module(flat)
-    refused(r'do not vary on an axis.*scale="const"', lambda: data.offset_statistics)
+    refuses(r'do not vary on an axis.*scale="const"', lambda: data.offset_statistics)
 
 
 def test_long_steps_are_dropped_or_clipped_before_all_else() -> None:

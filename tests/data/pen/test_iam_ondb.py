@@ -13,7 +13,7 @@ import torch
 from data_support import SETS, real_folder
 from data_support import ready as read_in
 from handwriting_support import drawn, small_distribution, write_files
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import IAMOnDB, PenLines
 from ln_zoo.data.pen.files import end_of_stroke_column, load_objects, pack, read_pair
@@ -128,7 +128,7 @@ def test_random(compact: Path) -> None:
     assert found != split(val_fraction=0.2, test_fraction=0.1, split_seed=1)
     facts = ready(compact, split="random", split_seed=4).metadata
     assert (facts["split_seed"], facts["val_fraction"], facts["test_split"]) == (4, 0.1, "random")
-    refused(r"51 lines.*0\.001", split, val_fraction=0.001)
+    refuses(r"51 lines.*0\.001", split, val_fraction=0.001)
 
 
 def test_mapped_points_are_read_from_the_file(compact: Path) -> None:
@@ -142,8 +142,8 @@ def test_the_folder_is_found_by_the_environment(compact: Path, monkeypatch) -> N
     monkeypatch.setenv("LN_ZOO_DATA", str(compact.parent))
     assert len(ready().lines("val")) == 5
     (compact.parent / "iam_ondb").rename(compact)
-    refused("ln-zoo data iam_ondb SRC DST", IAMOnDB().prepare_data, error=FileNotFoundError)
-    refused("no IAM-OnDB", IAMOnDB().setup, error=FileNotFoundError)
+    refuses("ln-zoo data iam_ondb SRC DST", IAMOnDB().prepare_data, error=FileNotFoundError)
+    refuses("no IAM-OnDB", IAMOnDB().setup, error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -157,19 +157,19 @@ def test_the_folder_is_found_by_the_environment(compact: Path, monkeypatch) -> N
     ],
 )
 def test_values_are_checked(tmp_path: Path, options: dict, mentioned: str) -> None:
-    refused(mentioned, IAMOnDB, str(tmp_path), **options)
+    refuses(mentioned, IAMOnDB, str(tmp_path), **options)
 
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
-    refused("nowhere", ready, tmp_path / "nowhere", error=FileNotFoundError)
+    refuses("nowhere", ready, tmp_path / "nowhere", error=FileNotFoundError)
     (tmp_path / "file").write_text("")
-    refused("file", ready, tmp_path / "file", error=NotADirectoryError)
-    refused(r"strokes_train.*file", ready, tmp_path)
+    refuses("file", ready, tmp_path / "file", error=NotADirectoryError)
+    refuses(r"strokes_train.*file", ready, tmp_path)
     official = write_files(tmp_path / "official", small_distribution())
-    refused(r"official.*ln-zoo data iam_ondb", ready, official)
+    refuses(r"official.*ln-zoo data iam_ondb", ready, official)
     as_npz(tmp_path, "train")
     lines_of("test").save(tmp_path / "strokes_test")
-    refused("lacks strokes_valid1, strokes_valid2", ready, tmp_path, error=FileNotFoundError)
+    refuses("lacks strokes_valid1, strokes_valid2", ready, tmp_path, error=FileNotFoundError)
 
 
 # strokes.npy and sentences.txt
@@ -216,9 +216,9 @@ def test_the_pair_as_a_data_module(tmp_path: Path) -> None:
     one, other = data.lines("val").offsets(0), down.lines("val").offsets(0)
     assert torch.equal(one * torch.tensor([1, -1, 1]), other)
     for split in ("graves", "official"):
-        refused(rf"strokes\.npy.*{split}", IAMOnDB, str(tmp_path), split=split)
+        refuses(rf"strokes\.npy.*{split}", IAMOnDB, str(tmp_path), split=split)
     (tmp_path / "sentences.txt").unlink()
-    refused(r"sentences\.txt", IAMOnDB, str(tmp_path), split="random", error=FileNotFoundError)
+    refuses(r"sentences\.txt", IAMOnDB, str(tmp_path), split="random", error=FileNotFoundError)
 
 
 def test_lines_of_one_length_are_a_plain_array(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_lines_of_one_length_are_a_plain_array(tmp_path: Path) -> None:
     ],
 )
 def test_no_or_several_binary_columns_are_refused(columns: list, message: str) -> None:
-    refused(f"x: .*{message}", end_of_stroke_column, [np.array(columns, float)], "x")
+    refuses(f"x: .*{message}", end_of_stroke_column, [np.array(columns, float)], "x")
 
 
 def objects(*items: object) -> np.ndarray:
@@ -269,7 +269,7 @@ GOOD = np.array([[1, 0.5, 3], [0, 2, 4]])
 )
 def test_arrays_of_something_else(tmp_path: Path, lines: tuple, message: str) -> None:
     save_objects(tmp_path, *lines)
-    refused(message, read_pair, tmp_path)
+    refuses(message, read_pair, tmp_path)
 
 
 def test_texts_that_do_not_fit(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_texts_that_do_not_fit(tmp_path: Path) -> None:
         (b"a\n\xe9\n", r"sentences\.txt.*byte 2"),
     ):
         (tmp_path / "sentences.txt").write_bytes(content)
-        refused(message, read_pair, tmp_path)
+        refuses(message, read_pair, tmp_path)
 
 
 def test_lines_that_are_not_finite_and_texts_that_are_empty(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_malicious_pickle_is_refused(tmp_path: Path, harm, name: str, protocol
     content = npy(pickle.dumps(objects(GOOD, harm(harmed)), protocol=protocol))
     (tmp_path / "strokes.npy").write_bytes(content)
     (tmp_path / "sentences.txt").write_text("a\nb\n")
-    refused(rf"strokes\.npy.*{name}", read_pair, tmp_path)
+    refuses(rf"strokes\.npy.*{name}", read_pair, tmp_path)
     assert not harmed.exists()
     # It would have done harm.
     np.load(tmp_path / "strokes.npy", allow_pickle=True)
@@ -342,7 +342,7 @@ def test_a_malicious_pickle_is_refused(tmp_path: Path, harm, name: str, protocol
 )
 def test_pickles_of_something_else(tmp_path: Path, pickled: bytes, message: str) -> None:
     (tmp_path / "x.npy").write_bytes(npy(pickled))
-    refused(rf"x\.npy.*{message}", load_objects, tmp_path / "x.npy")
+    refuses(rf"x\.npy.*{message}", load_objects, tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -364,4 +364,4 @@ def test_truncated_files_are_named(tmp_path: Path, size: int) -> None:
     content = (tmp_path / "strokes.npy").read_bytes()
     assert len(content) > size
     (tmp_path / "strokes.npy").write_bytes(content[:size])
-    refused(r"strokes\.npy", load_objects, tmp_path / "strokes.npy")
+    refuses(r"strokes\.npy", load_objects, tmp_path / "strokes.npy")

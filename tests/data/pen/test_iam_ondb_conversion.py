@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from archive_support import write_archive
 from handwriting_support import LISTS, distribution, small_distribution, steps_of, write_files, xml
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import IAMOnDB, PenLines
 from ln_zoo.data.pen import conversion
@@ -62,7 +62,7 @@ def test_coordinates_of_the_description_are_no_points_and_empty_strokes_none() -
     ],
 )
 def test_damaged_files_say_what_is_wrong(content: bytes, message: str) -> None:
-    refused(message, read_strokes, content)
+    refuses(message, read_strokes, content)
 
 
 def test_transcriptions() -> None:
@@ -190,7 +190,7 @@ def test_sets_half_written_are_written_anew(tmp_path: Path, monkeypatch) -> None
     written = sorted(path.name for path in (tmp_path / "compact").glob("strokes_*"))
     assert written == ["strokes_train", "strokes_valid1"]
     message = "strokes_valid2, strokes_test"
-    refused(message, IAMOnDB, str(tmp_path / "compact"), error=FileNotFoundError)
+    refuses(message, IAMOnDB, str(tmp_path / "compact"), error=FileNotFoundError)
     monkeypatch.undo()
     convert(source, tmp_path / "compact")
     convert(source, tmp_path / "other")
@@ -227,7 +227,7 @@ def test_a_few_damaged_files_are_named_and_left_out(tmp_path: Path) -> None:
 def test_more_than_one_in_a_hundred_is_an_error_until_they_are_mended(tmp_path: Path) -> None:
     damaged = {f"d00-00{n}-01": xml([[(1, "nan")]]) for n in range(1, 4)}
     source = write_files(tmp_path / "x", many(damaged))
-    message = refused(r"3 of 203", convert, source, tmp_path / "compact")
+    message = refuses(r"3 of 203", convert, source, tmp_path / "compact")
     for name in damaged:
         assert f"{name}.xml (coordinates or steps that are not finite" in message
     assert not list((tmp_path / "compact").glob("strokes_*"))
@@ -283,19 +283,19 @@ def test_distributions_that_are_incomplete(
     tmp_path: Path, change, error: type[Exception], mentioned: str
 ) -> None:
     source = write_files(tmp_path / "x", change(small_distribution()))
-    refused(mentioned, convert, source, tmp_path / "compact", error=error)
+    refuses(mentioned, convert, source, tmp_path / "compact", error=error)
     assert not list((tmp_path / "compact").glob("strokes_*"))
 
 
 def test_wrong_sources_and_folders(tmp_path: Path) -> None:
     compact = tmp_path / "compact"
-    refused("nowhere", convert, tmp_path / "nowhere", compact, error=FileNotFoundError)
+    refuses("nowhere", convert, tmp_path / "nowhere", compact, error=FileNotFoundError)
     (tmp_path / "notes.txt").write_text("hello")
-    refused(r"notes\.txt", convert, tmp_path / "notes.txt", compact)
+    refuses(r"notes\.txt", convert, tmp_path / "notes.txt", compact)
     # Other sets are not written over.
     source = write_files(tmp_path / "source", small_distribution())
     (compact / "strokes_train").mkdir(parents=True)
-    refused(r"compact.*strokes_train", convert, source, compact, error=FileExistsError)
+    refuses(r"compact.*strokes_train", convert, source, compact, error=FileExistsError)
 
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
@@ -306,7 +306,7 @@ def test_damaged_archives_are_named(tmp_path: Path, ending: str) -> None:
     content = archive.read_bytes()
     for damaged in (content[: len(content) // 2], b"no archive"):
         archive.write_bytes(damaged)
-        refused(f"lineStrokes-all{ending}", convert, source, tmp_path / "compact")
+        refuses(f"lineStrokes-all{ending}", convert, source, tmp_path / "compact")
 
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".zip", ""])
@@ -358,7 +358,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     assert str(pipe) in found.left_out[pipe.name]
     (source / "trainset.txt").unlink()
     os.mkfifo(source / "trainset.txt")
-    refused(r"trainset\.txt", convert, source, tmp_path / "again")
+    refuses(r"trainset\.txt", convert, source, tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
 )
 def test_another_result_of_a_conversion_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "conversion.json").write_text(text)
-    refused(r"conversion\.json", convert, tmp_path / "x", tmp_path)
+    refuses(r"conversion\.json", convert, tmp_path / "x", tmp_path)
 
 
 def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:
@@ -389,4 +389,4 @@ def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:
             content[start + at] |= 1
             start += 4
     path.write_bytes(content)
-    refused(r"all\.zip.*encrypted", convert, path, tmp_path / "compact")
+    refuses(r"all\.zip.*encrypted", convert, path, tmp_path / "compact")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from handwriting_support import drawn
-from refusals import refused
+from refusals import refuses
 
 from ln_zoo.data import PenLines
 from ln_zoo.data.pen.files import ARRAYS, pack
@@ -100,7 +100,7 @@ def test_parts_and_unions_share_points() -> None:
 def test_contradictions_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
     arrays = pack(STEPS, ["a", "b"], ["c", "d"]) | changes
     np.savez(tmp_path / "x.npz", **{k: v for k, v in arrays.items() if v is not None})
-    refused(f"x.npz.*{message}", PenLines.load, tmp_path / "x.npz")
+    refuses(f"x.npz.*{message}", PenLines.load, tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize("kind", ["complex", "objects", "empty", "pipe", 0, 100, 900])
@@ -119,7 +119,7 @@ def test_files_that_are_no_lines_are_named(tmp_path: Path, kind: str | int) -> N
     elif kind == "pipe":
         path.unlink()
         os.mkfifo(path)
-    refused(r"x\.npz", PenLines.load, path)
+    refuses(r"x\.npz", PenLines.load, path)
 
 
 def test_damaged_lines_are_found() -> None:
