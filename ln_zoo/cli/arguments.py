@@ -89,10 +89,6 @@ class Arguments:
         """Whether an option or one of its parts is given, such as ``model.norm.eps``."""
         return any(f"{each.name}.".startswith(f"{name}.") for each in self.options)
 
-    def lacks_class(self, group: str) -> bool:
-        """Whether a file has arguments of ``model`` or ``data``, but no class is named."""
-        return group in self._bare and not self.has(group) and not any(map(self.last, _START))
-
     def start(self) -> dict[str, str | None]:
         """``weights`` and ``ckpt_path``; at least one is None.
 

@@ -31,11 +31,11 @@ class AdoptedLSTM(LSTM, nn.LSTM):  # type: ignore[misc]
     """`ln_zoo.LSTM` as a `torch.nn.LSTM`, which torch.compile does not trace."""
 
 
-class AdoptedGRU(GRU, nn.GRU):  # type: ignore[misc]
+class AdoptedGRU(GRU, nn.GRU):
     """`ln_zoo.GRU` as a `torch.nn.GRU`, which torch.compile does not trace."""
 
 
-class AdoptedRNN(RNN, nn.RNN):  # type: ignore[misc]
+class AdoptedRNN(RNN, nn.RNN):
     """`ln_zoo.RNN` as a `torch.nn.RNN`, which torch.compile does not trace."""
 
 

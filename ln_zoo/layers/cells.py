@@ -258,7 +258,7 @@ class RecurrentCell(nn.RNNCellBase):
         )
 
     def forward(self, input: Tensor, hx: Any = None, step: int | None = None) -> Any:
-        """The next state, or a tuple of them; see `LSTMCell.forward`."""
+        """The next state, or a tuple of several; see `LSTMCell.forward`."""
         states = self._next(input, hx, step)
         return states if len(states) > 1 else states[0]
 
@@ -392,24 +392,6 @@ class GRUCell(RecurrentCell):
 
     cell = CELLS["GRU"]
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        norm: Norm | None = None,
-        normalize: Sequence[str] | None = None,
-    ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        super().__init__(input_size, hidden_size, bias, **factory, norm=norm, normalize=normalize)
-
-    def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
-        """The next state h; see `LSTMCell.forward`."""
-        return self._next(input, hx, step)[0]
-
 
 class RNNCell(RecurrentCell):
     """One step of a simple RNN (paper, eq. 4): `torch.nn.RNNCell` with a norm.
@@ -440,10 +422,6 @@ class RNNCell(RecurrentCell):
         cell = rnn_cell(nonlinearity)
         super().__init__(input_size, hidden_size, bias, **factory, **options, cell=cell)
         self.nonlinearity = nonlinearity
-
-    def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
-        """The next state h; see `LSTMCell.forward`."""
-        return self._next(input, hx, step)[0]
 
 
 def rnn_cell(nonlinearity: str) -> Cell:

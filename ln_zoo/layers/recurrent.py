@@ -296,7 +296,7 @@ class RecurrentLayer(nn.RNNBase):
         reset: Tensor | PackedSequence | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Any, Any]:
-        """Output and final states (one state as a tensor); see `LSTM.forward`."""
+        """Output and final states; see `LSTM.forward`. A single state is a tensor, not a tuple."""
         output, states = self._run(input, hx, reset, mask)
         return output, states if len(states) > 1 else states[0]
 

@@ -167,17 +167,6 @@ class GRU(RecurrentLayer):
     def _new_cell(self, **arguments: Any) -> RecurrentCell:
         return GRUCell(**arguments)
 
-    def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: Tensor | None = None,
-        reset: Tensor | PackedSequence | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Output and final state; see `LSTM.forward`, with h as the only state."""
-        output, (h,) = self._run(input, hx, reset, mask)
-        return output, h
-
 
 class RNN(RecurrentLayer):
     """Simple recurrent units (paper, eq. 4): `torch.nn.RNN` with a norm.
@@ -224,17 +213,6 @@ class RNN(RecurrentLayer):
         super().__setstate__(state)
         if "cell" not in state:  # pickled by version 0.1
             self.cell = rnn_cell(self.nonlinearity)
-
-    def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: Tensor | None = None,
-        reset: Tensor | PackedSequence | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Output and final state; see `LSTM.forward`, with h as the only state."""
-        output, (h,) = self._run(input, hx, reset, mask)
-        return output, h
 
 
 def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> type[RecurrentLayer]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ln_zoo.models.base import ZooModule, fused_on_cpu
@@ -147,3 +147,38 @@ class Classifier(ZooModule):
     def _update(self, stage: str, batch: Batch) -> None:
         for name, values in self.per_example(batch).items():
             getattr(self, f"{stage}_{name}").update(values, torch.ones_like(values))
+
+
+class SequentialClassifier(Classifier):
+    """A classifier whose ``network`` is an `nn.Sequential`; its last layer is the head."""
+
+    network: nn.Sequential
+
+    @property
+    def head(self) -> nn.Module:
+        return self.network[-1]
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.network[:-1]
+
+    @abstractmethod
+    def check(self, inputs: Tensor) -> Tensor:
+        """The inputs as the network reads them; ValueError if they have another size."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.network(self.check(inputs))
+        return logits
+
+    def forward_features(self, inputs: Tensor) -> Tensor:
+        r"""Activations (N, F) of the last hidden layer for inputs (N, \*).
+
+        Example:
+            >>> from ln_zoo.models import MLPClassifier
+            >>> model, images = MLPClassifier(64, [32]), torch.rand(5, 1, 8, 8)
+            >>> features = model.forward_features(images)
+            >>> features.shape, torch.equal(model.head(features), model(images))
+            (torch.Size([5, 32]), True)
+        """
+        features: Tensor = self.backbone(self.check(inputs))
+        return features

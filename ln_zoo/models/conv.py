@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.layers import Conv2d, Linear
-from ln_zoo.models.classifier import Classifier
+from ln_zoo.models.classifier import SequentialClassifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.utils.checks import check_at_least
 
 
-class ConvClassifier(Classifier):
+class ConvClassifier(SequentialClassifier):
     """Blocks of 3 x 3 convolutions, each followed by 2 x 2 max-pooling, a dense layer, a softmax.
 
     The paper's experiment with convolutional networks (section 6.7) states neither network nor
@@ -72,24 +72,7 @@ class ConvClassifier(Classifier):
         layers += [nn.ReLU(), Linear(hidden_size, num_classes)]
         self.network = nn.Sequential(*layers)
 
-    @property
-    def head(self) -> nn.Module:
-        return self.network[-1]
-
-    @property
-    def backbone(self) -> nn.Module:
-        return self.network[:-1]
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.network(self._checked(inputs))
-        return logits
-
-    def forward_features(self, inputs: Tensor) -> Tensor:
-        """Activations (N, F) of the dense layer for images (N, C, H, W)."""
-        features: Tensor = self.backbone(self._checked(inputs))
-        return features
-
-    def _checked(self, inputs: Tensor) -> Tensor:
+    def check(self, inputs: Tensor) -> Tensor:
         if not isinstance(inputs, Tensor) or inputs.shape[1:] != self.image_shape:
             given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
             # An odd size may pool to the size of an even one without an error.

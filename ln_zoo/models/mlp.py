@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from ln_zoo.layers import Linear
 from ln_zoo.models.arguments import check_inputs
-from ln_zoo.models.classifier import Classifier
+from ln_zoo.models.classifier import SequentialClassifier
 from ln_zoo.norms import Identity, LayerNorm, Norm, from_config
 from ln_zoo.utils.checks import check_at_least, check_choice
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
-class MLPClassifier(Classifier):
+class MLPClassifier(SequentialClassifier):
     r"""A fully connected classifier, 784-1000-1000-10 in the paper (section 6.6, Figure 6).
 
     Under layer norm the paper normalises the hidden layers only, since the scale of the logits
@@ -76,29 +76,6 @@ class MLPClassifier(Classifier):
         layers = (layer for layer in self.network if isinstance(layer, Linear))
         return sum(layer.in_features * layer.out_features for layer in layers)
 
-    @property
-    def head(self) -> nn.Module:
-        return self.network[-1]
-
-    @property
-    def backbone(self) -> nn.Module:
-        return self.network[:-1]
-
-    def forward(self, inputs: Tensor) -> Tensor:
+    def check(self, inputs: Tensor) -> Tensor:
         check_inputs(inputs, self.in_features)
-        logits: Tensor = self.network(inputs)
-        return logits
-
-    def forward_features(self, inputs: Tensor) -> Tensor:
-        r"""Activations (N, F) of the last hidden layer for inputs (N, \*).
-
-        Example:
-            >>> import torch
-            >>> model, images = MLPClassifier(64, [32]), torch.rand(5, 1, 8, 8)
-            >>> features = model.forward_features(images)
-            >>> features.shape, torch.equal(model.head(features), model(images))
-            (torch.Size([5, 32]), True)
-        """
-        check_inputs(inputs, self.in_features)
-        features: Tensor = self.backbone(inputs)
-        return features
+        return inputs
