@@ -74,8 +74,8 @@ def _print(kernels: Sequence[dict[str, Any]], libraries: Sequence[Library]) -> N
     """One line per fact; rich may not be installed."""
     for kernel in kernels:
         tasks, state = ", ".join(kernel["tasks"]), kernel["reason"] or "available"
-        print(f"{kernel['name']:7}  {kernel['title']} ({tasks}): {state}")
-    print("(none)   the generic loop (everything): always available\n")
+        print(f"{kernel['name']:9}  {kernel['title']} ({tasks}): {state}")
+    print("(none)     the generic loop (everything): always available\n")
     for library in libraries:
         for name, value in library.describe():
             print(f"{library.name} {name:9}  {value}")

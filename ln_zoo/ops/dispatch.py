@@ -25,7 +25,7 @@ def select_kernel(call: RecurrentCall) -> LayersKernel | None:
     Raises:
         ValueError: if ``LN_ZOO_KERNELS`` contains an unknown name.
     """
-    last = ("torch", "aten") if _torch_is_slow(call) else ()
+    last = ("torch", "aten", "generated") if _torch_is_slow(call) else ()
     kinds = call.weights[0].noise.kinds
     what = f"{call.cell.name} with {' and '.join(kinds)}" if kinds else call.cell.name
     found: LayersKernel | None = select("layers", what, (call,), "the generic loop", last)

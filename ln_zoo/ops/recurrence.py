@@ -42,6 +42,8 @@ class RecurrentCall(NamedTuple):
     # Steps before which states are replaced by zeros: boolean, (T * N,) or (total,). A reverse
     # direction resets where the following input step is flagged.
     reset: Tensor | None = None
+    # Norms by role, for each direction of each layer, for kernels that trace them.
+    sites: Sequence[Sites] = ()
 
 
 def scan(
@@ -128,7 +130,7 @@ def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
     runs one direction. Returns outputs of the last layer, (T, N, D * H) or (total, D * H), and
     final states.
     """
-    _, _, x, batch_sizes, states, _, bidirectional, dropout, training, reset = call
+    _, _, x, batch_sizes, states, _, bidirectional, dropout, training, reset, _ = call
     sizes = None if batch_sizes is None else batch_sizes.tolist()
     order = back_reset = None
     if bidirectional:

@@ -21,12 +21,15 @@ TOLERANCES: dict[str, float] = {
     "float64": 1e-11,  # the same terms, summed in another order
     "float16": 1e-2,  # against float32, after a few time steps
     "bfloat16": 6e-2,
+    "generated": 1e-4,  # the generated kernel against float64, after `GENERATED_STEPS`
     "autocast": 6e-2,  # matrix products in bfloat16, against float32
     "invariant": INVARIANT,  # maximum change if Table 1 says invariant (float64, eps = 0)
     "variant": VARIANT,  # minimum change otherwise
 }
 
 STEPS = 3
+#: Steps from which on a generated kernel runs.
+GENERATED_STEPS = 16
 _POSITIONS = (4, 3)
 
 
@@ -226,6 +229,38 @@ class LayerCase:
         for name, one, two in zip(names, fast_gradients, scan_gradients, strict=True):
             assert_same(one, two, f"{where}, gradient of {name}")
 
+    def test_generated_kernel_equals_the_generic_scan(
+        self, recurrent: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Compiles the step of a layer; in float32, forward and backward, against float64."""
+        if recurrent != self._generated():
+            pytest.skip("the kernel generated for another layer is checked")
+        module = self._trained(recurrent, dtype=torch.float32).train(not self.norm.batch_dependent)
+        x = random_input(recurrent, steps=GENERATED_STEPS, dtype=torch.float32)
+
+        def results(layer: nn.Module, x: Tensor, kernels: str) -> dict[str, Tensor]:
+            monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+            x = x.clone().requires_grad_()
+            outputs = run(layer, x)
+            found = {f"output {i}": a.detach().double() for i, a in enumerate(outputs)}
+            named = {"input": x, **dict(layer.named_parameters())}
+            loss = torch.stack([(a * torch.cos(7 * a.detach())).sum() for a in outputs]).sum()
+            gradients = torch.autograd.grad(
+                loss, list(named.values()), allow_unused=True, materialize_grads=True
+            )
+            pairs = zip(named, gradients, strict=True)
+            return found | {f"the gradient of {name}": d.double() for name, d in pairs}
+
+        exact = results(copy.deepcopy(module).double(), x.double(), "0")
+        loop, made = (results(module, x, kernels) for kernels in ("0", "generated"))
+        for name, a in exact.items():
+            scale = a.abs().max().clamp(min=1e-6)
+            error, own = ((made[name] - a).abs().max(), (loop[name] - a).abs().max())
+            assert error <= max(TOLERANCES["generated"] * scale, 20 * own), (
+                f"{describe(module)}: the generated kernel against float64: {name} differs by "
+                f"{error:.1e}, that of the generic loop by {own:.1e}"
+            )
+
     # Precision and devices
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -298,6 +333,10 @@ class LayerCase:
         if issubclass(cls, RecurrentLayer):
             options["batch_first"] = True
         return cls(*sizes, norm=self.norm, **options)
+
+    def _generated(self) -> str:
+        """The layer whose generated kernel is checked; each takes a second to compile."""
+        return next(n for n, cls in self._kinds().items() if issubclass(cls, RecurrentLayer))
 
     def _step_of(self, recurrent: str) -> str:
         """Class name of a layer's cell; skips if no cell is under test."""

@@ -91,7 +91,7 @@ def test_failure_to_build_is_an_error_until_it_is_mended(
         assert ("error: out of order" in printed.err) == bool(code)
         assert (str(build.status().path) in printed.out) == (not code)
         # A failure is remembered until --rebuild.
-        assert ("compiling CPU kernels" in printed.err) == (shell == broken or not code)
+        assert ("compiling native CPU kernels" in printed.err) == (shell == broken or not code)
 
 
 @pytest.mark.parametrize("fault", ["cache", "compiler"])

@@ -121,13 +121,14 @@ def _unsupported(
     if any(type(a) not in (Tensor, nn.Parameter) for a in (x, *states, *_present(weights))):
         return "tensors are of other classes than torch's own"
     for role, site in sites.items():
-        reason = _unsupported_site(site)
+        reason = unsupported_site(site)
         if reason is not None:
             return f"at the place {role!r} {reason}"
     return None
 
 
-def _unsupported_site(site: Any) -> str | None:
+def unsupported_site(site: Any) -> str | None:
+    """Why what happens at a place cannot be repeated from a trace, or None."""
     if not isinstance(site, nn.Module):
         return "there is no module"
     norm = getattr(site, "norm", None)
@@ -149,8 +150,8 @@ def _present(weights: Weights) -> list[Tensor]:
     return [a for a in weights.tensors if a is not None]
 
 
-class _Watch(TorchDispatchMode):
-    """Raise `Unrecordable` for operations that a CUDA graph cannot repeat.
+class Watch(TorchDispatchMode):
+    """Raise `Unrecordable` for operations that a CUDA graph, or a trace, cannot repeat.
 
     The loop may read the ``given`` tensors, and write only to tensors that it created.
     """
@@ -194,7 +195,7 @@ def _tensors(a: Any) -> list[Tensor]:
     return [b for b in torch.utils._pytree.tree_leaves(a) if isinstance(b, Tensor)]
 
 
-class _StepNumber:
+class StepNumber:
     """Placeholder for the time step, which a graph does not know."""
 
     def _used(self, *others: Any) -> Any:
@@ -242,7 +243,7 @@ class _Loop:
     def run(
         self, sequences: Sequence[Tensor], states: States, weights: Weights, sites: Sites
     ) -> tuple[Tensor, States]:
-        number: Any = _StepNumber()
+        number: Any = StepNumber()
         terms, *masks = (a.unbind(0) for a in sequences)
         flags = masks.pop() if self.resets else None
         outputs = []
@@ -376,7 +377,7 @@ class _Chunk:
         of_loop = [*self.sequences, *fixed.states, *fixed.constants]
         return [*of_loop, self.d_out, *fixed.d_states, fixed.d_before, *fixed.totals]
 
-    def forward(self, watch: _Watch | None = None) -> None:
+    def forward(self, watch: Watch | None = None) -> None:
         """Run the loop, and concatenate the tensors that autograd saved."""
         fixed, form = self.fixed, self.fixed.form
         kept: dict[int, Tensor] = {}
@@ -410,7 +411,7 @@ class _Chunk:
         if self._places:
             self.saved = torch.cat(self._places)
 
-    def backward(self, watch: _Watch | None = None) -> None:
+    def backward(self, watch: Watch | None = None) -> None:
         """Backpropagate: accumulate into the totals, and replace the gradients of states."""
         fixed = self.fixed
         if self._places:
@@ -502,7 +503,7 @@ def _record(
         _copy([a[:1] for a in tensors[0]], chunk.sequences)
         _copy(tensors[1], fixed.states)
         _copy(tensors[2], fixed.constants)
-        watch = _Watch(chunk.given)
+        watch = Watch(chunk.given)
         chunk.forward(watch)
         if save:
             chunk.backward(watch)

@@ -101,11 +101,24 @@ class NativeLibrary:
     retrying. A cache that other users own or may write to (root excepted) is ignored; each process
     then compiles into a folder of its own.
 
-    ``source`` defines ``int64_t ln_zoo_abi()``, which returns `ABI`.
+    Args:
+        source: defines ``int64_t ln_zoo_abi()``, which returns `ABI`.
+        prebuilt: folder of prebuilt libraries.
+        text: the source of a file that need not exist.
+        what: name in messages.
+        seconds: typical time of compilation, for messages.
     """
 
-    def __init__(self, source: Path, prebuilt: Path | None = None) -> None:
-        self._source, self._prebuilt = source, prebuilt
+    def __init__(
+        self,
+        source: Path,
+        prebuilt: Path | None = None,
+        text: str | None = None,
+        what: str = "native CPU kernels",
+        seconds: int = TYPICAL_SECONDS,
+    ) -> None:
+        self._source, self._prebuilt, self._text = source, prebuilt, text
+        self._what, self._seconds = what, seconds
         self._mutex = threading.Lock()
         self._loaded: _Loaded | None = None
         self._reason: str | None = None
@@ -180,14 +193,14 @@ class NativeLibrary:
             self._reason = "; ".join([*troubles, error.reason])
             wrong = troubles or "LN_ZOO_CPU_LEVEL" in os.environ
             severity = logging.WARNING if wrong else logging.INFO
-            _log.log(severity, "no native CPU kernels: %s", self._reason)
+            _log.log(severity, "no %s: %s", self._what, self._reason)
         else:
             for trouble in troubles:
                 _log.warning("%s", trouble)
             made = self._loaded.made
             _log.info(
-                "native CPU kernels: %s (level: %s; compiler: %s; OpenMP: %s)",
-                *(self._loaded.path, made.level, made.compiler, made.openmp),
+                "%s: %s (level: %s; compiler: %s; OpenMP: %s)",
+                *(self._what, self._loaded.path, made.level, made.compiler, made.openmp),
             )
 
     def _find_or_build(self, rebuild: bool, troubles: list[str]) -> _Loaded:
@@ -208,7 +221,7 @@ class NativeLibrary:
                 "the cache of compiled kernels, %s, is not used, since others could put their code "
                 "there: %s. Each process compiles its own (about %d s); LN_ZOO_CACHE names another "
                 "folder",
-                *(cache, unused_cache, TYPICAL_SECONDS),
+                *(cache, unused_cache, self._seconds),
             )
         elif not rebuild and (loaded := _cached(cache, self._stem(level))):
             return loaded
@@ -249,7 +262,7 @@ class NativeLibrary:
         kept = "this process only" if folder == self._private_folder else f"later runs in {folder}"
         # Printed, since logs may have no handler: explains the delay of the first call.
         print(
-            f"ln_zoo: compiling CPU kernels for this machine (about {TYPICAL_SECONDS} s); "
+            f"ln_zoo: compiling {self._what} for this machine (about {self._seconds} s); "
             f"kept for {kept}",
             file=sys.stderr,
             flush=True,
@@ -259,6 +272,7 @@ class NativeLibrary:
             file, made = compile_library(
                 *(self._source, compiler, level, Path(work)),
                 check=lambda path: opened.update({path: _open(path)}),
+                text=self._text,
             )
             path = _library_file(folder, stem)
             file.chmod(0o755)  # regardless of the umask: files writable by others are not loaded
@@ -296,7 +310,9 @@ class NativeLibrary:
         """Base name of files in the cache; the compiler is part of it for failures only."""
         name, features = _processor()
         here = (sys.platform, platform.machine(), name, *sorted(features), torch.__version__)
-        texts = [file.read_text() for file in parts(self._source)]
+        first, *others = parts(self._source, self._text)
+        texts = [first.read_text() if self._text is None else self._text]
+        texts += [file.read_text() for file in others]
         flags = (*COMPILE, *level.flags, *LINK, *chosen_flags())
         return f"{self._source.stem}-{_digest(*texts, str(_SCHEMA), *here, *flags)}"
 
@@ -323,6 +339,15 @@ def rebuild() -> ctypes.CDLL:
 def status(build: bool = False) -> Status:
     """State of the native kernels; compiles and loads them first if ``build``."""
     return _KERNELS.status(build)
+
+
+def compiler_missing() -> str | None:
+    """Why nothing can be compiled here, or None."""
+    try:
+        _local_compiler()
+    except Unavailable as error:
+        return error.reason
+    return None
 
 
 def cache_folder() -> Path:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: Result of ``ln_zoo_abi()``: version of the functions and structures.
-ABI = 14
+ABI = 15
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 #: Timeout of one compilation, seconds.
@@ -165,11 +165,15 @@ def chosen_flags() -> tuple[str, ...]:
     return tuple(os.environ.get("LN_ZOO_CXXFLAGS", "").split())
 
 
-def parts(source: Path) -> list[Path]:
-    """A source file and all files that it includes by relative paths, recursively."""
+def parts(source: Path, text: str | None = None) -> list[Path]:
+    """A source file and all files that it includes by relative paths, recursively.
+
+    ``text`` is the source of a file that need not exist.
+    """
     found = [source]
     for file in found:
-        for name in _INCLUDE.findall(file.read_text()):
+        content = file.read_text() if text is None or file is not source else text
+        for name in _INCLUDE.findall(content):
             part = Path(os.path.normpath(file.parent / name))
             if part not in found:
                 found.append(part)
@@ -182,11 +186,13 @@ def compile_library(
     level: Level,
     work: Path,
     check: Callable[[Path], object] | None = None,
+    text: str | None = None,
 ) -> tuple[Path, Made]:
     """Compile a source file in an empty folder, with OpenMP if that compiles and passes the check.
 
-    ``check`` loads the library and raises ``OSError`` on failure. OSError if libraries in this
-    folder cannot be loaded; Unavailable with the compiler's messages.
+    ``text`` is the source of a file that need not exist. ``check`` loads the library and raises
+    ``OSError`` on failure. OSError if libraries in this folder cannot be loaded; Unavailable with
+    the compiler's messages.
     """
     start = time.monotonic()
     # LD_PRELOAD, such as a sanitizer, must not affect the compiler.
@@ -220,10 +226,15 @@ def compile_library(
         return "; ".join(told[-3:]) or f"exit code {done.returncode}"
 
     # A subfolder, since some files are included from the parent.
-    copy = work / "source" / source.name
-    copy.parent.mkdir()
-    for file in parts(source):
-        shutil.copyfile(file, copy.parent / os.path.relpath(file, source.parent))
+    folder = work / "source"
+    folder.mkdir()
+    for file in parts(source, text):
+        copy = Path(os.path.normpath(folder / os.path.relpath(file, source.parent)))
+        copy.parent.mkdir(exist_ok=True)
+        if text is not None and file is source:
+            copy.write_text(text)
+        else:
+            shutil.copyfile(file, copy)
     complaint: str | None = None
     for openmp in _OPENMP:
         flags = (*COMPILE, *level.flags, *openmp, *chosen_flags())

@@ -14,3 +14,4 @@
 // One translation unit, for inlining.
 #include "layer_call.h"
 #include "draw.h"
+#include "matrices.h"

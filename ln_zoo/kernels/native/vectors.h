@@ -10,9 +10,6 @@
 #include <utility>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif

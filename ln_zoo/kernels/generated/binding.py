@@ -1,0 +1,199 @@
+"""Kernels of the directions of layers: found again at each call, or made."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.kernels.cuda_graphs.recorded import unsupported_site
+from ln_zoo.kernels.generated.check import difference
+from ln_zoo.kernels.generated.kernel import Kernel, make
+from ln_zoo.kernels.generated.operator import Direction, Tensors
+from ln_zoo.kernels.generated.trace import StepForm, Unsupported, parameters_of
+from ln_zoo.kernels.generated.watch import Watched
+from ln_zoo.ops.cells import Cell, Sites, States, Weights
+from ln_zoo.ops.precision import product_dtype
+from ln_zoo.ops.recurrence import RecurrentCall
+
+_log = logging.getLogger("ln_zoo")
+#: Traces of one layer's direction, after which its values are taken to change with each call.
+MOST_TRACES = 16
+#: Traces remembered.
+_REMEMBERED = 256
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Binding:
+    """A kernel of one direction of a layer, or why there is none, while values are the same."""
+
+    def __init__(self, call: RecurrentCall, i: int, form: StepForm, key: Any) -> None:
+        self._cell, sites = call.cell, call.sites[i]
+        self.form, self._key = form, key
+        self._modules = {role: vars(site) for role, site in sites.items()}
+        self.watched = Watched(call.cell, sites)
+        self._hooks = [
+            getattr(module, name)
+            for site in sites.values()
+            for module in site.modules()  # type: ignore[attr-defined]
+            for name in _HOOKS
+        ]
+        self.kernel: Kernel | str = ""
+
+    def fits(self, cell: Cell, sites: Sites, key: Any) -> bool:
+        return (
+            self._cell is cell
+            and self._key == key
+            and all(vars(site) is self._modules.get(role) for role, site in sites.items())
+            and not any(self._hooks)
+            and self.watched.unchanged()
+        )
+
+
+class Bound(NamedTuple):
+    """A kernel with the parameters of a call."""
+
+    kernel: Kernel
+    form: StepForm
+    parameters: Sequence[Tensor]
+
+
+_bindings: weakref.WeakKeyDictionary[Any, list[Binding]] = weakref.WeakKeyDictionary()
+_made: dict[Any, Kernel | str] = {}
+_checked: set[str] = set()
+_mutex = threading.RLock()
+
+
+def bound_to(call: RecurrentCall, i: int) -> Bound | str:
+    """The kernel of direction i, or why there is none."""
+    cell, sites, weights = call.cell, call.sites[i], call.weights[i]
+    if not all(isinstance(site, nn.Module) for site in sites.values()):
+        return "a place has no module"
+    parameters = parameters_of(weights, sites)
+    form = StepForm.of(weights.noise, call.reset is not None)
+    hr = None if weights.hr is None else weights.hr.shape
+    there = weights.bias_ih is None, weights.bias_hh is None
+    shapes = [(a.shape, a.dtype, a.requires_grad) for a in parameters]
+    key = (form, weights.ih.shape[0], weights.hh.shape, hr, there, is_narrow(call), shapes)
+    with _mutex:
+        known = _bindings.setdefault(sites["input"], [])
+        for binding in known:
+            if binding.fits(cell, sites, key):
+                found = binding.kernel
+                break
+        else:
+            found = _bind(call, i, form, key, known)
+    return found if isinstance(found, str) else Bound(found, form, parameters)
+
+
+def _bind(
+    call: RecurrentCall, i: int, form: StepForm, key: Any, known: list[Binding]
+) -> Kernel | str:
+    for role, site in call.sites[i].items():
+        reason = unsupported_site(site)
+        if reason is not None:
+            return f"at the place {role!r} {reason}"
+    if len(known) >= MOST_TRACES:
+        if sum(binding._key == key for binding in known) >= MOST_TRACES:
+            return "attributes that it reads change from call to call"
+        del known[0]
+    binding = Binding(call, i, form, key)
+    whole = (call.cell.name, len(call.cell.states), str(key), binding.watched.summary)
+    kernel = _made.get(whole)
+    if kernel is None:
+        kernel = _make(call, i, form)
+        if len(_made) >= _REMEMBERED:
+            _made.clear()
+        _made[whole] = kernel
+    binding.kernel = kernel
+    known.append(binding)
+    return kernel
+
+
+def _make(call: RecurrentCall, i: int, form: StepForm) -> Kernel | str:
+    """A checked kernel, or why there is none."""
+    cell, weights, narrow = call.cell, call.weights[i], is_narrow(call)
+    try:
+        kernel = make(cell, call.sites[i], weights, form, centres=not narrow)
+        if kernel.text not in _checked:
+            parameters = parameters_of(weights, call.sites[i])
+            starts = tuple(s[i] for s in call.states)
+            found = prepared(call, i, Bound(kernel, form, parameters), call.x[:1], None, starts)
+            wrong = difference(*found)
+            if wrong is not None:
+                reason = f"{wrong} differs from the generic loop"
+                _log.warning(
+                    "%s: the generated kernel is not used, since %s; please report the cell",
+                    *(cell.name, reason),
+                )
+                return reason
+            _checked.add(kernel.text)
+    except Unsupported as error:
+        return str(error)
+    except Exception as error:
+        # A step may do what nobody foresaw; the generic loop is right in any case.
+        reason = f"generating it failed: {type(error).__name__}: {error}".partition("\n")[0]
+        _log.warning("%s: %s; please report the cell", cell.name, reason, exc_info=True)
+        return reason
+    return kernel
+
+
+def is_narrow(call: RecurrentCall) -> bool:
+    """Whether products are in bfloat16."""
+    if product_dtype(call.x) != torch.bfloat16:
+        return False
+    from ln_zoo.kernels.native import build
+    from ln_zoo.kernels.native.mixed_precision import MIN_MULTIPLICATIONS
+
+    rows = call.x.shape[:-1].numel()
+    most = max(w.ih.numel() + w.hh.numel() for w in call.weights)
+    return build.bfloat16_pays() and rows * most >= MIN_MULTIPLICATIONS["layers"]
+
+
+def prepared(
+    call: RecurrentCall,
+    i: int,
+    bound: Bound,
+    x: Tensor,
+    sizes: Sequence[int] | None,
+    states: States,
+    reset: Tensor | None = None,
+) -> tuple[Direction, Tensors]:
+    """Direction and tensors of a call, in float32 and contiguous."""
+    kernel, form, parameters = bound
+    weights: Weights = call.weights[i]
+    noise = weights.noise
+    held: tuple[Any, ...] = ()
+    if form.zoneout:
+        pairs = zip(form.zoneout, noise.zoneout, strict=True)
+        held = tuple(d.contiguous() if share is None else None for share, d in pairs)  # type: ignore[union-attr]
+    if noise.kinds:
+        weights = weights._replace(noise=noise._replace(dropout=None, zoneout=()))
+    direction = Direction(
+        kernel, call.cell, call.sites[i], weights, parameters, form, sizes, is_narrow(call)
+    )
+    tensors = Tensors(
+        _plain(x),
+        _plain(weights.ih),
+        _plain(weights.hh),
+        None if weights.hr is None else _plain(weights.hr),
+        tuple([_plain(s) for s in states]),
+        tuple([_plain(a) for a in parameters]),
+        None if noise.dropout is None else _plain(noise.dropout),
+        None if reset is None else reset.contiguous().view(-1),
+        held,
+    )
+    return direction, tensors
+
+
+def _plain(a: Tensor) -> Tensor:
+    """In float32, contiguous and not negated."""
+    if a.dtype is torch.float32 and a.is_contiguous() and not a.is_neg():
+        return a
+    return a.float().resolve_neg().contiguous()

@@ -1,0 +1,103 @@
+"""Compare a new kernel with the generic loop before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ln_zoo.kernels.generated import operator
+from ln_zoo.kernels.generated.operator import Direction, Tensors
+
+#: Largest difference, as a part of the largest element, in float32 and with products in bfloat16.
+TOLERANCE, NARROW_TOLERANCE = 2e-3, 0.2
+_STEPS, _EXAMPLES = 2, 3
+_NAMES = ("x", "weight_ih", "weight_hh", "weight_hr")
+
+
+def difference(d: Direction, like: Tensors) -> str | None:
+    """What differs in outputs and gradients of two steps, or None."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        torch.manual_seed(0)
+        t = _tensors(d, like)
+        d = Direction(**{**vars(d), "sizes": None})
+        flat = t.flat()
+        needs = [a is not None and a.requires_grad for a in flat]
+        with torch.no_grad():
+            out, finals, saved = operator._forward(d, t, saves=True)
+            grads: list[Tensor | None] = [torch.randn_like(a) for a in (out, *finals)]
+            found = [out, *finals, *operator._backward(d, t, saved, grads, needs)]
+            alone, *_ = operator._forward(d, t, saves=False)
+        expected = operator._replay(d, flat)
+        pairs = [(a, g) for a, g in zip(expected, grads, strict=True) if a.requires_grad]
+        wanted = [a for a, need in zip(flat, needs, strict=True) if a is not None and need]
+        loop = iter(
+            torch.autograd.grad(
+                [a for a, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
+            )
+        )
+        expected_grads = [next(loop) if need else None for need in needs]
+        names = ["output", *(f"state {s}" for s in d.cell.states), *_names(d)]
+        tolerance = NARROW_TOLERANCE if d.narrow else TOLERANCE
+        both = zip(names, found, [*expected, *expected_grads], strict=True)
+        for name, a, b in [*both, ("output without gradients", alone, expected[0])]:
+            if not _close(a, b, tolerance):
+                return name
+    return None
+
+
+def _names(d: Direction) -> list[str]:
+    states = [f"the gradient of state {s}" for s in d.cell.states]
+    own = [f"the gradient of parameter {i}" for i in range(len(d.parameters))]
+    masks = ["a mask"] * (2 + len(d.form.zoneout))
+    return [*(f"the gradient of {name}" for name in _NAMES), *states, *own, *masks]
+
+
+def _tensors(d: Direction, like: Tensors) -> Tensors:
+    """Random tensors of two steps, with parameters near those of the call."""
+    trace = d.kernel.trace
+
+    def near(a: Tensor) -> Tensor:
+        a = a.detach()
+        found = a + 0.1 * torch.randn_like(a) * a.abs().clamp(min=0.1)
+        return found.requires_grad_()
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size).requires_grad_()
+
+    weights: Sequence[Tensor | None] = (like.w_ih, like.w_hh, like.w_hr)
+    own = []
+    for a, original in zip(like.parameters, d.parameters, strict=True):
+        is_parameter = isinstance(original, torch.nn.Parameter) or original.requires_grad
+        own.append(near(a) if is_parameter else a.detach())
+    form, lead = d.form, (_STEPS, _EXAMPLES)
+    w_ih, w_hh, w_hr = (None if a is None else near(a) for a in weights)
+    assert w_ih is not None
+    assert w_hh is not None
+    return Tensors(
+        random(*lead, like.x.shape[-1]),
+        w_ih,
+        w_hh,
+        w_hr,
+        tuple(random(_EXAMPLES, width) for width in trace.widths),
+        tuple(own),
+        2 * (torch.rand(_EXAMPLES, trace.widths[0]) < 0.5).float() if form.drops else None,
+        torch.rand(_STEPS * _EXAMPLES) < 0.3 if form.resets else None,
+        tuple(
+            torch.rand(*lead, width) < 0.4 if share is None else None
+            for share, width in zip(form.zoneout, trace.widths, strict=False)
+        ),
+    )
+
+
+def _close(a: Tensor | None, b: Tensor | None, tolerance: float) -> bool:
+    if a is None or b is None:
+        # The loop's gradient of what does not matter is None or zero.
+        found = b if a is None else a
+        return found is None or not bool(found.any())
+    a, b = a.detach(), b.detach()
+    scale = float(b.abs().max()) if b.numel() else 0.0
+    if not scale < float("inf"):
+        return bool((a.isfinite() == b.isfinite()).all())
+    return bool(((a - b).abs() <= tolerance * scale + 1e-6).all())

@@ -1,0 +1,413 @@
+"""C++ for the passes of a step: the only part that changes from cell to cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from ln_zoo.kernels.generated.plan import Plan, blocks_of
+from ln_zoo.kernels.generated.rows import REDUCTIONS, UNIT, Node
+from ln_zoo.kernels.generated.schedule import Loop, Pass, Sink
+from ln_zoo.kernels.generated.trace import Product, Trace, Unsupported
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
+    "eq": "==", "ne": "!=",
+}  # fmt: skip
+#: Functions of loop.h, for vectors and for numbers alike.
+_FUNCTIONS = frozenset(
+    {
+        "exp", "log", "log1p", "expm1", "sigmoid", "tanh", "abs", "maximum", "minimum", "sqrt",
+        "rsqrt", "relu", "sign", "erf", "sin", "cos", "pow", "reciprocal", "atan", "tan",
+        "sinh", "cosh", "exp2", "log2", "floor", "ceil", "trunc", "round",
+    }
+)  # fmt: skip
+
+#: The expression of a node, defined before if necessary.
+Namer = Callable[[Node], str]
+
+
+def literal(value: float) -> str:
+    """A float of C++."""
+    if value != value:
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    if abs(value) > 3.4028234e38:
+        raise Unsupported(f"the constant {value}, which is no float32")
+    return f"{value!r}f" if set(repr(value)) & set("e.") else f"{value!r}.0f"
+
+
+def source(plan: Plan) -> str:
+    """The C++ of a step."""
+    lines = [*_constants(plan), *_hoist(plan), *_forward(plan), *_backward(plan)]
+    body = "\n".join(lines)
+    return (
+        f'#include "loop.h"\n\nnamespace {{\n\n{body}\n\n}}  // namespace\n\n#include "calls.h"\n'
+    )
+
+
+# Expressions
+
+
+def _expression(node: Node, args: Sequence[str]) -> str:
+    if node.op in _INFIX:
+        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    if node.op == "where":
+        return f"chosen({', '.join(args)})"
+    if node.op == "neg":
+        return f"-{args[0]}"
+    if node.op in ("and", "or"):
+        return f"{args[0]} {'&' if node.op == 'and' else '|'} {args[1]}"
+    if node.op == "not":
+        return f"negated({args[0]})"
+    if node.op not in _FUNCTIONS:
+        what = "units in reverse order" if node.op == "flip" else f"the function {node.op}"
+        raise Unsupported(what)
+    return f"of_{node.op}({', '.join(args)})"
+
+
+def _at(name: str, block: int, width: int) -> str:
+    return f"{name} + {block * width}" if block else name
+
+
+class _Level:
+    """Statements of one level of a pass, for one row."""
+
+    def __init__(self, pass_: Pass, level: int, width: int) -> None:
+        self._pass, self._level, self._width = pass_, level, width
+        self.lines: list[str] = []
+        self._names: dict[Node, str] = {}  # of numbers
+        for loop in pass_.of_level(level):
+            self._add_loop(loop)
+        for number in pass_.numbers:
+            if self._is_here(number.node):
+                sign = "+=" if number.adds else "="
+                place = f"{number.name}[{number.place}]"
+                self.lines.append(f"{place} {sign} {self._number(number.node)};")
+        for node, slot in pass_.crossing.items():
+            if self._is_here(node):
+                self.lines.append(f"numbers[{slot}] = {self._number(node)};")
+
+    def _is_here(self, node: Node) -> bool:
+        return self._pass.time(node)[0] == self._level
+
+    def _number(self, node: Node) -> str:
+        """Name of a number of the row, defined if necessary."""
+        if node.op == "const":
+            return literal(node.data)
+        if node not in self._names:
+            self._names[node] = self._defined(node)
+        return self._names[node]
+
+    def _defined(self, node: Node) -> str:
+        if node.op in ("load", "flag"):
+            return "reset" if node.op == "flag" else f"{node.data[0]}[{node.data[1]}]"
+        if self._pass.time(node)[0] < self._level:
+            kept = f"numbers[{self._pass.crossing[node]}]"
+            return f"({kept} != 0.0f)" if node.condition else kept
+        kind = "bool" if node.condition else "float"
+        text = _expression(node, [self._number(a) for a in node.args])
+        self.lines.append(f"const {kind} r{node.number} = {text};")
+        return f"r{node.number}"
+
+    def _kept_at(self, node: Node) -> str:
+        """Where a kept vector is: where it is stored anyway, or in memory for it."""
+        sink = self._pass.stored.get(node)
+        if sink is not None:
+            return _at(sink.name, sink.block, sink.width)
+        return _at("spill", self._pass.spilled[node], self._width)
+
+    def _add_loop(self, loop: Loop) -> None:
+        body = _LoopBody(self._pass, loop, self._number, self._kept_at)
+        self.lines += body.before
+        if body.lines:
+            self.lines.append(f"for_units({loop[2]}, [&](int64_t j, auto block) {{")
+            self.lines += [f"  {line}" for line in body.lines]
+            self.lines.append("});")
+        for node in body.reductions:
+            how = "total" if node.op == "sum" else "largest"
+            self.lines.append(f"const float r{node.number} = {how}(t{node.number});")
+            self._names[node] = f"r{node.number}"
+
+
+class _LoopBody:
+    """Statements of one loop over units."""
+
+    def __init__(
+        self, pass_: Pass, loop: Loop, number: Namer, kept_at: Callable[[Node], str]
+    ) -> None:
+        self._pass, self._time = pass_, loop[:2]
+        self._number, self._kept_at = number, kept_at
+        self._names: dict[Node, str] = {}
+        self.lines: list[str] = []
+        self.before: list[str] = []
+        found = sorted(pass_.loops.get(loop, ()), key=lambda node: node.number)
+        self.reductions = [node for node in found if node.op in REDUCTIONS]
+        for node in found:
+            self._add(node)
+        for sink in pass_.sinks:
+            if pass_.loop_of(sink) == loop:
+                self._store(sink)
+
+    def _add(self, node: Node) -> None:
+        if node.op not in REDUCTIONS:
+            if node not in self._pass.stored:
+                self._write(self._kept_at(node), self._vector(node))
+            return
+        args = [self._vector(a) for a in node.args]
+        name = f"t{node.number}"
+        if node.op == "sum":
+            self.before.append(f"vec {name}{{}};")
+            self.lines.append(f"{name} += block.keep({' + '.join(args)});")
+            return
+        self.before.append(f"vec {name} = all(-INFINITY);")
+        for arg in args:
+            self.lines.append(f"{name} = of_maximum({name}, only(block, {arg}, -INFINITY));")
+
+    def _store(self, sink: Sink) -> None:
+        to, value = _at(sink.name, sink.block, sink.width), self._vector(sink.node)
+        if sink.adds:
+            self.lines.append(f"accumulate(block, {to} + j, {value});")
+        else:
+            self._write(to, value)
+
+    def _write(self, to: str, value: str) -> None:
+        self.lines.append(f"block.write({to} + j, {value});")
+
+    def _vector(self, node: Node) -> str:
+        """Name of a vector, defined if necessary."""
+        if node in self._names:
+            return self._names[node]
+        if node.kind != UNIT:
+            what = "all_flags" if node.condition else "all"
+            return f"{what}({self._number(node)})"
+        if node.op == "load":
+            text = f"block.read({_at(node.data[0], node.data[1], node.width)} + j)"
+            if node.data[0] == "ds0":  # the state is also the output
+                text += f" + block.read({_at('dout', node.data[1], node.width)} + j)"
+        elif node.op == "flag":
+            text = f"flags_of(block, {_at(node.data[0], node.data[1], node.width)} + j)"
+        elif node in self._pass.spilled and self._pass.time(node) < self._time:
+            text = f"block.read({self._kept_at(node)} + j)"
+        elif node.op == "cumsum":
+            self.before.append(f"float c{node.number} = 0.0f;")
+            text = f"cumulated(block.keep({self._vector(node.args[0])}), c{node.number})"
+        else:
+            text = _expression(node, [self._vector(a) for a in node.args])
+        kind = "ivec" if node.condition else "vec"
+        self.lines.append(f"const {kind} x{node.number} = {text};")
+        self._names[node] = f"x{node.number}"
+        return self._names[node]
+
+
+# Parts of the source
+
+
+def _array(name: str, values: Iterable[int]) -> str:
+    numbers = [str(int(value)) for value in values]
+    return f"constexpr std::array<int64_t, {len(numbers)}> {name}{{{', '.join(numbers)}}};"
+
+
+def _groups(plan: Plan, name: str, width: int) -> str:
+    """For each block of a product, the first of its group; -1: not centred."""
+    blocks, _ = blocks_of(plan.trace, width)
+    found = [-1] * blocks
+    for first, end in plan.groups.get(name, ()):
+        found[first:end] = [first] * (end - first)
+    return "{" + ", ".join(map(str, found)) + "}"
+
+
+def _constants(plan: Plan) -> list[str]:
+    trace, products = plan.trace, plan.trace.products
+    unit = {k: blocks_of(trace, p.width)[1] for k, p in enumerate(products)}
+    widest = max([trace.gates, *(p.width for p in products)])
+    names = [f"p{i}" for i in range(len(trace.parameters))]
+    # A parameter without gradient is its own sum of zeros.
+    same = [int(plan.same_sums.get(name, name)[1:]) for name in names]
+    rows = ", ".join(
+        f"{{{int(p.weight == 'hr')}, {p.first}, {p.width}, {p.inner}, {unit[k]}, "
+        f"{plan.left_states.get(k, -1)}, {_groups(plan, f'u{k}', p.width)}}}"
+        for k, p in enumerate(products)
+    )
+    return [
+        f"constexpr int64_t G = {trace.gates}, H = {trace.hidden}, STATS = {max(1, plan.stats)};",
+        f"constexpr int64_t HOISTED = {len(plan.hoisted)}, WIDEST = {widest};",
+        f"constexpr int64_t INPUT_GROUPS[] = {_groups(plan, 'v', trace.gates)};",
+        f"const std::vector<Product> PRODUCTS{{{rows}}};",
+        _array("WIDTHS", trace.widths),
+        _array("SIZES", (a.numel() for a in trace.parameters)),
+        _array("SAME_SUMS", same),
+        # Whether an earlier product has written to some of the same rows.
+        _array("ADDS", (_overlaps(products, k) for k in range(len(products)))),
+        "",
+    ]
+
+
+def _overlaps(products: Sequence[Product], k: int) -> bool:
+    now = products[k]
+    return any(
+        p.weight == now.weight and p.first < now.first + now.width and now.first < p.first + p.width
+        for p in products[:k]
+    )
+
+
+def _parameters(trace: Trace) -> list[str]:
+    lines = ["  const float* const hoisted = a.hoisted;", "  (void)hoisted;"]
+    for i in range(len(trace.parameters)):
+        lines.append(f"  const float* const p{i} = a.parameters[{i}];")
+        lines.append(f"  (void)p{i};")
+    return lines
+
+
+def _hoist(plan: Plan) -> list[str]:
+    width = _most_units(plan.trace)
+    lines = ["void hoist(const Work& a, float* hoisted) {"]
+    for i in range(len(plan.trace.parameters)):
+        lines += [f"  const float* const p{i} = a.parameters[{i}];", f"  (void)p{i};"]
+    lines.append("  (void)a, (void)hoisted;")
+    for node, slot in plan.hoisted.items():
+        lines.append(f"  for_units({node.width}, [&](int64_t j, auto block) {{")
+        lines.append(f"    block.write(hoisted + {slot * width} + j, {_inline(node)});")
+        lines.append("  });")
+    return [*lines, "}", ""]
+
+
+def _inline(node: Node) -> str:
+    """An expression of parameters."""
+    if node.op == "const":
+        return f"all({literal(node.data)})"
+    if node.op == "load":
+        name, block = node.data
+        if node.width:
+            return f"block.read({_at(name, block, node.width)} + j)"
+        return f"all({name}[{block}])"
+    if node.op in REDUCTIONS or node.op == "cumsum":
+        raise Unsupported("a sum over a parameter")
+    return f"({_expression(node, [_inline(a) for a in node.args])})"
+
+
+def _most_units(trace: Trace) -> int:
+    return max(blocks_of(trace, width)[1] for width in (trace.hidden, *trace.widths))
+
+
+def _pass_start(name: str, plan: Plan, pass_: Pass, more: str = "") -> list[str]:
+    width = _most_units(plan.trace)
+    apart = "(last - first) * " if pass_.rows_apart else ""
+    spills, crossing = max(1, len(pass_.spilled)) * width, max(1, len(pass_.crossing))
+    return [
+        f"void {name}(const Work& a, int64_t from, int64_t to, int64_t first, int64_t last"
+        f"{more}) {{",
+        f"  std::vector<float> spills({apart}{spills}), crossing((last - first) * {crossing});",
+        *_parameters(plan.trace),
+    ]
+
+
+def _rows_of(plan: Plan, pass_: Pass, level: int, pointers: Sequence[str]) -> list[str]:
+    """The loop over the rows of a step, for one level."""
+    code = _Level(pass_, level, _most_units(plan.trace)).lines
+    if not code:
+        return []
+    width, crossing = _most_units(plan.trace), max(1, len(pass_.crossing))
+    apart = f" + (n - first) * {max(1, len(pass_.spilled)) * width}" if pass_.rows_apart else ""
+    lines = [
+        "    for (int64_t n = first; n < end; n++) {",
+        "      const int64_t row = a.offsets[t] + n;",
+        f"      float* const spill = spills.data(){apart};",
+        f"      float* const numbers = crossing.data() + (n - first) * {crossing};",
+        "      (void)row, (void)spill, (void)numbers;",
+    ]
+    text = "\n".join(code)
+    used = [p for p in pointers if _name_of(p) in _words(text)]
+    return [*lines, *(f"      {p}" for p in used), *(f"      {c}" for c in code), "    }"]
+
+
+def _name_of(declaration: str) -> str:
+    return declaration.partition(" =")[0].rpartition(" ")[2]
+
+
+def _words(text: str) -> set[str]:
+    return set("".join(c if c.isalnum() or c == "_" else " " for c in text).split())
+
+
+def _pointers(plan: Plan) -> list[str]:
+    """Declarations of what both passes read in a row."""
+    trace = plan.trace
+    found = [
+        "const float* const v = a.v + row * G;",
+        "const float* const dropped = a.dropped + n * WIDTHS[0];",
+        "const bool reset = a.reset[row];",
+    ]
+    for i, width in enumerate(trace.widths):
+        found.append(f"const float* const s{i} = a.before(t, {i}) + n * {width};")
+        found.append(f"const bool* const held{i} = a.held[{i}] + row * {width};")
+    for k, product in enumerate(trace.products):
+        found.append(f"const float* const u{k} = a.product(t, {k}) + n * {product.width};")
+    return found
+
+
+def _forward(plan: Plan) -> list[str]:
+    trace, count = plan.trace, len(plan.trace.products)
+    lines = _pass_start("forward", plan, plan.forward)
+    lines.append("  for (int64_t t = from; t < to; t++) {")
+    lines.append("    const int64_t end = std::min(last, a.sizes[t]);")
+    lines.append("    if (end <= first) break;")
+    pointers = _pointers(plan)
+    for i, width in enumerate(trace.widths):
+        pointers.append(f"float* const n{i} = a.after(t, {i}) + n * {width};")
+    for k, product in enumerate(trace.products):
+        pointers.append(f"float* const l{k} = a.left(t, {k}) + n * {product.inner};")
+    pointers.append("float* const stats = a.stats + (a.saves ? row : n) * STATS;")
+    for level in range(count + 1):
+        lines += _rows_of(plan, plan.forward, level, pointers)
+        if level < count:
+            lines.append(f"    a.multiply_forward({level}, t, first, end);")
+    return [*lines, "  }", "}", ""]
+
+
+def _backward(plan: Plan) -> list[str]:
+    trace, count = plan.trace, len(plan.trace.products)
+    more = ", const std::vector<float*>& sums"
+    lines = _pass_start("backward", plan, plan.backward, more)
+    for i in range(len(trace.parameters)):
+        lines += [f"  float* const d_p{i} = sums[{i}];", f"  (void)d_p{i};"]
+    lines.append("  const std::vector<float> zeros(WIDTHS[0]);")
+    rooms = [k for k in range(count) if k not in plan.added]
+    lines += [
+        f"  std::vector<float> room{k}((last - first) * {trace.products[k].inner});" for k in rooms
+    ]
+    lines.append("  (void)sums;")
+    lines.append("  for (int64_t t = to - 1; t >= from; t--) {")
+    lines.append("    const int64_t end = std::min(last, a.sizes[t]);")
+    lines.append("    if (end <= first) continue;")
+    pointers = _backward_pointers(plan, rooms)
+    for level in range(count + 1):
+        lines += _rows_of(plan, plan.backward, level, pointers)
+        k = count - 1 - level
+        if k < 0:
+            continue
+        to, add = f"room{k}.data()", "false"
+        if k in plan.added:
+            state, adds = plan.added[k]
+            inner = trace.products[k].inner
+            to, add = f"a.gradient(t, {state}) + first * {inner}", str(adds).lower()
+        lines.append(f"    a.multiply_backward({k}, t, first, end, {to}, {add});")
+    return [*lines, "  }", "}", ""]
+
+
+def _backward_pointers(plan: Plan, rooms: Sequence[int]) -> list[str]:
+    trace = plan.trace
+    found = _pointers(plan)
+    found.append("float* const dv = a.dv + row * G;")
+    for i, width in enumerate(trace.widths):
+        found.append(f"const float* const n{i} = a.after(t, {i}) + n * {width};")
+        found.append(f"const float* const ds{i} = a.gradient(t + 1, {i}) + n * {width};")
+        found.append(f"float* const ps{i} = a.gradient(t, {i}) + n * {width};")
+    for k, product in enumerate(trace.products):
+        found.append(f"float* const du{k} = a.du[{k}] + row * {product.width};")
+    for k in rooms:
+        inner = trace.products[k].inner
+        found.append(f"const float* const dl{k} = room{k}.data() + (n - first) * {inner};")
+    found.append("const float* const stats = a.stats + row * STATS;")
+    found.append("const float* const dout = a.dout ? a.dout + row * WIDTHS[0] : zeros.data();")
+    return found

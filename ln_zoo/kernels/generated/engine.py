@@ -1,0 +1,103 @@
+"""The kernel of cells and norms that no hand-written kernel knows, on CPUs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.ops.cells import States
+from ln_zoo.ops.precision import no_autocast, product_dtype
+from ln_zoo.ops.recurrence import RecurrentCall, run_layers
+from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
+from ln_zoo.ops.registry import Task
+
+#: Steps of all directions below which the generic loop runs.
+LEAST_STEPS = 16
+
+
+class GeneratedLayers:
+    """A `ln_zoo.ops.registry.Kernel` that traces, emits and compiles the step of any cell."""
+
+    name = "generated"
+    title = "C++ generated from the cell and its norms"
+    rank = 95
+    tasks: tuple[Task, ...] = ("layers",)
+    traces_norms = True
+
+    def __init__(self) -> None:
+        self._last = threading.local()
+
+    def missing(self) -> str | None:
+        from ln_zoo.kernels.native import build
+
+        return build.compiler_missing() or build.status().reason
+
+    def unsupported_reason(self, call: RecurrentCall) -> str | None:
+        reason = no_custom_ops_reason() or _unsupported(call)
+        if reason is not None:
+            return reason
+        found = self._bound(call)
+        return found if isinstance(found, str) else None
+
+    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
+        from ln_zoo.kernels.generated.binding import prepared
+        from ln_zoo.kernels.generated.operator import run
+
+        kept = getattr(self._last, "found", None)
+        self._last.found = None
+        bound = kept[1] if kept is not None and kept[0] is call else self._bound(call)
+        if isinstance(bound, str):
+            raise RuntimeError(f"{call.cell.name} changed during its call: {bound}")
+
+        def direction(
+            i: int, x: Tensor, sizes: Sequence[int] | None, states: States, reset: Tensor | None
+        ) -> tuple[Tensor, States]:
+            output, final = run(*prepared(call, i, bound[i], x, sizes, states, reset))
+            # States keep the dtype of weights, so splitting a sequence does not round.
+            return output, tuple([state.to(call.weights[i].hh.dtype) for state in final])
+
+        dtype = product_dtype(call.x)
+        with no_autocast(call.x):
+            output, states = run_layers(direction, call._replace(x=call.x.float()))
+        return output.to(dtype), states
+
+    def _bound(self, call: RecurrentCall) -> Any:
+        """The kernels of all directions, kept for this call; or why there are none."""
+        from ln_zoo.kernels.generated.binding import bound_to
+
+        found = []
+        for i in range(len(call.weights)):
+            bound = bound_to(call, i)
+            if isinstance(bound, str):
+                return bound
+            found.append(bound)
+        self._last.found = call, found
+        return found
+
+
+def _unsupported(call: RecurrentCall) -> str | None:
+    """Why a call cannot run, as far as known without a trace, or None."""
+    from ln_zoo.kernels.generated.binding import DTYPES
+
+    x, weights = call.x, call.weights
+    if x.device.type != "cpu":
+        return f"it runs on the CPU, not on {x.device.type}"
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return "something watches the operators of torch"
+    if product_dtype(x) not in DTYPES or any(w.hh.dtype not in DTYPES for w in weights):
+        return f"it computes in float32, not in {str(x.dtype).removeprefix('torch.')}"
+    if not call.sites:
+        return "it needs the norms of the layer"
+    steps = len(x) if call.batch_sizes is None else len(call.batch_sizes)
+    if steps * len(weights) < LEAST_STEPS:
+        return f"it has fewer than {LEAST_STEPS} steps"
+    if not x.numel() or not all(s.numel() for s in call.states):
+        return "it has no numbers"
+    for a in (x, *call.states, *(a for w in weights for a in w.tensors)):
+        if type(a) not in (Tensor, nn.Parameter, type(None)):
+            return "tensors are of other classes than torch's own"
+    return None

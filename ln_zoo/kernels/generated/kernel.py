@@ -1,0 +1,117 @@
+"""A generated kernel: its plan, and its compiled library."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from ctypes import POINTER, Structure, c_int64, c_void_p, pointer
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ln_zoo.kernels.generated.emit import source
+from ln_zoo.kernels.generated.lowering import Lowering
+from ln_zoo.kernels.generated.plan import Plan, plan
+from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported, trace
+from ln_zoo.kernels.native import runtime
+from ln_zoo.kernels.native.build import NativeLibrary
+from ln_zoo.kernels.native.compiler import ABI, Unavailable
+from ln_zoo.ops.cells import Cell, Sites, Weights
+
+#: Typical seconds of compilation, for messages.
+SECONDS = 2
+_SOURCE = Path(__file__).with_name("generated.cpp")  # not a file: its text is generated
+
+
+class ProductFunctions(Structure):
+    """``Products`` of loop.h."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("kind", "size", "pack", "product"))
+
+
+class CallArguments(Structure):
+    """``Call`` of loop.h."""
+
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in ("steps", "examples", "inputs", "threads", "saves", "narrow", "chunk")
+        ),
+        ("products", POINTER(ProductFunctions)),
+        *((name, c_void_p) for name in ("sizes", "x", "w_ih", "weights", "v", "initial")),
+        *((name, c_void_p) for name in ("states", "kept", "finals", "terms", "lefts", "stats")),
+        *((name, c_void_p) for name in ("parameters", "dropped", "held", "reset", "dout")),
+        *((name, c_void_p) for name in ("gradients", "dx", "dw_ih", "dweights", "dparameters")),
+    )
+
+
+@functools.cache
+def _functions_of(library: ctypes.CDLL) -> ProductFunctions:
+    names = [name for name, *_ in ProductFunctions._fields_]
+    found = [getattr(library, f"ln_zoo_matrix_{name}") for name in names]
+    return ProductFunctions(*(ctypes.cast(function, c_void_p).value for function in found))
+
+
+def product_functions() -> ProductFunctions:
+    """The products of the native library."""
+    return _functions_of(runtime.library())
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A step compiled for these widths, by `make`."""
+
+    trace: Trace
+    plan: Plan
+    library: ctypes.CDLL
+    text: str
+    products: Any  # a pointer to `ProductFunctions`
+    matrices: tuple[tuple[int, ...] | None, ...]  # shapes of the weights of products
+
+    @functools.cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the parameters."""
+        return [tuple(a.shape) for a in self.trace.parameters]
+
+    @functools.cached_property
+    def has_gradient(self) -> list[bool]:
+        """Whether the step depends on each parameter."""
+        return [f"d_p{i}" in self.trace.outputs for i in range(len(self.trace.parameters))]
+
+    def kept_states(self, saves: bool) -> list[bool]:
+        """States of which the values after all steps are kept; the first is the output."""
+        read = {*self.plan.reads_states, *self.plan.left_states.values()}
+        return [i == 0 or (saves and i in read) for i in range(len(self.trace.widths))]
+
+
+_libraries: dict[str, ctypes.CDLL] = {}
+_mutex = threading.Lock()
+
+
+def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bool) -> Kernel:
+    """Trace, compile and load a kernel; `Unsupported` with a reason.
+
+    ``centres``: whether weights may be centred while packing, which products in bfloat16 exclude.
+    """
+    traced = trace(cell, sites, weights, form)
+    planned = plan(traced, Lowering(traced), centres)
+    text = f"constexpr long LN_ZOO_ABI = {ABI};\n\n{source(planned)}"
+    with _mutex:
+        if text not in _libraries:
+            _libraries[text] = _load(text, cell.name)
+        matrices = tuple(None if a is None else tuple(a.shape) for a in (weights.hh, weights.hr))
+        products = pointer(product_functions())
+        return Kernel(traced, planned, _libraries[text], text, products, matrices)
+
+
+def _load(text: str, name: str) -> ctypes.CDLL:
+    try:
+        product_functions()
+        what = f"the generated kernel of {name}"
+        library = NativeLibrary(_SOURCE, text=text, what=what, seconds=SECONDS).load()
+    except Unavailable as error:
+        raise Unsupported(error.reason) from error
+    for function in (library.ln_zoo_cell_forward, library.ln_zoo_cell_backward):
+        function.argtypes, function.restype = (POINTER(CallArguments),), None
+    return library

@@ -1,0 +1,339 @@
+"""Trace one step of a cell, with its norms, as a joint graph of pointwise operations and row sums.
+
+Products with the recurrent weight and the projection are cut out: each becomes an input ``u`` of
+the graph, and its left operand an output. The graph contains forward and backward operations in
+aten's terms. It is traced below autograd, so functions with their own derivative work.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ln_zoo.kernels.cuda_graphs.recorded import StepNumber, Unrecordable, Watch
+from ln_zoo.ops.cells import Cell, Sites, Weights
+from ln_zoo.ops.recurrence import next_states
+from ln_zoo.ops.regularization import Noise
+
+aten = torch.ops.aten
+#: Numbers of examples to trace with; the first that is no other size marks the rows.
+_EXAMPLES = (23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
+
+
+_DECOMPOSED = (
+    "native_layer_norm", "native_layer_norm_backward", "var_mean", "sigmoid_backward",
+    "tanh_backward", "threshold_backward", "log_sigmoid_forward", "log_sigmoid_backward",
+    "select_backward", "slice_backward", "masked_fill", "addcmul", "addcdiv", "lerp", "silu",
+    "silu_backward", "gelu", "gelu_backward", "softplus", "softplus_backward", "elu",
+    "elu_backward", "leaky_relu", "leaky_relu_backward", "hardtanh", "hardtanh_backward",
+    "hardsigmoid", "hardsigmoid_backward", "hardswish", "hardswish_backward", "mish",
+    "mish_backward", "split_with_sizes", "unsafe_split", "unbind", "mean", "std", "var", "rsub",
+    "_unsafe_view", "square", "zeros_like", "_fused_rms_norm", "_fused_rms_norm_backward",
+    "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data",
+    "logsumexp", "logit", "logit_backward", "glu", "glu_backward", "celu", "selu",
+    "soft_margin_loss", "threshold",
+)  # fmt: skip
+#: Operations of the core set that `ln_zoo.kernels.generated.lowering` takes whole.
+_KEPT = ("sum", "mean", "amax", "cumsum", "flip", "linalg_vector_norm")
+
+
+class Unsupported(Exception):
+    """Why no kernel is generated, in one line; the generic loop runs."""
+
+
+class StepForm(NamedTuple):
+    """What a step depends on besides cell, norms and sizes."""
+
+    drops: bool = False  # whether there is a mask of recurrent dropout
+    #: For each state, the expected share of zoneout, or None for a mask; empty without zoneout.
+    zoneout: tuple[float | None, ...] = ()
+    resets: bool = False
+
+    @classmethod
+    def of(cls, noise: Noise, resets: bool) -> StepForm:
+        shares = tuple(d if isinstance(d, float) else None for d in noise.zoneout)
+        zoneout = shares if any(share != 0.0 for share in shares) else ()
+        return cls(noise.dropout is not None, zoneout, resets)
+
+
+@dataclass(frozen=True)
+class Product:
+    """``u = left @ weight[first : first + width].T`` for the weight ``"hh"`` or ``"hr"``."""
+
+    weight: str
+    first: int
+    width: int
+    inner: int
+
+
+@dataclass
+class Trace:
+    """A joint graph.
+
+    Inputs by name: ``v`` (input term), ``s0`` (states), ``u0`` (products), ``p0`` (parameters),
+    ``dropped``, ``held0``, ``reset`` (noise), ``ds0`` and ``dl0`` (gradients of new states and left
+    operands). Outputs: ``n0`` (new states), ``l0`` (left operands), and ``d_`` with the name of an
+    input for its gradient.
+    """
+
+    graph: torch.fx.Graph
+    inputs: list[str]
+    #: Those that the graph has; an input without gradient has no output.
+    outputs: list[str]
+    products: list[Product]
+    parameters: list[Tensor]
+    widths: list[int]  # of the states
+    hidden: int
+    gates: int  # width of v
+    examples: int
+    constants: dict[str, Tensor]  # tensors that are no input
+
+
+def decompositions() -> dict[Any, Any]:
+    """Decompositions into the operations that `ln_zoo.kernels.generated.rows` knows."""
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    known = [getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)]
+    found = dict(core_aten_decompositions()) | dict(get_decompositions(known))
+    return {op: rule for op, rule in found.items() if op._schema.name.split("::")[1] not in _KEPT}
+
+
+class _CutProducts(TorchFunctionMode):
+    """Replace products with these weights by given tensors, or by zeros (dry run)."""
+
+    _PRODUCTS = frozenset(
+        {F.linear, torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
+    )
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], examples: int, given: Sequence[Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self._weights, self._examples, self._given = weights, examples, given
+        self.products: list[Product] = []
+        self.lefts: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in self._PRODUCTS or not any(map(self._name, args)):
+            return func(*args, **kwargs)
+        left, part = args[0], args[1]
+        name = self._name(part)
+        if name is None or self._name(left):
+            raise Unsupported("a weight is the left operand of a product")
+        inner = self._weights[name].shape[1]
+        rows = part if func is F.linear else part.t()
+        whole = rows.dim() == 2 and rows.stride() == (inner, 1) and rows.shape[1] == inner
+        if not whole or left.shape != (self._examples, inner):
+            raise Unsupported("a product with other than whole rows of a recurrent weight")
+        k = len(self.products)
+        self.products.append(Product(name, rows.storage_offset() // inner, len(rows), inner))
+        self.lefts.append(left)
+        u = left.new_zeros(len(left), len(rows)) if self._given is None else self._given[k]
+        bias = args[2] if len(args) > 2 else kwargs.get("bias")
+        return u if bias is None else u + bias
+
+    def _name(self, a: Any) -> str | None:
+        if isinstance(a, Tensor) and type(a) in (Tensor, nn.Parameter):
+            for name, weight in self._weights.items():
+                if a.untyped_storage()._cdata == weight.untyped_storage()._cdata:
+                    return name
+        return None
+
+
+def parameters_of(weights: Weights, sites: Sites) -> list[Tensor]:
+    """Tensors that a step reads besides states and products: biases, own weights, those of sites.
+
+    The same tensor may occur once only.
+    """
+    found: dict[int, Tensor] = {}
+    for a in (weights.bias_ih, weights.bias_hh, *weights.own):
+        if a is not None:
+            found[id(a)] = a
+    for site in sites.values():
+        for a in (*site.parameters(), *site.buffers()):  # type: ignore[attr-defined]
+            found[id(a)] = a
+    return list(found.values())
+
+
+def substituted(
+    weights: Weights, sites: Sites, parameters: Sequence[Tensor], values: Sequence[Tensor]
+) -> tuple[Weights, Sites]:
+    """Weights and sites with other values of `parameters_of`."""
+    memo = {id(a): b for a, b in zip(parameters, values, strict=True)}
+    weights = weights._replace(
+        bias_ih=memo.get(id(weights.bias_ih)),
+        bias_hh=memo.get(id(weights.bias_hh)),
+        own=tuple(memo[id(a)] for a in weights.own),
+    )
+    return weights, copy.deepcopy(dict(sites), dict(memo))
+
+
+class _Step:
+    """A step as a function of tensors by name."""
+
+    def __init__(self, cell: Cell, sites: Sites, weights: Weights, form: StepForm) -> None:
+        self.cell, self.sites, self.weights, self.form = cell, sites, weights, form
+        self.parameters = parameters_of(weights, sites)
+        hh, hr = weights.hh, weights.hr
+        hidden = hh.shape[1] if hr is None else hr.shape[1]
+        self.widths = [hh.shape[1], *[hidden] * (len(cell.states) - 1)]
+        self.hidden, self.gates = hidden, weights.ih.shape[0]
+        sizes = {hidden, *self.widths, len(hh), *(n for a in self.parameters for n in a.shape)}
+        self.examples = next(n for n in _EXAMPLES if n not in sizes)
+        # Tensors of their own, so that a product with one can be told from others.
+        self.matrices = {
+            name: torch.zeros(a.shape, dtype=torch.float32)
+            for name, a in (("hh", hh), ("hr", hr))
+            if a is not None
+        }
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Example inputs by name, without products and gradients."""
+        n = self.examples
+        found = {"v": torch.randn(n, self.gates)}
+        found |= {f"s{i}": torch.randn(n, width) for i, width in enumerate(self.widths)}
+        found |= {f"p{i}": a.detach().float().clone() for i, a in enumerate(self.parameters)}
+        if self.form.drops:
+            found["dropped"] = torch.rand(n, self.widths[0])
+        for i, share in enumerate(self.form.zoneout):
+            if share is None:
+                found[f"held{i}"] = torch.rand(n, self.widths[i]) < 0.5
+        if self.form.resets:
+            found["reset"] = torch.rand(n, 1) < 0.5
+        return found
+
+    def run(self, given: Mapping[str, Tensor], cut: _CutProducts) -> tuple[Tensor, ...]:
+        """The next states."""
+        values = [given[f"p{i}"] for i in range(len(self.parameters))]
+        weights, sites = substituted(self.weights, self.sites, self.parameters, values)
+        weights = weights._replace(
+            hh=self.matrices["hh"],
+            hr=self.matrices.get("hr"),
+            noise=Noise(given.get("dropped")),
+        )
+        zoneout = [
+            given[f"held{i}"] if share is None else share
+            for i, share in enumerate(self.form.zoneout)
+        ]
+        states = tuple(given[f"s{i}"] for i in range(len(self.widths)))
+        number: Any = StepNumber()
+        with cut:
+            wx = sites["input"](given["v"], None)
+            flag = given.get("reset")
+            after = next_states(self.cell, wx, states, weights, sites, number, zoneout, flag)
+        return tuple(after)
+
+    def cut(self, given: Sequence[Tensor] | None = None) -> _CutProducts:
+        return _CutProducts(self.matrices, self.examples, given)
+
+
+def trace(cell: Cell, sites: Sites, weights: Weights, form: StepForm) -> Trace:
+    """The joint graph of one step; `Unsupported` with a reason otherwise."""
+    step = _Step(cell, sites, weights, form)
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.autocast("cpu", enabled=False),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            return _trace(step)
+        except Unsupported:
+            raise
+        except Unrecordable as error:
+            raise Unsupported(str(error)) from error
+        except Exception as error:
+            raise Unsupported(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    if "_local_scalar_dense" in text or "tracing tensor" in text:
+        return "Python reads a value of a tensor (aten._local_scalar_dense)"
+    return f"it cannot be traced: {type(error).__name__}: {text[:200]}"
+
+
+def _trace(step: _Step) -> Trace:
+    given = step.inputs()
+    dry = step.cut()
+    # Stops before anything that outlives the step is changed.
+    with torch.no_grad(), Watch([*given.values(), *step.matrices.values()]):
+        after = step.run(given, dry)
+    expected = [(step.examples, width) for width in step.widths]
+    found = [tuple(a.shape) for a in after]
+    if found != expected:
+        raise Unsupported(f"new states have the shapes {found}, not {expected}")
+    if any(a.dtype != torch.float32 for a in (*after, *dry.lefts)):
+        raise Unsupported("it computes in another dtype than float32")
+    products = dry.products
+    given |= {f"u{k}": torch.randn(step.examples, p.width) for k, p in enumerate(products)}
+    wanted = [name for name, a in given.items() if _takes_gradient(name, a, step)]
+    given |= {f"ds{i}": torch.randn(a.shape) for i, a in enumerate(after)}
+    given |= {f"dl{k}": torch.randn(step.examples, p.inner) for k, p in enumerate(products)}
+    names = list(given)
+    outputs: list[str] = []
+
+    def joint(*flat: Tensor) -> list[Tensor]:
+        found = _joint(step, dict(zip(names, flat, strict=True)), wanted, products)
+        outputs[:] = list(found)
+        return list(found.values())
+
+    traced = make_fx(joint, decomposition_table=decompositions(), tracing_mode="real")(
+        *given.values()
+    )
+    return Trace(
+        traced.graph,
+        names,
+        list(outputs),
+        products,
+        step.parameters,
+        step.widths,
+        step.hidden,
+        step.gates,
+        step.examples,
+        {name: a for name, a in vars(traced).items() if isinstance(a, Tensor)}
+        | dict(traced.named_buffers()),
+    )
+
+
+def _takes_gradient(name: str, a: Tensor, step: _Step) -> bool:
+    if name[0] == "p":
+        own = step.parameters[int(name[1:])]
+        return isinstance(own, nn.Parameter) or own.requires_grad
+    return a.is_floating_point() and name != "dropped"
+
+
+def _joint(
+    step: _Step, given: dict[str, Tensor], wanted: Sequence[str], products: list[Product]
+) -> dict[str, Tensor]:
+    """New states, left operands, and gradients of the wanted inputs that have one."""
+    leaves = {name: given[name].detach().requires_grad_() for name in wanted}
+    here = step.cut([leaves[f"u{k}"] for k in range(len(products))])
+    after = step.run({**given, **leaves}, here)
+    if here.products != products:
+        raise Unsupported("its products differ between calls")
+    found = {f"n{i}": a for i, a in enumerate(after)}
+    found |= {f"l{k}": a for k, a in enumerate(here.lefts)}
+    pairs = [(a, given[f"d{'s' if n[0] == 'n' else 'l'}{n[1:]}"]) for n, a in found.items()]
+    pairs = [(a, d) for a, d in pairs if a.requires_grad]
+    grads: Sequence[Tensor | None] = [None] * len(leaves)
+    if pairs:
+        grads = torch.autograd.grad(
+            [a for a, _ in pairs], list(leaves.values()), [d for _, d in pairs], allow_unused=True
+        )
+    named = zip(leaves, grads, strict=True)
+    return found | {f"d_{name}": d for name, d in named if d is not None}

@@ -1,0 +1,83 @@
+// Packed matrices and their products for generated kernels (ln_zoo/kernels/generated), which call
+// these functions by address.
+
+#pragma once
+
+#include "layer_call.h"
+
+namespace {
+
+enum MatrixKind : int64_t { ON_VECTORS, IN_PARTS, NARROW };
+
+// Rows of a left operand that are rounded to bfloat16 at a time.
+constexpr int64_t ROUNDED_ROWS = 96;
+
+// C (M, N) = A (M, K) B, or C += A B, with both factors in bfloat16; `packed` has padded(K) rows.
+void narrow_product(int64_t M, int64_t K, int64_t N, Left<float> a, const bfloat* packed, float* c,
+                    bool add) {
+  const int64_t wide = padded<bfloat>(K);
+  thread_local std::vector<bfloat> rounded;
+  rounded.resize(std::max(int64_t(rounded.size()), ROUNDED_ROWS * wide));
+  for (int64_t m0 = 0; m0 < M; m0 += ROUNDED_ROWS) {
+    const int64_t rows = std::min(ROUNDED_ROWS, M - m0);
+    const float* const from = a.data + m0 * a.row;
+    if (a.column == 1) {
+      for (int64_t m = 0; m < rows; m++) {
+        narrow(from + m * a.row, K, rounded.data() + m * wide);
+        std::fill(rounded.data() + m * wide + K, rounded.data() + (m + 1) * wide, bfloat(0));
+      }
+    } else {
+      for (int64_t k = 0; k < wide; k++) {
+        for (int64_t m = 0; m < rows; m++) {
+          rounded[m * wide + k] = k < K ? narrow(from[m * a.row + k * a.column]) : bfloat(0);
+        }
+      }
+    }
+    product(rows, N, wide, Left<bfloat>{rounded.data(), wide, 1}, packed, c + m0 * N, N, add);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// How to pack a matrix (K, N) for products with `rows` rows, which lie in columns or not.
+int64_t ln_zoo_matrix_kind(int64_t rows, int64_t K, int64_t N, int64_t in_columns, int64_t narrow) {
+  if (narrow) return NARROW;
+  return suits_parts(rows, K, N, in_columns) ? IN_PARTS : ON_VECTORS;
+}
+
+// Size of a packed matrix (K, N), in floats.
+int64_t ln_zoo_matrix_size(int64_t kind, int64_t K, int64_t N) {
+  if (kind == IN_PARTS) return parts_size(K, N);
+  const int64_t size = ln_zoo_packed_size(K, N, kind == NARROW);
+  return kind == NARROW ? (size + 1) / 2 : size;
+}
+
+// Pack a strided (K, N). `means` (gates, F), or null, are subtracted (see Center): the matrix is then
+// a transposed weight (gates * hidden, F), in float32.
+void ln_zoo_matrix_pack(int64_t kind, const float* from, int64_t row, int64_t column, int64_t K,
+                        int64_t N, float* to, const float* means, int64_t hidden, int64_t threads) {
+  const Center center{means, hidden, K, true};
+  if (kind == IN_PARTS) return pack_parts(from, row, column, K, N, to, center, threads);
+  if (kind == ON_VECTORS) return pack(from, row, column, K, N, to, threads, center);
+  std::vector<bfloat> rounded(K * N);
+  by_parts(threads, K * N, K, [&](int64_t first, int64_t end) {
+    for (int64_t k = first; k < end; k++) {
+      for (int64_t n = 0; n < N; n++) rounded[k * N + n] = narrow(from[k * row + n * column]);
+    }
+  });
+  pack(rounded.data(), N, int64_t(1), K, N, reinterpret_cast<bfloat*>(to), threads, Center{});
+}
+
+// C (M, N) = A (M, K) B, or C += A B, on the calling thread; B (K, N) packed.
+void ln_zoo_matrix_product(int64_t kind, int64_t M, int64_t K, int64_t N, const float* a,
+                           int64_t row, int64_t column, const float* packed, float* c,
+                           int64_t add) {
+  const Left<float> left{a, row, column};
+  if (kind == IN_PARTS) return parts_product(M, K, left, {{packed, N, c}}, add);
+  if (kind == ON_VECTORS) return product(M, N, K, left, packed, c, N, add);
+  narrow_product(M, K, N, left, reinterpret_cast<const bfloat*>(packed), c, add);
+}
+
+}  // extern "C"

@@ -1,0 +1,132 @@
+"""What a call may have: packed sequences, resets, noise, projections, layers, states, threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engines import names_of
+from kernels.generated.generated_case import assert_exact, gated_cell, packed
+from layer_results import randomised
+from own_cell import MGU, JointGRU
+from torch import nn
+
+from ln_zoo.layers import LSTM, RecurrentLayer
+from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
+from ln_zoo.ops import lstm_cell
+
+T, N, E, H = 5, 4, 3, 6
+
+
+@pytest.fixture(autouse=True)
+def all_on_generated(chosen: list[Any]) -> Any:
+    torch.manual_seed(0)
+    yield
+    assert "generated" in names_of(chosen)
+
+
+def mgu(**options: Any) -> Any:
+    return randomised(MGU(E, H, norm=LayerNorm(), **options))
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_layers_directions_and_states(layout: str) -> None:
+    layer = mgu(num_layers=2, bidirectional=True)
+    x = torch.randn(T, N, E)
+    given = packed(x, [5, 2, 4, 4]) if layout == "packed" else x
+    assert_exact(layer, given, [torch.randn(4, N, H)])
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_resets(layout: str) -> None:
+    layer = mgu(bidirectional=True)
+    x, reset = torch.randn(T, N, E), torch.rand(T, N) < 0.4
+    if layout == "padded":
+        assert_exact(layer, x, [torch.randn(2, N, H)], reset)
+        return
+    lengths = [5, 3, 3, 1]
+    flags = packed(reset, lengths)
+    assert_exact(layer, packed(x, lengths), [torch.randn(2, N, H)], flags)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize(
+    "noise",
+    [{"zoneout": 0.4}, {"recurrent_dropout": 0.4}, {"weight_dropout": 0.4}],
+    ids=lambda noise: next(iter(noise)),
+)
+def test_noise(noise: dict[str, float], layout: str, training: bool) -> None:
+    layer = mgu(**noise).train(training)
+    x = torch.randn(T, N, E)
+    assert_exact(layer, packed(x, [4, 5, 2, 1]) if layout == "packed" else x)
+
+
+def test_all_noise_with_resets_and_two_states() -> None:
+    options: dict[str, Any] = {"zoneout": (0.3, 0.0), "recurrent_dropout": 0.3}
+    layer = randomised(LSTM(E, H, norm=LayerNorm(), weight_dropout=0.2, **options))
+    assert_exact(layer, torch.randn(T, N, E), None, torch.rand(T, N) < 0.3)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6, 9, 12])
+def test_projections(size: int) -> None:
+    hidden = 9 if size == 9 else H
+    layer = randomised(LSTM(E, 6 if size == 12 else hidden, proj_size=min(size, hidden - 1)))
+    layer = randomised(LSTM(E, 13, 2, proj_size=size, norm=LayerNorm(), zoneout=0.2))
+    assert_exact(layer, torch.randn(T, N, E))
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 7, 16, 33])
+@pytest.mark.parametrize("norm", [LayerNorm(), LayerNorm(per_gate=True), RMSNorm(), WeightNorm()])
+def test_widths_and_norms(hidden: int, norm: Any) -> None:
+    cell = lstm_cell(peephole=True, derivative_bound=0.2)
+    layer = randomised(RecurrentLayer(E, hidden, cell=cell, norm=norm))
+    assert_exact(layer, torch.randn(T, N, E))
+
+
+def test_products_of_sums_and_without_biases() -> None:
+    assert_exact(randomised(JointGRU(E, H, norm=LayerNorm(eps=1e-3))), torch.randn(T, N, E))
+    assert_exact(randomised(MGU(E, H, bias=False, norm=RMSNorm())), torch.randn(T, N, E))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("examples", [1, 2, 40])
+def test_threads_and_chunks(threads: int, examples: int) -> None:
+    torch.set_num_threads(threads)
+    layer = randomised(MGU(20, 48, norm=LayerNorm()), 0.1)
+    x = torch.randn(40, examples, 20)
+    assert_exact(layer, x)
+    with torch.no_grad():
+        one = layer(x)[0]
+    assert torch.equal(one, layer(x)[0])
+
+
+def test_packed_chunks() -> None:
+    torch.set_num_threads(2)
+    layer = randomised(MGU(20, 48, norm=LayerNorm(), bidirectional=True), 0.1)
+    lengths = torch.randint(1, 41, (40,)).tolist()
+    assert_exact(layer, packed(torch.randn(max(lengths), 40, 20), lengths))
+
+
+def test_double_backward() -> None:
+    layer = randomised(MGU(E, H, norm=LayerNorm()))
+    x = torch.randn(T, N, E, requires_grad=True)
+    found = []
+    for kernels in ("generated", "0"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LN_ZOO_KERNELS", kernels)
+            out, _ = layer(x)
+            (d,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(d.square().sum(), [x, layer.weight_hh_l0]))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
+
+
+def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
+    layer = RecurrentLayer(E, H, cell=gated_cell(torch.tanh), norm=LayerNorm())
+    layer.register_parameter("spare", nn.Parameter(torch.zeros(3)))
+    out, _ = layer(torch.randn(T, N, E))
+    out.sum().backward()
+    assert layer.spare.grad is None
+    assert layer.weight_hh_l0.grad.any()
