@@ -72,7 +72,7 @@ BELOW = {
     "plots": {"analysis", "metrics", "checks", "files", "tables"},
     "callbacks": {
         *("plots", "checkpoints", "checks", "signals", "data", "files", "vocabulary"),
-        *("metrics", "layers", "norms", "ops"),
+        *("metrics", "conversion", "layers", "norms", "ops"),
     },
     "export": {"layers", "norms", "ops"},
     "models": {

@@ -1,4 +1,4 @@
-"""Lightning callbacks: evaluation curves, statistics, checkpoints, pictures, predictions.
+"""Lightning callbacks: norms, evaluation curves, statistics, checkpoints, pictures, predictions.
 
 Callbacks that run the model restore modes, buffers and random generators. Invalid arguments, and
 models or data modules without a required method, raise ValueError.
@@ -15,6 +15,7 @@ from ln_zoo.callbacks.epoch_evaluation import EpochEvaluation
 from ln_zoo.callbacks.finite_loss import FiniteLoss, NonFiniteLossError
 from ln_zoo.callbacks.handwriting_samples import HandwritingSamples
 from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
+from ln_zoo.callbacks.normalize import Normalize
 from ln_zoo.callbacks.picture_after_training import CurvesPlot
 from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
@@ -37,6 +38,7 @@ __all__ = [
     "HandwritingSamples",
     "LastCheckpoint",
     "NonFiniteLossError",
+    "Normalize",
     "PopulationStatistics",
     "PredictionWriter",
     "RetrievalPictures",

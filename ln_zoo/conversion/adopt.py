@@ -20,6 +20,7 @@ from ln_zoo.conversion.formats.tables import ForeignClass
 from ln_zoo.conversion.layers import (
     ADOPTED,
     OURS,
+    RECURRENT,
     TORCHS,
     Selection,
     become,
@@ -41,7 +42,6 @@ _SPREAD = 0.1
 #: Timed forward passes of each layer; the fastest counts.
 _ROUNDS = 5
 
-_RECURRENT = tuple(cls for cls in OURS if issubclass(cls, nn.RNNBase | nn.RNNCellBase))
 _BY_PATH = {
     path: (name, foreign)
     for name, dialect in DIALECTS.items()
@@ -116,7 +116,7 @@ def adopt_(
                 f"{known}"
             )
     found = _find(model, own) if isinstance(model, nn.Module) else {}
-    kinds = f"{', '.join(cls.__name__ for cls in _RECURRENT)}, or of {', '.join(_WITH_CLASSES)}"
+    kinds = f"{', '.join(cls.__name__ for cls in RECURRENT)}, or of {', '.join(_WITH_CLASSES)}"
     selection = Selection(model, include, exclude, lambda name, _: name in found, kinds)
     replacements: list[_Replacement] = []
     cards = {p.get_device() for p in model.parameters() if p.is_cuda}
@@ -175,7 +175,9 @@ def _find(model: nn.Module, own: Mapping[str, str]) -> dict[str, list[_Candidate
             found[name] = [(own[path], foreign) for foreign in DIALECTS[own[path]].classes]
         elif path in _BY_PATH:
             found[name] = [_BY_PATH[path]]
-        elif isinstance(module, _RECURRENT) and not type(module).__module__.startswith("ln_zoo."):
+        elif isinstance(module, tuple(RECURRENT)) and not type(module).__module__.startswith(
+            "ln_zoo."
+        ):
             found[name] = []
     known = list(found)
     for name, module in model.named_modules():

@@ -59,6 +59,8 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
 }
 TORCHS = {new: plain for plain, new in OURS.items()}
 TORCHS |= {new: plain for plain, new in ADOPTED.items()}
+#: Those of torch's layers that are recurrent.
+RECURRENT = tuple(cls for cls in OURS if issubclass(cls, nn.RNNBase | nn.RNNCellBase))
 #: Modules of torch that read weights of their layers without calling them.
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 #: Modules that copy or shard parameters in their constructor.
@@ -132,11 +134,16 @@ class Selection:
 
     @classmethod
     def plain(
-        cls, model: nn.Module, include: str | Sequence[str], exclude: str | Sequence[str]
+        cls,
+        model: nn.Module,
+        include: str | Sequence[str] | None,
+        exclude: str | Sequence[str],
     ) -> Selection:
-        """Choose among torch's layers and ours, and subclasses of these."""
-        kinds = ", ".join(plain.__name__ for plain in OURS)
-        return cls(model, include, exclude, lambda _, module: _is_plain(module), kinds)
+        """Choose among torch's layers and ours, and subclasses; None: recurrent ones only."""
+        kinds = RECURRENT if include is None else tuple(OURS)
+        include = "*" if include is None else include
+        names = ", ".join(plain.__name__ for plain in kinds)
+        return cls(model, include, exclude, lambda _, module: _is_plain(module, kinds), names)
 
     @property
     def accepted(self) -> dict[str, nn.Module]:
@@ -203,7 +210,13 @@ def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def uncompiled(name: str) -> str:
+    """A module's name without the wrappers of torch.compile."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def _matches(name: str, pattern: str) -> bool:
+    name = uncompiled(name)
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
 
 
@@ -224,10 +237,12 @@ def _unready(part: nn.Module) -> str | None:
     return None
 
 
-def _is_plain(module: nn.Module) -> bool:
-    names = [plain.__name__ for plain in OURS]
+def _is_plain(module: nn.Module, kinds: Collection[type[nn.Module]]) -> bool:
+    names = [plain.__name__ for plain in kinds]
     known = (
-        base in OURS or base in TORCHS or (_is_quantised(module) and base.__name__ in names)
+        base in kinds
+        or TORCHS.get(base) in kinds
+        or (_is_quantised(module) and base.__name__ in names)
         for base in type(module).__mro__
     )
     return type(module).__name__ in names or any(known)
@@ -268,12 +283,18 @@ def sites(layer: nn.Module) -> dict[str, Site]:
     return {name: part for name, part in layer.named_modules() if isinstance(part, Site)}
 
 
+def acting_norms(layer: nn.Module) -> list[Norm]:
+    """The norms of the sites of a layer that change summed inputs or weights."""
+    return [
+        site.norm
+        for site in sites(layer).values()
+        if site.normalizes or type(site.norm).weight is not Norm.weight
+    ]
+
+
 def acts(layer: nn.Module) -> bool:
     """Whether any site of a layer changes summed inputs or weights."""
-    return any(
-        site.normalizes or type(site.norm).weight is not Norm.weight
-        for site in sites(layer).values()
-    )
+    return bool(acting_norms(layer))
 
 
 def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:

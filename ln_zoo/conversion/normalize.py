@@ -33,6 +33,7 @@ from ln_zoo.conversion.report import (
 )
 from ln_zoo.layers import RecurrentLayer
 from ln_zoo.norms import Norm
+from ln_zoo.norms.base import check_norm
 
 #: torch's normalisation layers.
 _NORMALIZERS = (
@@ -48,7 +49,7 @@ def normalize_(
     model: nn.Module,
     norm: Norm,
     *,
-    include: str | Sequence[str] = "*",
+    include: str | Sequence[str] | None = "*",
     exclude: str | Sequence[str] = (),
     calibrate: Any = None,
 ) -> Conversion:
@@ -75,7 +76,7 @@ def normalize_(
         model: a module, or a single layer.
         norm: the normalisation, shared by all layers.
         include: shell patterns of layer names (``"encoder.*"``), or of names of modules that
-            contain layers.
+            contain layers; None: recurrent layers only.
         exclude: patterns of layers to skip; usually the last layer, whose outputs are logits.
         calibrate: a batch of inputs: a tuple or list is unpacked, ``model(*batch)``; a function is
             called with the model, ``lambda model: model(**batch)``; anything else is the only
@@ -98,12 +99,13 @@ def normalize_(
         >>> report.distance < report.distance_before, list(report.new_parameters)
         (True, ['0.site.gain'])
     """
-    if not isinstance(norm, Norm):
-        raise TypeError(
-            "norm must be an instance of a subclass of ln_zoo.norms.Norm, such as "
-            f"LayerNorm(); got {norm!r}"
-        )
-    selection = Selection.plain(model, include, exclude)
+    return normalize_selected(Selection.plain(model, include, exclude), norm, calibrate)
+
+
+def normalize_selected(selection: Selection, norm: Norm, calibrate: Any = None) -> Conversion:
+    """`normalize_` for layers that are chosen already."""
+    check_norm(norm)
+    model = selection.model
     followers = _followers(model)
     for name in selection.layers:
         selection.refuse(name, _why_not(selection, name, norm, followers))
@@ -248,7 +250,7 @@ def _warn_if_normalised_twice(selection: Selection) -> None:
             warnings.warn(
                 f"{name} is part of {type(parent).__name__}, which normalises, so it is normalised "
                 "twice: exclude it, or use ln_zoo.adopt_",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

@@ -99,6 +99,15 @@ class Norm:
         return None
 
 
+def check_norm(norm: object) -> None:
+    """TypeError unless it is a norm."""
+    if not isinstance(norm, Norm):
+        raise TypeError(
+            "norm must be an instance of a subclass of ln_zoo.norms.Norm, such as "
+            f"LayerNorm(); got {norm!r}"
+        )
+
+
 class _NormKey(str):
     """A missing key of a state dict that adds a hint to torch's error message.
 
@@ -164,11 +173,7 @@ class Site(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(norm, Norm):
-            raise TypeError(
-                "norm must be an instance of a subclass of ln_zoo.norms.Norm, such as "
-                f"LayerNorm(); got {norm!r}"
-            )
+        check_norm(norm)
         self.norm = norm
         self.role = role
         self.features = features
