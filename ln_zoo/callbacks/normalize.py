@@ -85,7 +85,13 @@ class Normalize(Callback):
         return self._generate_state_key(include=self.include, exclude=self.exclude)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"norm": self._stored, "layers": self.layers, "adopted": self.adopted}
+        choice = {"include": self.include, "exclude": self.exclude, "adopt": self.adopt}
+        return {"norm": self._stored, **choice, "layers": self.layers, "adopted": self.adopted}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Normalize:
+        """The callback that stored a state; ValueError as `load_from_checkpoint`."""
+        return cls(_norm(state), state["include"], state["exclude"], state["adopt"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         def convert() -> None:
@@ -242,14 +248,18 @@ def normalize_as_trained(module: nn.Module, checkpoint: Mapping[str, Any]) -> No
     ValueError if a norm is of a class outside ln_zoo that is not imported.
     """
     for state in states_of(checkpoint):
-        path = state["norm"]["class_path"]
-        if not path.startswith("ln_zoo.norms.") and path.rpartition(".")[0] not in sys.modules:
-            raise ValueError(f"the checkpoint has layers with {path}: import it first")
         names = set(state["layers"])
         selection = Selection(module, "*", (), lambda n, _: uncompiled(n) in names, "layer")  # noqa: B023
-        normalize_selected(selection, from_config(state["norm"]))
+        normalize_selected(selection, _norm(state))
         if state["adopted"]:
             adopt_(module, include=state["adopted"])
+
+
+def _norm(state: Mapping[str, Any]) -> Norm:
+    path = state["norm"]["class_path"]
+    if not path.startswith("ln_zoo.norms.") and path.rpartition(".")[0] not in sys.modules:
+        raise ValueError(f"the checkpoint has layers with {path}: import it first")
+    return from_config(state["norm"])
 
 
 def _wrap(

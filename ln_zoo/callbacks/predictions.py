@@ -22,7 +22,8 @@ _FORMATS = (".jsonl", ".npy")
 class PredictionWriter(BasePredictionWriter):
     r"""Write predictions to the log directory, as JSON lines or as rows of an array.
 
-    ``predict_step`` must return a dict of tensors (N, \*) or lists of N strings. JSON lines have a
+    ``predict_step`` must return a tensor (N, \*), or a dict of such tensors and of lists of N
+    strings. JSON lines have a
     key ``index``, the example's index in the dataset, if Lightning provides it (for a plain
     ``DataLoader``). Each process writes its share: ``predictions-0.jsonl``,
     ``predictions-1.jsonl``, ... An array needs one value per example, a number or a vector, and one
@@ -92,12 +93,14 @@ class PredictionWriter(BasePredictionWriter):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        prediction: dict[str, Tensor | list[str]],
+        prediction: Tensor | dict[str, Tensor | list[str]],
         batch_indices: Sequence[int] | None,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
+        if isinstance(prediction, Tensor):
+            prediction = {"prediction": prediction}
         if not isinstance(prediction, dict):
             raise TypeError(
                 f"predict_step of {type(pl_module).__name__} must return a dict of tensors (N, *), "

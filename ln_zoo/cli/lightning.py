@@ -16,7 +16,7 @@ import torch
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from jsonargparse.typing import register_type
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _InstantiatorFn
 from torch import Tensor
 
@@ -30,10 +30,21 @@ from ln_zoo.callbacks import (
     CurvesPlot,
     FiniteLoss,
     LastCheckpoint,
+    Normalize,
     PredictionWriter,
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
-from ln_zoo.cli import notes, optimizers, run_folders, run_output, scores, signals, threads
+from ln_zoo.callbacks.normalize import normalize_as_trained, states_of
+from ln_zoo.cli import (
+    notes,
+    optimizers,
+    plain_modules,
+    run_folders,
+    run_output,
+    scores,
+    signals,
+    threads,
+)
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.commands import add_parsers
 from ln_zoo.cli.errors import OneLineErrors, report_error
@@ -45,7 +56,9 @@ from ln_zoo.zoo import loading
 from ln_zoo.zoo.loading import Source
 
 #: Properties of data modules that set the model's argument of the same name.
-_LINKS = ("image_features", "image_shape", "in_features", "num_classes", "vocabulary")
+_LINKS = (
+    "image_features", "image_shape", "in_features", "num_classes", "vocab_size", "vocabulary",
+)  # fmt: skip
 
 
 def _no_tensor(value: object) -> Tensor:
@@ -150,7 +163,7 @@ class ZooCLI(LightningCLI):
             self.subcommands = lambda: asked  # type: ignore[method-assign]
         loggers = [_logger("CSVLogger"), _logger("TensorBoardLogger", default_hp_metric=False)]
         super().__init__(
-            ZooModule,
+            LightningModule,
             LightningDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -174,7 +187,8 @@ class ZooCLI(LightningCLI):
         model = None
         if text := start["weights"] or (path if path != "last" else None):
             read = loading.find if start["weights"] else loading.of_checkpoint
-            self.source = read(text, "give --{place} {path}", self.given.named())
+            asked = self.given.last("model")
+            self.source = read(text, "give --{place} {path}", self.given.named(), asked)
             self.source.check()
             model = self.source.classes
         return self.given.complete(model, ckpt_path)
@@ -351,12 +365,17 @@ class ZooCLI(LightningCLI):
 
     def _run_name(self) -> str:
         settings = self.settings.clone()
-        norm = self._argument("norm")
+        chosen = self.settings.trainer.get("callbacks") or []
+        chosen = chosen if isinstance(chosen, list) else [chosen]
+        found = [c for c in chosen if str(c.get("class_path")).endswith(".Normalize")]
+        norm = (found[0].get("init_args") or {}).get("norm") if found else self._argument("norm")
+        if self.source and (states := states_of(self.source.checkpoint or {})):
+            norm = states[0]["norm"]
         if norm is None:
             # The default is known only to an instance.
             settings.pop("trainer")
             built = self._subcommand_parsers[self.config.subcommand].instantiate_classes(settings)
-            norm = built.model.hparams.get("norm")
+            norm = plain_modules.norm_of(built.model)
         names = [settings.model.class_path, *([norm["class_path"]] if norm else [])]
         return "-".join(name.rpartition(".")[2] for name in names)
 
@@ -365,15 +384,15 @@ class ZooCLI(LightningCLI):
     def _add_instantiators(self) -> None:
         super()._add_instantiators()
         if self.source is not None:
-            self.parser.add_instantiator(self._build_stored, ZooModule, subclasses=True)
+            self.parser.add_instantiator(self._build_stored, LightningModule, subclasses=True)
 
     def _build_stored(
         self,
-        cls: type[ZooModule],
+        cls: type[LightningModule],
         *args: Any,
         applied_instantiation_links: dict[str, Any],
         **kwargs: Any,
-    ) -> ZooModule:
+    ) -> LightningModule:
         """The model with the arguments of weights or checkpoint, as objects."""
         assert self.source is not None
         linked = {name.rpartition(".")[2] for name in applied_instantiation_links}
@@ -390,7 +409,7 @@ class ZooCLI(LightningCLI):
             kwargs["norm"] = replace(stored["norm"], **given)
         build = _InstantiatorFn(self, "model")
         links = {"applied_instantiation_links": applied_instantiation_links}
-        model: ZooModule = build(cls, *args, **links, **kwargs)
+        model: LightningModule = build(cls, *args, **links, **kwargs)
         return model
 
     def instantiate_classes(self) -> None:
@@ -423,17 +442,24 @@ class ZooCLI(LightningCLI):
     def _additional(self, callbacks: list[Callback]) -> list[Callback]:
         settings = self._get(self.config_init, "trainer")
         wanted: list[type[Callback]] = []
-        record: Callback | None = None
+        extra: list[Callback] = []
         if self.subcommand == "predict":
             wanted = [PredictionWriter]
         elif self.subcommand == "fit":
-            record = optimizers.install(self.model, self._optimization, self._rate_of_model)
+            extra += optimizers.install(self.model, self._optimization, self._rate_of_model)
+            if not isinstance(self.model, ZooModule):
+                stored = self.settings.model.get("init_args") or Namespace()
+                extra += [
+                    plain_modules.StoreModule(self.settings.model.class_path, notes.plain(stored))
+                ]
             wanted = [FiniteLoss]
             if not settings.fast_dev_run:
                 wanted += [CurvesPlot, CurvesInCheckpoint]
                 wanted += [LastCheckpoint] if settings.enable_checkpointing is not False else []
+        if not any(isinstance(each, Normalize) for each in callbacks) and self.source:
+            extra += map(Normalize.from_state, states_of(self.source.checkpoint or {}))
         added = [cls() for cls in wanted if not any(isinstance(each, cls) for each in callbacks)]
-        return added + ([record] if record else [])
+        return added + extra
 
     def after_instantiate_classes(self) -> None:
         settings, given = self.settings, self.given
@@ -458,9 +484,12 @@ class ZooCLI(LightningCLI):
         if settings.get("ckpt_path"):
             assert self.source.checkpoint is not None
             self._loaded = self.source.state
-            loading.check_fits(self.model, self._loaded, self.source.where)
+            if not plain_modules.is_late(self.model):
+                normalize_as_trained(self.model, self.source.checkpoint)
+                loading.check_fits(self.model, self._loaded, self.source.where)
             notes.check_complete(self.source.checkpoint, self.source.where, str(self.subcommand))
         else:
+            normalize_as_trained(self.model, self.source.checkpoint or {})
             head = self.source.load_into(self.model, new_head=self.subcommand == "fit")
             if head:
                 notes.print_note(

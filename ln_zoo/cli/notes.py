@@ -132,9 +132,10 @@ def note_linked(given: Arguments, name: str) -> None:
         print_note(f"model.{name} is ignored: data.{name} sets it")
 
 
-def note_default_norm(given: Arguments, model: ZooModule) -> None:
+def note_default_norm(given: Arguments, model: LightningModule) -> None:
     """Notes the norm that ``norm: null`` selects."""
-    if given.has("model.norm") and given.last("model.norm") is None:
+    chosen = given.has("model.norm") and given.last("model.norm") is None
+    if chosen and isinstance(model, ZooModule):
         name = model.hparams["norm"]["class_path"].rpartition(".")[2]
         print_note(
             f"model.norm is null, which stands for the default, {name}; give Identity "

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.notes import plain, print_note
-from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.base import fused_on_cpu
 from ln_zoo.utils import schema
 from ln_zoo.zoo import trust
 
@@ -107,14 +107,14 @@ def note_ignored(asked: Namespace, used: Namespace, given: Arguments, path: str)
             )
 
 
-def install(model: ZooModule, settings: Namespace, rate_of_model: bool) -> Callback | None:
+def install(model: LightningModule, settings: Namespace, rate_of_model: bool) -> list[Callback]:
     """Replace the model's ``configure_optimizers`` according to the subcommand's settings.
 
     ``rate_of_model``: use ``model.lr``, read when training begins. Returns a callback that stores
-    the options in checkpoints; None without options.
+    the options in checkpoints, if there are any.
     """
     if settings.optimizer is None and settings.lr_scheduler is None:
-        return None
+        return []
     own = model.configure_optimizers
 
     def configure_optimizers() -> OptimizerLRScheduler:
@@ -122,7 +122,7 @@ def install(model: ZooModule, settings: Namespace, rate_of_model: bool) -> Callb
             optimizer = _single(model, own())
         else:
             if rate_of_model:
-                settings.optimizer.init_args.lr = model.lr
+                settings.optimizer.init_args.lr = getattr(model, "lr", model.hparams.get("lr"))
             optimizer = _optimizer(model, settings.optimizer.as_dict())
         if settings.lr_scheduler is None:
             return optimizer
@@ -134,7 +134,7 @@ def install(model: ZooModule, settings: Namespace, rate_of_model: bool) -> Callb
 
     # torch's stubs do not allow functions as attributes.
     model.__dict__["configure_optimizers"] = configure_optimizers
-    return _StoreOptions(settings)
+    return [_StoreOptions(settings)]
 
 
 class _StoreOptions(Callback):
@@ -147,7 +147,7 @@ class _StoreOptions(Callback):
         checkpoint[OPTIMIZATION] = {option: plain(self.settings[option]) for option in OPTIONS}
 
 
-def _optimizer(model: ZooModule, config: dict[str, Any]) -> Optimizer:
+def _optimizer(model: LightningModule, config: dict[str, Any]) -> Optimizer:
     """The optimizer of a configuration; fused on a CPU, as the models' own are."""
     # Frozen parameters may join later, in another parameter group.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -159,7 +159,7 @@ def _optimizer(model: ZooModule, config: dict[str, Any]) -> Optimizer:
     return optimizer
 
 
-def _single(model: ZooModule, configured: OptimizerLRScheduler) -> Optimizer:
+def _single(model: LightningModule, configured: OptimizerLRScheduler) -> Optimizer:
     if not isinstance(configured, Optimizer):
         raise MisconfigurationException(
             f"{type(model).__name__} has its own schedule or several optimizers: give "

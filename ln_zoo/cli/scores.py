@@ -25,6 +25,7 @@ from rich.console import Console
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
 from ln_zoo.cli.optimizers import OPTIMIZATION
+from ln_zoo.cli.plain_modules import norm_of
 from ln_zoo.utils.files import relative
 from ln_zoo.utils.training_runs import dataset_metadata
 from ln_zoo.zoo import reported
@@ -86,19 +87,20 @@ def _print_table(
 def _collect(run: Evaluated, stage: str) -> dict[str, Any]:
     """Metrics of an evaluation and how to reproduce it, as plain values."""
     trainer, model, data, settings = run.trainer, run.model, run.data, run.settings
-    path, population, runs = _tested_file(run), _population(run), model.training_runs
-    norm, facts = model.hparams.get("norm") or {}, dataset_metadata(data)
+    path, population, runs = (
+        _tested_file(run),
+        _population(run),
+        getattr(model, "training_runs", ()),
+    )
+    norm = norm_of(model, trainer.callbacks)  # type: ignore[attr-defined]
+    facts = dataset_metadata(data)
     part = _part(run, stage)
     if part and part["examples"] is not None:
         facts[f"{stage}_size"] = part["examples"]
     return {
         "model": type(model).__name__,
         "norm": norm.get("class_path", "").rsplit(".", 1)[-1],
-        "metrics": {
-            name.removeprefix(f"{stage}_"): float(value)
-            for name, value in trainer.callback_metrics.items()
-            if name.startswith(f"{stage}_")
-        },
+        "metrics": _metrics(trainer, stage),
         "data": facts,
         "part": part,
         "preprocessing": dict(getattr(data, "preprocessing", {})),
@@ -124,6 +126,14 @@ def _collect(run: Evaluated, stage: str) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def _metrics(trainer: Trainer, stage: str) -> dict[str, float]:
+    """Logged values without the stage's prefix, ``test_`` or ``test/``; all without any."""
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    prefix = f"{stage}_", f"{stage}/"
+    of_stage = {k[len(stage) + 1 :]: v for k, v in logged.items() if k.startswith(prefix)}
+    return of_stage or logged
 
 
 def _card_scores(run: Evaluated, results: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:

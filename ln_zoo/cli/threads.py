@@ -36,8 +36,9 @@ def limited(model: Any, data: Any) -> Iterator[None]:
 
     before = torch.get_num_threads()
     examples = getattr(data, "batch_size", None)
-    if isinstance(examples, int) and model.multiplications is not None:
-        work = model.multiplications * max(examples, _LEAST_EXAMPLES)
+    multiplications = getattr(model, "multiplications", None)
+    if isinstance(examples, int) and multiplications is not None:
+        work = multiplications * max(examples, _LEAST_EXAMPLES)
         torch.set_num_threads(1 if work < _SMALL else before)
     try:
         yield

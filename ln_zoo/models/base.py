@@ -24,7 +24,7 @@ from ln_zoo.utils.training_runs import TrainingRun
 #: The only instantiator that Lightning accepts when it reads a checkpoint.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 #: Key of the training runs in a checkpoint.
-_RUNS = "training_runs"
+RUNS = "training_runs"
 
 
 class ZooModule(LightningModule, ABC):
@@ -172,11 +172,11 @@ class ZooModule(LightningModule, ABC):
         if len(states) > 1:
             torch.distributed.all_gather_object(states, states[0])
         checkpoint["rng_state"] = torch.stack(states)
-        checkpoint[_RUNS] = self._run_counter.stored(self.trainer)
+        checkpoint[RUNS] = self._run_counter.stored(self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_states = checkpoint.get("rng_state")
-        self.__dict__["_counter"] = RunCounter.restored(checkpoint.get(_RUNS))
+        self.__dict__["_counter"] = RunCounter.restored(checkpoint.get(RUNS))
 
     def on_train_start(self) -> None:
         # Restored here because Lightning draws numbers after it reads the checkpoint, and only if
@@ -283,7 +283,7 @@ class ZooModule(LightningModule, ABC):
 
 def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[TrainingRun, ...]:
     """The training runs behind the weights of a checkpoint; see `ln_zoo.utils.training_runs`."""
-    return RunCounter.restored(checkpoint.get(_RUNS)).runs(None)
+    return RunCounter.restored(checkpoint.get(RUNS)).runs(None)
 
 
 def fused_on_cpu(module: LightningModule) -> dict[str, bool]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ln_zoo.utils.files import atomic_write_text, check_output_folder
 from ln_zoo.utils.names import nearest
+from ln_zoo.utils.yaml import parse_yaml
 
 MANIFEST = "sweep.json"
 #: Upper bound, more than a sweep can train.
@@ -65,6 +66,7 @@ class Grid:
     threads: int = 0
     data_seed: bool = True  # whether the data module has a seed
     digests: dict[str, str] = field(default_factory=dict)
+    callback: bool = False  # whether `Normalize` gives the model its norm
 
     def runs(self) -> list[Run]:
         """All runs; all labels with one seed come before the next seed."""
@@ -89,7 +91,7 @@ class Grid:
         return [
             *configs,
             # Before the settings, which may override the norm's arguments.
-            *_norm_arguments(run.norm),
+            *_norm_arguments(run.norm, self.callback),
             *self.options,
             *(f"--{option}={value}" for option, value in run.settings.items()),
             *(f"{option}={run.seed}" for option in seeds),
@@ -294,15 +296,21 @@ def _is_file(norm: str) -> bool:
     return norm.endswith((".yaml", ".yml"))
 
 
-def _norm_arguments(norm: str) -> list[str]:
+def _norm_arguments(norm: str, callback: bool) -> list[str]:
     if _is_file(norm):
-        return [f"--config={norm}"]
-    # All fields, so that no argument of the configuration's norm remains.
-    from ln_zoo.norms import to_config
-    from ln_zoo.norms.config import norm_class
+        if not callback:
+            return [f"--config={norm}"]
+        found = parse_yaml(norm)["model"]["init_args"]["norm"]
+    else:
+        # All fields, so that no argument of the configuration's norm remains.
+        from ln_zoo.norms import to_config
+        from ln_zoo.norms.config import norm_class
 
-    config = {"model": {"init_args": {"norm": to_config(norm_class(norm)())}}}
-    return [f"--config={json.dumps(config)}"]
+        found = to_config(norm_class(norm)())
+    if not callback:
+        return [f"--config={json.dumps({'model': {'init_args': {'norm': found}}})}"]
+    normalize = {"class_path": "ln_zoo.callbacks.Normalize", "init_args": {"norm": found}}
+    return [f"--trainer.callbacks+={json.dumps(normalize)}"]
 
 
 def _find_norm(name: str, configs: Sequence[str]) -> str:

@@ -80,7 +80,7 @@ class Results:
         self.test_metrics = list(self.finished[0].metrics)
         #: Names of the curves of all runs.
         self.logged = set.intersection(*(each.logged() for each in self.finished))
-        in_validation = (f"val_{name}" for name in self.test_metrics)
+        in_validation = (f"val{sep}{name}" for name in self.test_metrics for sep in "_/")
         self.select = select or next(filter(self.logged.__contains__, in_validation), None)
         if self.select and self.select not in self.logged:
             raise SweepError(f"--select: not all runs logged {self.select!r}")

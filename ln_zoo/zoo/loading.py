@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ln_zoo.callbacks.normalize import normalize_as_trained
 from ln_zoo.models.base import ZooModule, runs_of_checkpoint
 from ln_zoo.norms import Norm
 from ln_zoo.utils.class_paths import class_path
@@ -49,7 +51,7 @@ class Source:
     """The class, arguments and weights of a model."""
 
     where: str  #: name of the source in messages
-    cls: type[ZooModule]
+    cls: type[LightningModule]
     stored: dict[str, Any]  #: arguments of the class as plain data
     arguments: dict[str, Any]  #: the same as objects
     card: Card | None = None  #: of a published model
@@ -91,10 +93,13 @@ class Source:
         label = f"{Path(self.where).name}, sha256 {digest}"
         return named(runs_of_checkpoint(self.checkpoint), label)
 
-    def build(self) -> ZooModule:
+    def build(self) -> LightningModule:
         """The model with fresh random weights."""
         try:
-            return self.cls(**self.arguments)
+            model = self.cls(**self.arguments)
+            if self.checkpoint is not None:
+                normalize_as_trained(model, self.checkpoint)
+            return model
         except CardError:
             raise
         except Exception as error:
@@ -121,14 +126,14 @@ class Source:
         )
         check_size(self.build, self.where, self.state, parameters, is_own)
 
-    def load(self, num_classes: int | None = None) -> ZooModule:
+    def load(self, num_classes: int | None = None) -> Any:
         """The model with its weights, in evaluation mode, on the CPU."""
         self.check()
         if self.card is None:
             return self._filled().eval()
         # Random initial weights must not move the user's generator.
         with torch.random.fork_rng(devices=[]):
-            model = self._filled()
+            model: Any = self._filled()
             if num_classes is not None:
                 model = with_head(model, self.card, num_classes)
         # Set in `__dict__`: torch's stubs admit tensors and modules only.
@@ -136,13 +141,13 @@ class Source:
         model.training_runs = self.card.training_runs
         return model.eval()
 
-    def _filled(self) -> ZooModule:
+    def _filled(self) -> LightningModule:
         model = self.build()
         check_fits(model, self.state, self.where)
         model.load_state_dict(self.state)
         return model
 
-    def load_into(self, model: ZooModule, new_head: bool = False) -> tuple[str, ...]:
+    def load_into(self, model: LightningModule, new_head: bool = False) -> tuple[str, ...]:
         """Load the weights; with `new_head` a head of another size keeps its own.
 
         Returns:
@@ -154,31 +159,39 @@ class Source:
             head = {}
         check_fits(model, state | head, self.where)
         model.load_state_dict(state | head)
-        model.new_weights = tuple(head)
-        model.training_runs = self.runs()
-        return model.new_weights
+        of_model: Any = model
+        of_model.new_weights, of_model.training_runs = tuple(head), self.runs()
+        return tuple(head)
 
 
-def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
+def find(
+    text: str, remedy: str = IMPORT_IT, named: Collection[str] = (), model: str | None = None
+) -> Source:
     """The source of a name, a card's folder, a hub id, a .ckpt file or a run's folder.
 
-    ``remedy`` and ``named`` are those of `trust.Reader`.
+    ``remedy`` and ``named`` are those of `trust.Reader`; ``model`` is the class path for a
+    checkpoint that names none.
     """
     if (path := checkpoint_in(text)) is not None:
-        return of_checkpoint(path, remedy, named)
+        return of_checkpoint(path, remedy, named, model)
     return of_card(find_card(text), trust.Reader(text, remedy, named))
 
 
-def of_checkpoint(path: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
+def of_checkpoint(
+    path: str, remedy: str = IMPORT_IT, named: Collection[str] = (), model: str | None = None
+) -> Source:
     """The source of a Lightning checkpoint; arguments as for `find`."""
     checkpoint = read_checkpoint(path)
-    stored = checkpoint.get("hyper_parameters")
+    stored = checkpoint.get("hyper_parameters") or {}
+    if isinstance(stored, dict) and isinstance(model, str):
+        stored.setdefault("_class_path", model)
     if not (isinstance(stored, dict) and "_class_path" in stored):
         raise ValueError(
-            f"{path} does not name its model class: it was not written by a model of ln_zoo"
+            f"{path} does not name its model class, as checkpoints of ln-zoo fit do: give its "
+            "class by --model, which fit, validate, test and predict take"
         )
     reader = trust.Reader(path, remedy, named)
-    cls = reader.find(stored["_class_path"], ZooModule)
+    cls = reader.find(stored["_class_path"], LightningModule)
     own = {name: value for name, value in stored.items() if str(name)[:1] != "_"}
     own = _renamed(stored["_class_path"], own)
     return Source(path, cls, own, reader.arguments(cls, own), checkpoint=checkpoint)
@@ -309,7 +322,7 @@ def load(
     return found.to(device=device, dtype=dtype)
 
 
-def load_model(text: str) -> ZooModule:
+def load_model(text: str) -> Any:
     """The model of a name, a card's folder, a hub id, a .ckpt file or a run's folder."""
     return find(text).load()
 
@@ -351,7 +364,7 @@ class _Limited(TorchFunctionMode):
 
 
 def check_size(
-    build: Callable[[], ZooModule],
+    build: Callable[[], LightningModule],
     where: str,
     state: Mapping[str, Tensor],
     parameters: int | None,
@@ -417,7 +430,7 @@ def with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
     return model
 
 
-def head_weights(model: ZooModule) -> tuple[str, ...]:
+def head_weights(model: LightningModule) -> tuple[str, ...]:
     """Names in the state dict of the parameters of a classifier's head; () without a head."""
     head = getattr(model, "head", None)
     prefixes = tuple(f"{name}." for name, module in model.named_modules() if module is head)

@@ -286,10 +286,15 @@ def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") 
 
 def model_size(model: Any) -> dict[str, Any]:
     """A model's arguments for `run_size`; the size of a vocabulary in place of its words."""
-    size = {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")}
-    if isinstance(size.get("vocabulary"), list):
+    plain = int | float | str | list | tuple | dict | None
+    size = {
+        name: value
+        for name, value in model.hparams.items()
+        if name != "norm" and not name.startswith("_") and isinstance(value, plain)
+    }
+    if isinstance(words := size.get("vocabulary"), list):
         del size["vocabulary"]
-        size["vocab_size"] = model.vocabulary.size
+        size["vocab_size"] = getattr(model.vocabulary, "size", len(words))
     return size
 
 

@@ -7,7 +7,6 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -147,9 +146,9 @@ def grid_of(
     old: Grid | None = None,
 ) -> Grid:
     """The grid of the arguments; threads and tested weights default to the folder's."""
-    if not config:
+    if not (config or any(option.startswith("--model") for option in fit_options)):
         raise SweepError(
-            "give --config FILE, or the --out of an existing sweep"
+            "give --config FILE or `-- --model NAME --data NAME`, or the --out of an existing sweep"
             if old is None
             else "this sweep exists: give --out alone to resume it, or repeat --config to change it"
         )
@@ -175,6 +174,7 @@ def grid_of(
         test=test or (old.test if old is not None else "last"),
         threads=threads,
         data_seed=old.data_seed if old is not None else True,
+        callback=old.callback if old is not None else False,
         digests=digests(files_of(config, parsed)),
     )
 
@@ -203,8 +203,7 @@ def _checked(grid: Grid, out: Path) -> tuple[Grid, list[str], dict[str, Length]]
         return grid, [], {}
     from ln_zoo.cli.sweep.check import check_grid
 
-    lengths, seeded = check_grid(grid)
-    grid = replace(grid, data_seed=seeded)
+    grid, lengths = check_grid(grid)
     write_grid(grid, out)
     return grid, waiting, lengths
 

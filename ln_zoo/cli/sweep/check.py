@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from dataclasses import replace
+from pydoc import locate
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli import check_training
+from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.errors import error_text
 from ln_zoo.sweeps.grid import Grid, Run, SweepError
 from ln_zoo.sweeps.state import Length
+from ln_zoo.utils.schema import argument_types
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
 
-def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
+def check_grid(grid: Grid) -> tuple[Grid, dict[str, Length]]:
     """Builds the model of every label once.
 
-    Returns the length of the runs by label, and whether the data module has a seed. SweepError for
-    the first label whose arguments are wrong, in one line.
+    Returns the grid, with what its data and model take, and the length of the runs by label.
+    SweepError for the first label whose arguments are wrong, in one line.
     """
+    grid = replace(grid, callback=not _takes_norm(grid))
     runs = {run.label: run for run in reversed(grid.runs())}
     arguments: dict[str, list[str]] = {}
     for label, run in reversed(runs.items()):
@@ -43,7 +48,18 @@ def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
             trainer.get("max_epochs"), updates if updates and updates > 0 else None
         )
         seeded = seeded or "seed" in (found.data.get("init_args") or ())
-    return lengths, seeded
+    return replace(grid, data_seed=seeded), lengths
+
+
+def _takes_norm(grid: Grid) -> bool:
+    """Whether the model's class has an argument `norm`; true for a class that is not found."""
+    configs = [f"--config={path}" for path in grid.configs]
+    path = Arguments(["fit", *configs, *grid.options]).last("model")
+    cls = locate(path) if isinstance(path, str) and "." in path else None
+    if not isinstance(cls, type):
+        return True
+    known, others = argument_types(cls)
+    return "norm" in known or others
 
 
 def _arguments(grid: Grid, run: Run) -> list[str]:

@@ -21,7 +21,7 @@ class Waves(LightningDataModule):
         self.parts = random_split(pairs, [n // 2, n // 4, n // 4], generator)
 
     def _loader(self, part: int) -> DataLoader:
-        return DataLoader(self.parts[part], self.hparams.batch_size)
+        return DataLoader(self.parts[part], batch_size=self.hparams.batch_size)
 
     def train_dataloader(self) -> DataLoader:
         return self._loader(0)

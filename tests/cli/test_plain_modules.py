@@ -1,0 +1,75 @@
+"""Every command of training takes a LightningModule that knows nothing of this package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import QUIET, fails, load, rows_of, succeed
+
+PROJECT = Path(__file__).parents[1] / "callbacks" / "lightning_project" / "forecasting"
+MODULE = ("--model=forecasting.model.Forecaster",)
+DATA = ("--data=forecasting.data.Waves",)
+FIT = (*MODULE, *DATA, *QUIET, "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1")
+RMS = ("--trainer.callbacks+=Normalize", "--trainer.callbacks.norm=RMSNorm")
+LAST = "runs/Forecaster-RMSNorm/version_0/checkpoints/last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the project, and a run with RMS norm."""
+    folder = tmp_path_factory.mktemp("plain")
+    shutil.copytree(PROJECT, folder / "forecasting")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = succeed("fit", *FIT, *RMS, "--trainer.max_epochs=2", "--test_after_fit=true")
+    assert "RMSNorm() in net.encoder" in done.err
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def loss(path: str) -> float:
+    results = json.loads(Path(path).read_text())
+    assert (results["model"], results["norm"]) == ("Forecaster", "RMSNorm")
+    return float(results["metrics"]["loss"])
+
+
+def test_a_checkpoint_is_tested_and_continued_without_the_callback() -> None:
+    succeed("test", "--ckpt_path", LAST, *FIT)
+    tested = loss("runs/Forecaster-RMSNorm/version_1/test_results.json")
+    assert tested == loss("runs/Forecaster-RMSNorm/version_0/test_results.json")
+    succeed("predict", "--weights", LAST, *FIT)
+    succeed("fit", "--ckpt_path", LAST, *FIT, "--trainer.max_epochs=3")
+    (resumed,) = set(Path("runs").glob("*/*/checkpoints/last.ckpt")) - {Path(LAST)}
+    checkpoint = load(resumed)
+    assert checkpoint["hyper_parameters"]["_class_path"] == "forecasting.model.Forecaster"
+    assert checkpoint["training_runs"]["runs"][0]["epochs"] == 3
+    assert "net.encoder.sites.l0.input.gain" in checkpoint["state_dict"]
+    assert any(key.startswith("Normalize") for key in checkpoint["callbacks"])
+
+
+def test_a_class_must_be_named() -> None:
+    fails("test", "--ckpt_path", LAST, *DATA, says=["forecasting.model.Forecaster", "--model"])
+    checkpoint = load(LAST)
+    del checkpoint["hyper_parameters"]["_class_path"]
+    del checkpoint["hyper_parameters"]["_instantiator"]
+    torch.save(checkpoint, "foreign.ckpt")
+    fails("test", "--ckpt_path=foreign.ckpt", *DATA, says=["foreign.ckpt", "--model"])
+    succeed("test", "--ckpt_path=foreign.ckpt", *FIT)
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_the_module_its_norm() -> None:
+    norms = "--norms=LayerNorm,RMSNorm,Identity"
+    succeed("sweep", norms, "--seeds=2", "--out=sweep", "--", *FIT, "--trainer.max_epochs=1")
+    for norm, acts in (("LayerNorm", True), ("RMSNorm", True), ("none", False)):
+        state = load(next(Path(f"sweep/{norm}").rglob("last.ckpt")))["state_dict"]
+        assert any(key.endswith("gain") for key in state) == acts
+    assert {row["baseline"] for row in rows_of("sweep/report/paired.csv")} == {"none"}
