@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from ln_zoo.conversion.normalize import normalize_selected
 from ln_zoo.conversion.report import short_name
 from ln_zoo.norms import Identity, LayerNorm, Norm, from_config, to_config
 from ln_zoo.norms.base import check_norm
+from ln_zoo.utils.class_paths import loaded
 
 _Module = TypeVar("_Module", bound=LightningModule)
 
@@ -257,7 +257,7 @@ def normalize_as_trained(module: nn.Module, checkpoint: Mapping[str, Any]) -> No
 
 def _norm(state: Mapping[str, Any]) -> Norm:
     path = state["norm"]["class_path"]
-    if not path.startswith("ln_zoo.norms.") and path.rpartition(".")[0] not in sys.modules:
+    if not path.startswith("ln_zoo.norms.") and loaded(path) is None:
         raise ValueError(f"the checkpoint has layers with {path}: import it first")
     return from_config(state["norm"])
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, fails, load, rows_of, succeed
+from cli_support import QUIET, cli, load, rows_of, succeed
+from refusals import refuses
 
 PROJECT = Path(__file__).parents[1] / "callbacks" / "lightning_project" / "forecasting"
 MODULE = ("--model=forecasting.model.Forecaster",)
@@ -56,12 +57,12 @@ def test_a_checkpoint_is_tested_and_continued_without_the_callback() -> None:
 
 
 def test_a_class_must_be_named() -> None:
-    fails("test", "--ckpt_path", LAST, *DATA, says=["forecasting.model.Forecaster", "--model"])
+    refuses(["forecasting.model.Forecaster", "--model"], cli, "test", "--ckpt_path", LAST, *DATA)
     checkpoint = load(LAST)
     del checkpoint["hyper_parameters"]["_class_path"]
     del checkpoint["hyper_parameters"]["_instantiator"]
     torch.save(checkpoint, "foreign.ckpt")
-    fails("test", "--ckpt_path=foreign.ckpt", *DATA, says=["foreign.ckpt", "--model"])
+    refuses(["foreign.ckpt", "--model"], cli, "test", "--ckpt_path=foreign.ckpt", *DATA)
     succeed("test", "--ckpt_path=foreign.ckpt", *FIT)
 
 
