@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from cli_support import environment, same
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
-from refusals import refused
+from refusals import refuses
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer
@@ -134,7 +134,7 @@ def test_another_norm_or_no_layer(change: dict[str, Any], names: tuple[str, ...]
     module = Net()
     normalize_(module, LayerNorm(), include="rnn")
     before = state(module)
-    message = refused("Normalize", fit, module, Normalize(**change))
+    message = refuses("Normalize", fit, module, Normalize(**change))
     assert [name for name in names if name not in message] == []
     assert same(state(module), before)
 
@@ -145,10 +145,10 @@ def test_nothing_to_normalise() -> None:
             super().__init__()
             self.rnn = self.cell = nn.Identity()
 
-    message = refused("Normalize.*Flat", fit, Flat(), Normalize())
+    message = refuses("Normalize.*Flat", fit, Flat(), Normalize())
     assert "'head'" in message
-    refused("norm", Normalize, "layer", error=TypeError)
-    refused("norm", Normalize, LayerNorm, error=TypeError)
+    refuses("norm", Normalize, "layer", error=TypeError)
+    refuses("norm", Normalize, LayerNorm, error=TypeError)
 
 
 class Late(Net):
@@ -222,19 +222,26 @@ def test_two_norms_are_loaded(tmp_path: Path) -> None:
     assert same(state(loaded), state(module))
 
 
+MINE = """
+from ln_zoo import LayerNorm
+
 @dataclass(frozen=True)
 class Mine(LayerNorm):
-    """A norm of a user's."""
+    pass
+"""
 
 
 def test_a_checkpoint_imports_no_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "norm_of_mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    norm = importlib.import_module("norm_of_mine").Mine(eps=0.5)
     module = Net()
-    fit(module, *saving(tmp_path, Normalize(Mine(eps=0.5))))
+    fit(module, *saving(tmp_path, Normalize(norm)))
     path = tmp_path / "epoch=1.ckpt"
     assert same(state(Normalize.load_from_checkpoint(Net, path)), state(module))
-    monkeypatch.delitem(sys.modules, Mine.__module__)
-    message = refused("import", Normalize.load_from_checkpoint, Net, path)
-    assert f"{Mine.__module__}.Mine" in message
+    del sys.modules["norm_of_mine"]
+    refuses(["norm_of_mine.Mine", "import"], Normalize.load_from_checkpoint, Net, path)
+    assert "norm_of_mine" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -249,15 +256,15 @@ def test_a_checkpoint_of_another_norm(
     trained: tuple[Path, dict[str, Tensor]], callback: Normalize, names: tuple[str, ...]
 ) -> None:
     path = trained[0] / "epoch=0.ckpt"
-    message = refused("Normalize", fit, Net(), callback, ckpt_path=path)
+    message = refuses("Normalize", fit, Net(), callback, ckpt_path=path)
     assert [name for name in (*names, path.name) if name not in message] == []
 
 
 def test_a_checkpoint_of_a_plain_run(tmp_path: Path) -> None:
     fit(Net(), *saving(tmp_path))
     path = tmp_path / "epoch=0.ckpt"
-    assert "without" in refused("rnn", fit, Net(), Normalize(), ckpt_path=path)
-    refused("without Normalize", Normalize.load_from_checkpoint, Net, path)
+    assert "without" in refuses("rnn", fit, Net(), Normalize(), ckpt_path=path)
+    refuses("without Normalize", Normalize.load_from_checkpoint, Net, path)
     # Without new parameters there is no difference.
     fit(Net(), Normalize(Identity()), ckpt_path=path)
 
@@ -279,7 +286,7 @@ def test_averages_of_weights(kind: Any) -> None:
     module = Net()
     fit(module, Normalize(), average())
     assert acts(module.rnn)
-    refused(f"{kind.__name__}.*Normalize", fit, Net(), average(), Normalize())
+    refuses(f"{kind.__name__}.*Normalize", fit, Net(), average(), Normalize())
 
 
 def test_an_interrupted_run_leaves_the_module_whole() -> None:
@@ -291,7 +298,7 @@ def test_an_interrupted_run_leaves_the_module_whole() -> None:
                 raise RuntimeError("no disk")
 
     module, broken = Late(), Broken()
-    refused("no disk", fit, module, Normalize(), broken, error=RuntimeError)
+    refuses("no disk", fit, module, Normalize(), broken, error=RuntimeError)
     assert not {"configure_model", "on_load_checkpoint"} & set(vars(module))
     broken.broken = False
     fit(module, Normalize(), broken)
