@@ -255,6 +255,7 @@ class RecurrentLayer(nn.RNNBase):
             ValueError: for a missing layer or direction, ``proj_size`` or zoneout.
 
         Example:
+            >>> from ln_zoo.layers import LSTM
             >>> rnn = LSTM(3, 5)
             >>> cell, x = rnn.to_cell(), torch.randn(1, 2, 3)
             >>> type(cell).__name__, torch.allclose(cell(x[0])[0], rnn(x)[0][0], atol=1e-6)
