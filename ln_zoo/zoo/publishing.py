@@ -294,21 +294,7 @@ def write_card(
             for k, v in contents.items()
         },
     }
-    size = {**reported.model_size(model), **results["size"]}
-    run = reported.run_size(size, results["data"])
-    training = {k: run[k] for k in ("batch_size", "lr") if k in run} | dict(results["training"])
-    stated = dict(results["card"])
-    if reading.is_own(model_name):
-        # The README must render without the user's class.
-        stated["pipeline_tag"] = model.pipeline_tag
-        stated["example"] = type(model).card_example(preprocessing)
-    full = {
-        "format_version": catalog.FORMAT_VERSION,
-        **results,
-        "size": size,
-        "training": training,
-        "card": stated,
-    }
+    full = _completed(model, results, preprocessing)
     _may_replace(path, {*catalog.CARD_FILES, *extra}, overwrite)
 
     with _writing(path):
@@ -324,6 +310,22 @@ def write_card(
             (draft / catalog.README).write_text(render_card(draft), encoding="utf-8")
             _swap(draft, path)
     return path
+
+
+def _completed(
+    model: ZooModule, results: Mapping[str, Any], preprocessing: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The results with what the model's arguments and class add to them."""
+    size = {**reported.model_size(model), **results["size"]}
+    run = reported.run_size(size, results["data"])
+    training = {k: run[k] for k in ("batch_size", "lr") if k in run} | dict(results["training"])
+    stated = dict(results["card"])
+    if reading.is_own(reading.model_name(type(model))):
+        # The README must render without the user's class.
+        stated["pipeline_tag"] = model.pipeline_tag
+        stated["example"] = type(model).card_example(preprocessing)
+    completed = {"size": size, "training": training, "card": stated}
+    return {"format_version": catalog.FORMAT_VERSION, **results, **completed}
 
 
 def refresh(
