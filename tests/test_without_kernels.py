@@ -96,4 +96,4 @@ def test_kernels_are_tried_by_rank() -> None:
     ranks = [kernel.rank for kernel in registry.kernels()]
     assert ranks == sorted(ranks)
     names = list(dict.fromkeys(kernel.name for kernel in registry.kernels()))
-    assert names == ["cluster", "torch", "triton", "native", "aten"]
+    assert names == ["cluster", "torch", "triton", "native", "aten", "generated"]

@@ -35,7 +35,7 @@ class Binding:
 
     def __init__(self, call: RecurrentCall, i: int, form: StepForm, key: Any) -> None:
         self._cell, sites = call.cell, call.sites[i]
-        self.form, self._key = form, key
+        self.form, self.key = form, key
         self._modules = {role: vars(site) for role, site in sites.items()}
         self.watched = Watched(call.cell, sites)
         self._hooks = [
@@ -49,11 +49,13 @@ class Binding:
     def fits(self, cell: Cell, sites: Sites, key: Any) -> bool:
         return (
             self._cell is cell
-            and self._key == key
+            and self.key == key
             and all(vars(site) is self._modules.get(role) for role, site in sites.items())
-            and not any(self._hooks)
-            and self.watched.unchanged()
+            and self.unchanged()
         )
+
+    def unchanged(self) -> bool:
+        return not any(self._hooks) and self.watched.unchanged()
 
 
 class Bound(NamedTuple):
@@ -62,6 +64,11 @@ class Bound(NamedTuple):
     kernel: Kernel
     form: StepForm
     parameters: Sequence[Tensor]
+    binding: Binding
+
+    def unchanged(self) -> bool:
+        """Whether the next call may use it too, with the same parameters, sites and noise."""
+        return self.binding.unchanged()
 
 
 _bindings: weakref.WeakKeyDictionary[Any, list[Binding]] = weakref.WeakKeyDictionary()
@@ -85,38 +92,45 @@ def bound_to(call: RecurrentCall, i: int) -> Bound | str:
         known = _bindings.setdefault(sites["input"], [])
         for binding in known:
             if binding.fits(cell, sites, key):
-                found = binding.kernel
                 break
         else:
-            found = _bind(call, i, form, key, known)
-    return found if isinstance(found, str) else Bound(found, form, parameters)
+            reason = _refused(call, i, key, known)
+            if reason is not None:
+                return reason
+            binding = _bind(call, i, form, key)
+            known.append(binding)
+    found = binding.kernel
+    return found if isinstance(found, str) else Bound(found, form, parameters, binding)
 
 
-def _bind(
-    call: RecurrentCall, i: int, form: StepForm, key: Any, known: list[Binding]
-) -> Kernel | str:
+def _refused(call: RecurrentCall, i: int, key: Any, known: list[Binding]) -> str | None:
+    """Why a direction is not traced anew, or None."""
     for role, site in call.sites[i].items():
         reason = unsupported_site(site)
         if reason is not None:
             return f"at the place {role!r} {reason}"
-    if len(known) >= MOST_TRACES:
-        if sum(binding._key == key for binding in known) >= MOST_TRACES:
-            return "attributes that it reads change from call to call"
-        del known[0]
+    if len(known) < MOST_TRACES:
+        return None
+    if all(binding.key == key for binding in known):
+        return "attributes that it reads change from call to call"
+    del known[0]
+    return None
+
+
+def _bind(call: RecurrentCall, i: int, form: StepForm, key: Any) -> Binding:
     binding = Binding(call, i, form, key)
     whole = (call.cell.name, len(call.cell.states), str(key), binding.watched.summary)
     kernel = _made.get(whole)
     if kernel is None:
-        kernel = _make(call, i, form)
+        kernel = _make(call, i, form, binding)
         if len(_made) >= _REMEMBERED:
             _made.clear()
         _made[whole] = kernel
     binding.kernel = kernel
-    known.append(binding)
-    return kernel
+    return binding
 
 
-def _make(call: RecurrentCall, i: int, form: StepForm) -> Kernel | str:
+def _make(call: RecurrentCall, i: int, form: StepForm, binding: Binding) -> Kernel | str:
     """A checked kernel, or why there is none."""
     cell, weights, narrow = call.cell, call.weights[i], is_narrow(call)
     try:
@@ -124,7 +138,9 @@ def _make(call: RecurrentCall, i: int, form: StepForm) -> Kernel | str:
         if kernel.text not in _checked:
             parameters = parameters_of(weights, call.sites[i])
             starts = tuple(s[i] for s in call.states)
-            found = prepared(call, i, Bound(kernel, form, parameters), call.x[:1], None, starts)
+            found = prepared(
+                call, i, Bound(kernel, form, parameters, binding), call.x[:1], None, starts
+            )
             wrong = difference(*found)
             if wrong is not None:
                 reason = f"{wrong} differs from the generic loop"
@@ -166,7 +182,7 @@ def prepared(
     reset: Tensor | None = None,
 ) -> tuple[Direction, Tensors]:
     """Direction and tensors of a call, in float32 and contiguous."""
-    kernel, form, parameters = bound
+    kernel, form, parameters, _ = bound
     weights: Weights = call.weights[i]
     noise = weights.noise
     held: tuple[Any, ...] = ()

@@ -26,7 +26,6 @@ class GeneratedLayers:
     title = "C++ generated from the cell and its norms"
     rank = 95
     tasks: tuple[Task, ...] = ("layers",)
-    traces_norms = True
 
     def __init__(self) -> None:
         self._last = threading.local()
@@ -44,26 +43,17 @@ class GeneratedLayers:
         return found if isinstance(found, str) else None
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        from ln_zoo.kernels.generated.binding import prepared
-        from ln_zoo.kernels.generated.operator import run
+        bound = self.bound_to(call)
+        self._last.found = None  # the call's tensors
+        return run_bound(call, bound)
 
+    def bound_to(self, call: RecurrentCall) -> Sequence[Any]:
+        """The kernels of a call that it supports, for `run_bound`."""
         kept = getattr(self._last, "found", None)
-        self._last.found = None
         bound = kept[1] if kept is not None and kept[0] is call else self._bound(call)
         if isinstance(bound, str):
             raise RuntimeError(f"{call.cell.name} changed during its call: {bound}")
-
-        def direction(
-            i: int, x: Tensor, sizes: Sequence[int] | None, states: States, reset: Tensor | None
-        ) -> tuple[Tensor, States]:
-            output, final = run(*prepared(call, i, bound[i], x, sizes, states, reset))
-            # States keep the dtype of weights, so splitting a sequence does not round.
-            return output, tuple([state.to(call.weights[i].hh.dtype) for state in final])
-
-        dtype = product_dtype(call.x)
-        with no_autocast(call.x):
-            output, states = run_layers(direction, call._replace(x=call.x.float()))
-        return output.to(dtype), states
+        return bound
 
     def _bound(self, call: RecurrentCall) -> Any:
         """The kernels of all directions, kept for this call; or why there are none."""
@@ -77,6 +67,24 @@ class GeneratedLayers:
             found.append(bound)
         self._last.found = call, found
         return found
+
+
+def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States]:
+    """Run all layers and directions on their kernels (`ln_zoo.kernels.generated.binding.Bound`)."""
+    from ln_zoo.kernels.generated.binding import prepared
+    from ln_zoo.kernels.generated.operator import run
+
+    def direction(
+        i: int, x: Tensor, sizes: Sequence[int] | None, states: States, reset: Tensor | None
+    ) -> tuple[Tensor, States]:
+        output, final = run(*prepared(call, i, bound[i], x, sizes, states, reset))
+        # States keep the dtype of weights, so splitting a sequence does not round.
+        return output, tuple([state.to(call.weights[i].hh.dtype) for state in final])
+
+    dtype = product_dtype(call.x)
+    with no_autocast(call.x):
+        output, states = run_layers(direction, call._replace(x=call.x.float()))
+    return output.to(dtype), states
 
 
 def _unsupported(call: RecurrentCall) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.kernels.ctypes_arguments import addresses
+from ln_zoo.kernels.generated.engine import GeneratedLayers, run_bound
 from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.kernels.native.layers import Parameters, Prepared, without_tensors
 from ln_zoo.kernels.native.mixed_precision import MixedPrecision
@@ -85,6 +86,37 @@ class _KernelPlan:
         return self._run(call)
 
 
+class _GeneratedPlan:
+    """Runs generated kernels, as long as nothing changes that their traces depend on."""
+
+    def __init__(self, run: GeneratedLayers, call: RecurrentCall) -> None:
+        self._bound = run.bound_to(call)
+        self._call = without_tensors(call)
+
+    def check(self) -> None:
+        if not all(bound.unchanged() for bound in self._bound):
+            raise RuntimeError("an attribute of a norm or cell has changed")
+
+    def __call__(
+        self,
+        found: None,
+        x: Tensor,
+        starts: Sequence[int] | None,
+        states: States,
+        dropout: float,
+        training: bool,
+        noise: Sequence[Noise] | None,
+        reset: Tensor | None,
+    ) -> tuple[Any, States]:
+        call = self._call._replace(
+            x=x, states=states, dropout=dropout, training=training, reset=reset
+        )
+        if noise is not None:
+            pairs = zip(call.weights, noise, strict=True)
+            call = call._replace(weights=[w._replace(noise=n) for w, n in pairs])
+        return run_bound(call, self._bound)
+
+
 class _AutocastPlan:
     """Runs a plan in float32 and rounds its output to the dtype of autocast."""
 
@@ -99,6 +131,9 @@ class _AutocastPlan:
 
 
 def _plan_of(run: Runner, call: RecurrentCall) -> Plan:
+    if isinstance(run, GeneratedLayers):
+        return _GeneratedPlan(run, call)
+    call = call._replace(sites=())
     inner = run.kernel if isinstance(run, MixedPrecision) else run
     plan = Prepared(call) if isinstance(inner, NativeLayers) else _KernelPlan(inner, call)
     return plan if inner is run else _AutocastPlan(plan, product_dtype(call.x))
@@ -171,7 +206,13 @@ class CallCache:
 
 def _is_plannable(run: Runner, call: RecurrentCall) -> bool:
     """Whether a plan can run calls like this one, with padded inputs."""
-    if not call.cell.has_kernels or any(w.hr is not None for w in call.weights):
+    if any(w.hr is not None for w in call.weights):
+        return False
+    if isinstance(run, GeneratedLayers):
+        return call.x.dtype == torch.float32 and all(
+            w.hh.dtype == torch.float32 for w in call.weights
+        )
+    if not call.cell.has_kernels:
         return False
     norms = [record for records in call.records for record in records.values()]
     if not all(isinstance(norm, RowNorm) for norm in norms):

@@ -175,8 +175,9 @@ def test_changed_values_lead_to_a_new_trace(
 
 
 def test_values_that_change_with_each_call_are_refused(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(binding, "MOST_TRACES", 2)
     count = [0]
 
     def counted(a: Tensor) -> Tensor:
