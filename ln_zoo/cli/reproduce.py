@@ -8,7 +8,7 @@ from json import dumps
 from pathlib import Path
 from typing import Literal
 
-from ln_zoo.cli.commands import call
+from ln_zoo.cli.commands import Picture, call
 from ln_zoo.cli.sweep import sweep
 from ln_zoo.reproduction import claims
 from ln_zoo.reproduction.claims import Claim
@@ -29,34 +29,53 @@ def reproduce(
     gather: bool = False,
     recompute: bool = False,
     json: bool = False,
+    csv: Path | None = None,
+    plot: Picture | None = None,
+    theory: Path | None = None,
     write: Path | None = None,
 ) -> int:
-    """Lists the claims of the paper with our verdicts, or tests one.
+    """Lists the claims of the paper with their outcomes, or tests one.
 
-    With the name of a claim, runs the sweep that tests it and prints its verdict. If it is stopped,
+    With the name of a claim, runs the sweep that tests it and prints its outcome. If it is stopped,
     the same command resumes.
 
     Args:
         claim: name of the claim; default: list all
         size: size of the sweep
-        out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or no picture
+        out: folder of the sweep, or of the picture; default: sweeps/CLAIM-SIZE, or no picture. With
+            --csv, several folders separated by commas
         seeds: number of seeds, from the first of the claim's, or a list as for ln-zoo sweep; may be
             increased later
         jobs: runs at a time
         print_: run nothing, print one command per line, as in ln-zoo sweep
         gather: run nothing, judge the finished runs of a sweep
-        recompute: run nothing, judge all claims by the tables in docs/figures of the current folder
+        recompute: run nothing, compute all outcomes from the tables in docs/figures of the current
+            folder
         json: run nothing, print all claims with outcomes as JSON
-        write: run nothing, write the page of all claims to this path, and update the table in the
-            README.md of a parent folder, if it has one
+        csv: run nothing, write the curves of the finished runs of a primary outcome to this table,
+            with the time at which each began
+        plot: run nothing, draw all primary outcomes
+        theory: run nothing, compute the statements of theory and write them to this table
+        write: run nothing, write the page of all claims to this path, and the computed parts of
+            README.md and of the history, if a parent folder has them. If the current folder has
+            the tables, outcomes are computed from them first
 
     Returns:
-        The exit code: 0, also if a claim does not hold; 1 if a run failed, or a recomputed verdict
+        The exit code: 0, also if a claim does not hold; 1 if a run failed, or a recomputed outcome
         differs; 2 if the input is wrong and nothing was run; 128 plus the number of a signal.
     """
     if write:
-        for name, path in write_page(write).items():
-            print(f"{name}: {path}")
+        _write(write)
+    elif plot:
+        from ln_zoo.reproduction.forest import plot_forest
+
+        plot_forest(plot)
+    elif theory:
+        from ln_zoo.reproduction.theory import write_theory
+
+        write_theory(theory)
+    elif csv:
+        return _table(claim, out, csv)
     elif recompute:
         return _recompute()
     elif json:
@@ -84,7 +103,7 @@ def _test(
 ) -> int:  # fmt: skip
     if not shown:
         print(f"section {claim.section}: {claim.claim}")
-    if claim.rule.kind == "measured":
+    if not claim.sweep:
         if seeds is not None or jobs != 1:
             raise SweepError(f"{claim.name} is not a sweep: --seeds and --jobs do not apply")
         return _measure(claim, out, shown, gather)
@@ -96,7 +115,7 @@ def _test(
     code = 0
     if not gather:
         own = [f"--out={out}", f"--jobs={jobs}"]
-        own += ["--print"] if shown else [f"--baseline={claim.rule.baseline}"]
+        own += ["--print"] if shown else [f"--baseline={claim.baseline}"]
         code = call(sweep, "sweep", [*own, *claim.sweep_arguments(size, seeds)])
         if shown or code > 1:
             return code
@@ -105,14 +124,14 @@ def _test(
 
     folder = Path(out)
     try:
-        results = Results(existing_grid(folder), folder, claim.rule.baseline)
-        found = judge(results, claim.rule)
+        results = Results(existing_grid(folder), folder, claim.baseline)
+        found = judge(results, claim)
     except SweepError as error:
         if not code:
             raise
         print(f"ln-zoo reproduce: error: {error}", file=sys.stderr)
         return code
-    print(f"{claim.claim}: {found.text} ({size} size)")
+    print(f"{claim.claim}: {found.word}; {found.number}; pairs: {found.pairs} ({size} size)")
     kinds = [state.kind for state in results.states.values()]
     if left := len(kinds) - kinds.count(FINISHED):
         print(f"without {left} of {len(kinds)} runs, of which {kinds.count(FAILED)} failed")
@@ -121,7 +140,7 @@ def _test(
 
 def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
     if claim.command is None:
-        raise SweepError(f"{claim.name} has no command: {claim.verdict}. {claim.reason}".strip())
+        raise SweepError(f"{claim.name} has no command: {claim.words}. {claim.note}".strip())
     command, *words = shlex.split(claim.command)
     if out and command == "analyze":
         words.append(f"--out={Path(out, words[0])}.png")
@@ -135,33 +154,47 @@ def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
 
         if code := main([command, *words]):
             return code
-    print(f"rule: {claim.rule.words}")
-    print(f"our verdict: {claim.verdict}" + ("" if gather else "; this run is not judged"))
+    print(f"our outcome: {claim.words}" + ("" if gather else "; this run is not judged"))
     return 0
 
 
 def _recompute() -> int:
-    """Recompute verdicts from the tables in git; return 1 if one differs from claims.yaml."""
-    from ln_zoo.reproduction.evidence import recompute
+    """Compute outcomes from the tables in git; return 1 if one is not that of outcomes.json."""
+    from ln_zoo.reproduction.evidence import recompute_all
 
-    root = Path.cwd()
     same = True
-    for each in claims.claims():
-        for outcome in each.outcomes:
-            name = f"{each.name} ({outcome.size})"
-            if not outcome.data:
-                print(f"{name}: {outcome.verdict}; no table, {_source(each)}")
-                continue
-            found = recompute(each.rule, outcome, root)
-            agrees = found.verdict == outcome.verdict and found.seeds == outcome.seeds
-            same &= agrees
-            differs = "" if agrees else f" BUT claims.yaml: {outcome.verdict}, {outcome.seeds}"
-            print(f"{name}: {found.text}{differs}")
+    for name, found in recompute_all(Path.cwd()).items():
+        kept = claims.outcomes().get(name, claims.Outcome())
+        same &= found == kept
+        differs = "" if found == kept else f" BUT outcomes.json: {kept.word}, {kept.number}"
+        kind = "judged" if found.judged else "exploratory"
+        pairs = f"; pairs: {found.pairs}, {kind}" if found.pairs else ""
+        print(f"{name}: {found.word}; {found.number}{pairs}{differs}")
     return 0 if same else 1
 
 
-def _source(claim: Claim) -> str:
-    return f"run `ln-zoo {claim.command}`" if claim.command else "see its page"
+def _write(path: Path) -> None:
+    stored = Path("ln_zoo/reproduction/outcomes.json")
+    if stored.is_file() and Path("docs/figures").is_dir():
+        from ln_zoo.reproduction.evidence import write_outcomes
+
+        write_outcomes(Path.cwd(), stored)
+        claims.outcomes.cache_clear()
+    for name, written in write_page(path).items():
+        print(f"{name}: {written}")
+
+
+def _table(claim: str | None, out: str | None, csv: Path) -> int:
+    if claim is None or out is None:
+        raise SweepError("--csv needs the name of a claim and --out with the folders of its sweeps")
+    rows = [row for row in _named(claim).rows if row.primary]
+    if not rows:
+        raise SweepError(f"{claim} has no primary outcome")
+    from ln_zoo.reproduction.judge import write_judged
+
+    number = write_judged([Path(each) for each in out.split(",")], rows[0].judged["metric"], csv)
+    print(f"{csv}: {number} runs")
+    return 0
 
 
 def _list() -> None:
@@ -172,11 +205,12 @@ def _list() -> None:
     console = Console()
     wide = console.width >= 120
     table = Table(caption="in words, with reasons: docs/results/claims.md", caption_justify="left")
-    for head in ("claim", "§", *(["what"] if wide else []), "size", "verdict"):
-        table.add_column(head)
+    for head in ("claim", "§", *(["what"] if wide else []), "compared", "outcome"):
+        table.add_column(head, no_wrap=head == "claim")
     for each in claims.claims():
-        for outcome in each.outcomes or (None,):
+        for row, outcome in zip(each.rows, each.outcomes, strict=True):
             words = [each.claim] if wide else []
-            ends = [outcome.size, outcome.verdict] if outcome else ["", claims.NOT_TESTED]
-            table.add_row(*map(Text, (each.name, each.section, *words, *ends)))
+            kind = "" if outcome.judged or row.kind == "theory" else " (exploratory)"
+            word = outcome.word + (kind if outcome.number else "")
+            table.add_row(*map(Text, (each.name, each.section, *words, row.of, word)))
     console.print(table)

@@ -29,8 +29,8 @@ from ln_zoo.ops import (
 )
 from ln_zoo.utils.checks import check_at_least, check_choice, check_optional, check_positive
 
-#: Numbers that place a grid of filters.
-_ATTENTION = 5
+#: Numbers that place a grid of filters, and the place of log delta~ among them.
+_ATTENTION, _LOG_STRIDE = 5, 3
 #: Of ``log_clamp``: squares of strides in units of sigma reach exp(3 log_clamp) times thousands.
 _LARGEST_LOG = 20.0
 
@@ -93,6 +93,11 @@ class DRAWNetwork(nn.Module):
         init_std: standard deviation of all initial weights, with biases 0 (released code: 0.01).
             ``None``: torch's initial values, except for the map to the latents (0.01, biases 0),
             since a large KL divergence would result.
+        read_stride_bias: initial bias of the read's log stride, log delta~. No source states it.
+            ``None``: see ``init_std``. From a bias near 0 the filters span the image, so those of
+            ``read_size`` 2 lie in its corners, which are blank in MNIST: until a run happens to
+            shrink the stride, the encoder sees a constant (``docs/results/draw.md``). With -1
+            they lie inside the image.
 
     Parameters: as `LSTMCell` under ``encoder.`` and ``decoder.``; ``posterior`` (2Z, H),
     means first; ``read`` and ``write`` (5, H) in the order g~_X, g~_Y, log sigma^2, log delta~, log
@@ -101,8 +106,8 @@ class DRAWNetwork(nn.Module):
 
     Raises:
         ValueError: for sizes below 1, an unknown name in ``normalize``, an unknown ``filter_norm``,
-            a ``filter_eps`` or ``init_std`` that is not positive, or a ``log_clamp`` outside
-            (0, 20].
+            a ``filter_eps`` or ``init_std`` that is not positive, a ``log_clamp`` outside (0, 20],
+            or a ``read_stride_bias`` beyond ``log_clamp`` or without a ``read_size``.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -131,6 +136,7 @@ class DRAWNetwork(nn.Module):
         filter_eps: float = 1e-8,
         log_clamp: float = 10.0,
         init_std: float | None = None,
+        read_stride_bias: float | None = None,
     ) -> None:
         super().__init__()
         check_at_least(
@@ -144,10 +150,22 @@ class DRAWNetwork(nn.Module):
                 f"log_clamp must be positive and at most {_LARGEST_LOG}, beyond which filters "
                 f"leave the range of float32; got {log_clamp!r}"
             )
+        if read_stride_bias is not None:
+            if read_size is None:
+                raise ValueError(
+                    f"read_stride_bias={read_stride_bias!r} needs a read_size: without one, images "
+                    "are read whole"
+                )
+            if not abs(read_stride_bias) <= log_clamp:
+                raise ValueError(
+                    f"read_stride_bias must lie within log_clamp={log_clamp!r} of 0, got "
+                    f"{read_stride_bias!r}"
+                )
         self.height, self.width = height, width
         self.hidden_size, self.latent_size = hidden_size, latent_size
         self.read_size, self.write_size = read_size, write_size
         self.forget_bias, self.init_std = forget_bias, init_std
+        self.read_stride_bias = read_stride_bias
         self.filter_norm, self.filter_eps, self.log_clamp = filter_norm, filter_eps, log_clamp
         norm = Identity() if norm is None else norm
         if normalize is None:
@@ -194,6 +212,9 @@ class DRAWNetwork(nn.Module):
                 init.normal_(parameter, std=0.01 if self.init_std is None else self.init_std)
             else:
                 init.zeros_(parameter)
+        if self.read_stride_bias is not None:
+            assert self.read is not None
+            self.read.bias[_LOG_STRIDE] = self.read_stride_bias
         for cell in (self.encoder, self.decoder):
             if self.forget_bias is not None:
                 set_forget_bias(cell, self.forget_bias)

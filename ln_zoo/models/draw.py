@@ -82,6 +82,9 @@ class DRAW(ZooModule):
             in `Bowman et al. (2016) <https://arxiv.org/abs/1511.06349>`_, section 3.1; not in the
             paper. Default 0: the loss is the bound. Without a warm-up, some seeds only learn the
             mean of all images (``docs/results/draw.md``).
+        read_stride_bias: initial bias of the read's log stride; no source states it. ``None``, as
+            the published models: from ``init_std``. With -1 the read window starts inside the
+            image, and every seed that was tried learns; see `ln_zoo.layers.DRAWNetwork`.
 
     Example:
         >>> model = DRAW(image_size=(8, 8), glimpses=3, hidden_size=16, latent_size=4)
@@ -127,6 +130,7 @@ class DRAW(ZooModule):
         eval_seed: int = 0,
         compile_mode: str | None = None,
         kl_warmup: int = 0,
+        read_stride_bias: float | None = None,
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
@@ -145,6 +149,7 @@ class DRAW(ZooModule):
             forget_bias=forget_bias, learn_initial_state=learn_initial_state,
             learn_initial_canvas=learn_initial_canvas, filter_norm=filter_norm,
             filter_eps=filter_eps, log_clamp=log_clamp, init_std=init_std,
+            read_stride_bias=read_stride_bias,
         )  # fmt: skip
         if compile_mode is not None:
             self.network.compile_glimpse(compile_mode)

@@ -1,6 +1,7 @@
-"""The claims of the paper as data: rule, sweep and outcome of each.
+"""The claims of the paper as data: what is compared, on which table, and its outcome here.
 
-Reads ``claims.yaml``, which ``tests/reproduction/test_claims.py`` checks.
+Reads ``claims.yaml``, which defines the keys, and ``outcomes.json``, which `ln-zoo reproduce
+--write` computes from the tables in git. The rules are those of ``docs/results/protocol.md``.
 
     >>> claim("draw-speed").quote
     'It highlights the speedup benefit of applying layer normalization that the layer normalized...'
@@ -9,96 +10,111 @@ Reads ``claims.yaml``, which ``tests/reproduction/test_claims.py`` checks.
 from __future__ import annotations
 
 import functools
+import json
 import shlex
-from dataclasses import dataclass, field
-from datetime import date
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from importlib.resources import files
 from typing import Any
 
 from ln_zoo.sweeps.grid import parse_seeds
 from ln_zoo.utils import schema
 from ln_zoo.utils.package_data import read_data
 
-HOLDS, IN_PART, DOES_NOT_HOLD = "holds", "holds in part", "does not hold"
-UNDECIDED = "undecided"
-#: Verdict of a claim without an outcome.
-NOT_TESTED = "not yet tested"
-#: In the order of the tables.
-VERDICTS = (HOLDS, IN_PART, DOES_NOT_HOLD, UNDECIDED)
-#: Sizes of the sweeps.
+#: Words of a comparison, and of a statement of theory.
+BETTER, SAME, WORSE, UNDECIDED = WORDS = ("better", "same", "worse", "undecided")
+CONFIRMED, IN_PART, REFUTED = THEORY = ("confirmed", "in part", "refuted")
+NOT_MEASURED = "not measured"
+#: Groups of claims, counted apart.
+GROUPS = ("experiment", "mechanism", "theory")
+#: Sizes of the sweeps, and sizes and lengths of runs.
 SIZES = ("paper", "reduced")
-#: Kinds that look at curves, not at test scores.
-OF_CURVES = ("faster", "own_best", "lower_best")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a claim is decided; the head of ``claims.yaml`` defines the kinds."""
-
-    kind: str
-    metric: str = ""  #: of the curves (`OF_CURVES`) or of the test
-    norm: str = ""  #: subject of the claim
-    baseline: str = ""  #: norm that it is compared with
-    setting: str = ""  #: for ``grows``: the option with which the lead of the norm grows
-    less: str = ""  #: the value with the smaller claimed lead
-    more: str = ""  #: the value with the larger claimed lead
-    margin: float = 0.0  #: for ``comparable``: largest difference that counts as none
-    log_odds: bool = False  #: for ``grows``: whether leads in points and log-odds must agree
-    value: float | None = None  #: for ``own_best``: the paper's ratio
-    matters: float | None = None  #: smallest effect of interest; for ``faster`` a ratio
-    says: str = ""  #: for ``measured``: the rule as text
-
-    @property
-    def words(self) -> str:
-        """The rule as a sentence."""
-        words: str = content()["kinds"][self.kind].format(self)
-        if self.log_odds:
-            words += ", in points and in log-odds"
-        if self.matters:
-            unit = " times the speed" if self.kind == "faster" else ""
-            words += f". An effect of {self.matters:g}{unit} matters"
-        return f"{words}."
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a claim at one size."""
+    """What the table of a comparison gives; `ln_zoo.reproduction.evidence` computes it."""
 
-    verdict: str  #: one of `VERDICTS`
-    size: str  #: ``"paper"`` or ``"reduced"``
-    seeds: int | None  #: their number; None if the outcome depends on none
-    number: str  #: effect with its interval
-    runs: str  #: dates of the runs
-    #: Table in git that it is computed from; see `ln_zoo.reproduction.evidence`.
-    data: dict[str, Any] = field(default_factory=dict, hash=False)
-    missing: str = ""  #: what would decide an undecided one, and its cost
-    interval: list[float] | None = field(default=None, hash=False)  #: of the effect
-    readme: bool = False  #: whether README.md has its row
+    word: str = NOT_MEASURED  #: one of `WORDS` or `THEORY`; with Holm's correction if judged
+    number: str = ""  #: the effect with its 95 % interval, as text
+    pairs: int | None = None  #: pairs of runs
+    judged: bool = False  #: whether all runs began after the protocol; otherwise exploratory
+    uncorrected: str = ""  #: the word without Holm's correction
+    estimate: float | None = None  #: a ratio for speeds; above 1, or above 0, favours the claim
+    low: float | None = None  #: lower end of the interval
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of a claim; ``claims.yaml`` defines the keys."""
+
+    kind: str  #: ``speed``, ``end``, ``theory``, ``tasks``, or ``none`` without a table
+    of: str = ""  #: what sets it apart from other rows of the claim
+    file: str | list[str] = ""
+    norm: Any = ""
+    baseline: Any = ""
+    metric: str = ""
+    target: float | str = ""
+    x: str = "step"
+    score: str = "last"
+    lower: bool = True
+    scale: float = 1.0
+    log: bool = False
+    margin: float = 0.0
+    where: dict[str, Any] = field(default_factory=dict, hash=False)
+    tasks: dict[str, list[str]] = field(default_factory=dict, hash=False)
+    claimed: str = BETTER  #: the paper's word
+    size: str = "reduced"
+    length: str = "reduced"
+    runs: str = ""  #: dates of the runs
+    primary: str = ""  #: name of the primary outcome in the protocol
+    #: What takes the place of its keys once its table of judged runs is there, with ``pairs``.
+    judged: dict[str, Any] = field(default_factory=dict, hash=False)
+    floor: float | None = None
+    command: str = ""  #: what measures it, for ``none``
+    old: str = ""  #: verdict of 2026-11-28, by the rules of 2026-11-27
+    because: str = ""  #: why it changed
 
     @property
     def files(self) -> list[str]:
         """Tables in git that it is computed from."""
-        groups = self.data.get("tasks", {}).values()
-        tables = [self.data, *(task for tasks in groups for task in tasks.values())]
-        found = [table["file"] for table in tables if "file" in table]
-        return [file for each in found for file in ([each] if isinstance(each, str) else each)]
+        names = [self.file] if isinstance(self.file, str) else self.file
+        return [f"docs/figures/{name}" for name in names if name]
+
+    def as_judged(self) -> Comparison:
+        """The comparison of the judged runs."""
+        own = {name: value for name, value in self.judged.items() if name != "pairs"}
+        return replace(self, **own, where={}, command="")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper; the attributes are the keys of ``claims.yaml``."""
+    """One claim of the paper; ``claims.yaml`` defines the keys."""
 
     name: str
     section: str
     quote: str
     claim: str
     page: str
-    fixed: date
-    known: str
-    rule: Rule
-    outcomes: tuple[Outcome, ...]
-    reason: str
+    rows: tuple[Comparison, ...]
+    group: str = "experiment"
+    note: str = ""
     sweep: dict[str, str] = field(default_factory=dict, hash=False)
+    norm: str = ""  #: of the sweep; default of the rows, as are the next two
+    baseline: str = ""
+    metric: str = ""
     command: str | None = None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcome of each row."""
+        return [outcomes().get(key(self, row), Outcome()) for row in self.rows]
+
+    @property
+    def words(self) -> str:
+        """The distinct words of all rows."""
+        return ", ".join(dict.fromkeys(each.word for each in self.outcomes))
 
     @property
     def commands(self) -> list[str]:
@@ -108,7 +124,8 @@ class Claim:
             own, dashes, options = self.sweep[size].partition(" -- ")
             out = f"--out sweeps/{self.name}-{size}"
             found.append(f"ln-zoo sweep {own} {out}{dashes}{options}  # {size}")
-        return found + ([f"ln-zoo {self.command}"] if self.command else [])
+        found += [f"ln-zoo {self.command}"] if self.command else []
+        return found + [f"{row.command}  # {row.of}" for row in self.rows if row.command]
 
     def sweep_arguments(self, size: str, seeds: str | None = None) -> list[str]:
         """Arguments of the sweep of a size, but for its folder.
@@ -124,14 +141,10 @@ class Claim:
             words[place] = seeds
         return words
 
-    @property
-    def verdict(self) -> str:
-        """The verdict of each size, as text."""
-        if not self.outcomes:
-            return NOT_TESTED
-        if len(self.outcomes) == 1:
-            return self.outcomes[0].verdict
-        return ", ".join(f"{each.verdict} ({each.size})" for each in self.outcomes)
+
+def key(claim: Claim, row: Comparison) -> str:
+    """The name of a row in ``outcomes.json``."""
+    return f"{claim.name}: {row.of}" if row.of else claim.name
 
 
 def content() -> dict[str, Any]:
@@ -139,10 +152,27 @@ def content() -> dict[str, Any]:
     return read_data("reproduction/claims.yaml")
 
 
+def protocol_date() -> datetime:
+    """The time from which on runs are judged."""
+    return datetime.fromisoformat(content()["protocol"])
+
+
 @functools.cache
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the file."""
-    return tuple(schema.read(Claim, each, "claims.yaml") for each in content()["claims"])
+    found = []
+    for each in content()["claims"]:
+        shared = {name: each[name] for name in ("norm", "baseline", "metric") if name in each}
+        rows = [shared | row for row in each["rows"]]
+        found.append(schema.read(Claim, each | {"rows": rows}, "claims.yaml"))
+    return tuple(found)
+
+
+@functools.cache
+def outcomes() -> dict[str, Outcome]:
+    """The outcomes by `key`, as they were last computed from the tables."""
+    text = files("ln_zoo").joinpath("reproduction/outcomes.json").read_text(encoding="utf-8")
+    return {name: Outcome(**values) for name, values in json.loads(text).items()}
 
 
 def claim(name: str) -> Claim:
@@ -151,23 +181,19 @@ def claim(name: str) -> Claim:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every claim with each of its outcomes, as plain values."""
+    """Every row of every claim with its outcome, as plain values."""
     return [
         {
-            **{key: getattr(each, key) for key in ("name", "section", "quote", "claim")},
-            "rule": each.rule.words,
-            "rule_date": str(each.fixed),
-            "known": each.known,
-            "verdict": outcome.verdict,
-            "scale": outcome.size or None,
-            "size": outcome.size or None,  # deprecated in 0.2: use `scale`
-            "seeds": outcome.seeds,
-            "number": outcome.number or None,
-            "interval": outcome.interval,
-            "runs_date": outcome.runs or None,
-            "data": outcome.files,
-            "missing": outcome.missing or None,
+            **{
+                name: getattr(each, name) for name in ("name", "section", "group", "quote", "claim")
+            },
+            **{name: getattr(row, name) for name in ("of", "kind", "claimed", "size", "length")},
+            "primary": row.primary or None,
+            "runs_date": row.runs or None,
+            "data": (row.as_judged() if outcome.judged else row).files,
+            "command": row.command or None,
+            **asdict(outcome),
         }
         for each in claims()
-        for outcome in each.outcomes or (Outcome(NOT_TESTED, "", None, "", ""),)
+        for row, outcome in zip(each.rows, each.outcomes, strict=True)
     ]

@@ -1,97 +1,201 @@
-"""The page of all claims, and the table of them in a README."""
+"""The page of all claims, its part of a README, and the table of old and new verdicts."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ln_zoo.reproduction.claims import (
-    DOES_NOT_HOLD,
-    HOLDS,
     IN_PART,
-    NOT_TESTED,
+    NOT_MEASURED,
     UNDECIDED,
-    VERDICTS,
+    Claim,
+    Comparison,
+    Outcome,
     claims,
     content,
 )
 from ln_zoo.utils.package_data import render_template
 
-#: Path of the page of all claims in the repository.
-PAGE = "docs/results/claims.md"
-#: Between these lines of a README stands the table.
+#: Paths in the repository.
+PAGE, HISTORY = "docs/results/claims.md", "docs/results/protocol_history.md"
+PICTURE = "docs/figures/claims.png"
+#: Between these lines of a README, and of the history, stands what is computed.
 MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
+_Entry = tuple[Claim, Comparison, Outcome]
+
+
+def entries(group: str = "") -> list[_Entry]:
+    """All rows with their outcomes, of all groups or of one."""
+    return [
+        (claim, row.as_judged() if outcome.judged else row, outcome)
+        for claim in claims()
+        if group in ("", claim.group)
+        for row, outcome in zip(claim.rows, claim.outcomes, strict=True)
+    ]
+
+
+def stands(row: Comparison, word: str) -> str:
+    """How a word stands to the paper's: ``as claimed``, ``against``, or as the word says."""
+    if word in (UNDECIDED, NOT_MEASURED, IN_PART):
+        return word
+    return "as claimed" if word == row.claimed else "against"
 
 
 def claims_page(folder: str = "") -> str:
     """The page of all claims, in Markdown, with links relative to a folder of the repository."""
     return render_template(
         "reproduction/templates/claims.md.jinja",
-        {
-            "link": lambda path: posixpath.relpath(path, folder or "."),
-            "name": posixpath.basename,
-        },
-        claims=claims(),
-        count=_count(),
-        introduction=content()["page"].strip(),
+        _filters(folder),
+        claims=[[claim, [each for each in entries() if each[0] is claim]] for claim in claims()],
+        answers=answers(),
+        primary=[each for each in entries() if each[1].primary],
+        other=[each for each in entries("experiment") if not each[1].primary],
+        mechanism=entries("mechanism"),
+        theory=entries("theory"),
         page_path=PAGE,
-        not_tested=NOT_TESTED,
+        picture=PICTURE,
     )
 
 
-def readme_table() -> str:
-    """Rows marked ``readme``, by verdict, as a Markdown table with links from the root."""
-    rows = [(each, o) for each in claims() for o in each.outcomes if o.readme]
-    rows.sort(key=lambda row: VERDICTS.index(row[1].verdict))
-    return render_template(
-        "reproduction/templates/claims_readme.md.jinja",
-        {"name": posixpath.basename},
-        rows=rows,
-        count=_count(),
-        page_path=PAGE,
-    ).strip()
+def readme_part() -> str:
+    """The picture and three sentences, with links from the root."""
+    text = "\n\n".join(answers())
+    alt = "Forest plot: speed of layer norm in each experiment, with 95 % intervals"
+    return f"[![{alt}]({PICTURE})]({PAGE})\n\n{text}"
 
 
-def _count() -> str:
-    rows = [each for claim in claims() for each in claim.outcomes]
-    count = Counter(each.verdict for each in rows)
-    left = sum(not each.outcomes for each in claims())
-    reduced = sum(each.size == "reduced" for each in rows)
-    text = (
-        f"{len(claims())} claims, {len(rows)} tests, {reduced} of them at a reduced size: "
-        f"{count[HOLDS]} hold, {count[IN_PART]} in part, {count[DOES_NOT_HOLD]} do not hold, "
-        f"{count[UNDECIDED]} are undecided."
-    )
-    return text + (f" Claims not yet tested: {left}." if left else "")
+def answers() -> list[str]:
+    """What holds, what does not, and what nobody knows yet: a sentence each."""
+    primary = [each for each in entries() if each[1].primary]
+    judged = [each for each in primary if each[2].judged]
+    waiting = [each for each in primary if not each[2].judged]
+    other = [each for each in entries("experiment") if not each[1].primary]
+    theory, total = entries("theory"), content()["primary"]
+    unmeasured = [each for each in other if each[2].word == NOT_MEASURED]
+    unmeasured += [each for each in entries("mechanism") if each[2].word == NOT_MEASURED]
+    whole = [each for each in primary if each[1].size == each[1].length == "paper"]
+    held = _those(judged, "as claimed")
+    parts = [
+        [
+            f"fresh runs decide {len(held)} of {total} experiments as the paper says{_named(held)}",
+            _part("exploratory runs agree with it in {}", _those(waiting, "as claimed")),
+            _part("confirmed statements of theory are {}", _those(theory, "as claimed")),
+        ],
+        [
+            _part("fresh runs decide against the paper in {}", _those(judged, "against")),
+            _part("exploratory runs disagree in {}", _those([*waiting, *other], "against")),
+            _part("statements of theory that are wrong, or right in part, are {}",
+                  _those(theory, "against", IN_PART)),
+        ],
+        [
+            _part("fresh runs left {} undecided", _those(judged, UNDECIDED)),
+            _part("experiments without fresh runs are {}", waiting),
+            _part("not measured at all are {}", unmeasured),
+            f"{len(whole)} of {total} experiments have the paper's network, data and length",
+        ],
+    ]  # fmt: skip
+    heads = ("What holds", "What does not", "What nobody knows yet")
+    return [
+        f"**{head}:** {'; '.join(filter(None, each))}."
+        for head, each in zip(heads, parts, strict=True)
+    ]
 
 
-def with_table(readme: str) -> str:
-    """A README with the table of claims as it is now."""
+def _those(found: Sequence[_Entry], *kinds: str) -> list[_Entry]:
+    return [each for each in found if stands(each[1], each[2].word) in kinds]
+
+
+def _part(text: str, found: Sequence[_Entry]) -> str:
+    return text.format(_named(found)[2:-1]) if found else ""
+
+
+def _named(found: Sequence[_Entry]) -> str:
+    """Their names in parentheses; nothing for none."""
+    names = dict.fromkeys(f"`{row.primary or claim.name}`" for claim, row, _ in found)
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _filters(folder: str) -> dict[str, Callable[..., str]]:
+    return {
+        "link": lambda path: posixpath.relpath(path, folder or "."),
+        "name": posixpath.basename,
+    }
+
+
+def history() -> str:
+    """Old and new verdict of every row, and their counts."""
+    old = [each for each in entries() if each[1].old]
+    columns = {
+        "rules of 2026-11-27": Counter(row.old for _, row, _ in old),
+        "protocol": Counter(stands(row, o.word) for _, row, o in entries()),
+        "protocol without Holm": Counter(
+            stands(row, o.uncorrected or o.word) for _, row, o in entries()
+        ),
+    }
+    kinds = {
+        "holds": ("holds", "as claimed"),
+        "in part": ("holds in part", IN_PART),
+        "does not hold": ("does not hold", "against"),
+        UNDECIDED: (UNDECIDED,),
+        NOT_MEASURED: (NOT_MEASURED,),
+    }
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for kind, words in kinds.items():
+        counts = [str(sum(count[word] for word in words)) for count in columns.values()]
+        lines.append(f"| {kind} | {' | '.join(counts)} |")
+    judged = sum(outcome.judged for *_, outcome in entries())
+    lines.append(f"| judged, of all these | 0 | {judged} | {judged} |")
+    lines += [
+        "",
+        "| claim | comparison | before | now | without Holm | reason |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += list(_changes())
+    return "\n".join(lines)
+
+
+def _changes() -> Iterator[str]:
+    for claim, row, outcome in entries():
+        judged = "" if outcome.judged or claim.group == "theory" else ", exploratory"
+        word = outcome.word + (judged if outcome.number else "")
+        reason = row.because or ("unchanged" if row.old else "added")
+        words = [row.old or "-", word, outcome.uncorrected or outcome.word, reason]
+        yield f"| [{claim.name}](claims.md#{claim.name}) | {row.of} | {' | '.join(words)} |"
+
+
+def with_part(text: str, part: str) -> str:
+    """A text with its computed part as it is now."""
     first, last = MARKS
     return re.sub(
         f"{re.escape(first)}.*?{re.escape(last)}",
-        lambda _: f"{first}\n{readme_table()}\n{last}",
-        readme,
+        lambda _: f"{first}\n{part}\n{last}",
+        text,
         flags=re.DOTALL,
     )
 
 
 def write_page(path: Path) -> dict[str, Path]:
-    """Writes the page, and the table into the README.md of the nearest folder above that has one.
+    """Write the page, and the computed parts of the README and the history beside it, if there.
 
-    Returns the written files: ``table``, if there is such a README, and ``page``, if ``path`` is
-    another file.
+    The README is that of the nearest folder above that has the marks. Returns the written files.
     """
     path = path.absolute()
     written, folder = {}, ""
     for parent in path.parents:
         readme = parent / "README.md"
         if readme.is_file() and MARKS[0] in (text := readme.read_text(encoding="utf-8")):
-            readme.write_text(with_table(text), encoding="utf-8")
-            written["table"] = readme
+            readme.write_text(with_part(text, readme_part()), encoding="utf-8")
+            written["README"] = readme
             folder = path.parent.relative_to(parent).as_posix()
+            past = parent / HISTORY
+            if past.is_file():
+                text = past.read_text(encoding="utf-8")
+                past.write_text(with_part(text, history()), encoding="utf-8")
+                written["history"] = past
             break
     if path not in written.values():
         path.write_text(claims_page(folder), encoding="utf-8")

@@ -1,163 +1,269 @@
-"""Verdicts recomputed from the tables in git, ``data`` in ``claims.yaml``.
+"""Outcomes of the comparisons in ``claims.yaml``, from tables in git or from a sweep.
 
-A table has one row for each run, or for each run and update. Its column ``seed`` (or ``run``, the
-number of a run within its label) identifies pairs. The keys of ``data``:
-
-- ``file``: path of the table from the root of the repository, or several with the same columns;
-- ``norm``, ``baseline``: values in the column ``label``, ``norm`` or ``method``; default: from the
-  rule;
-- ``where``: required values of other columns;
-- ``metric``: column, or a sum such as ``100*a+b``; default: the metric of the rule. The last row
-  of a run has its score;
-- ``start``: for curves that were logged late, the value of an untrained network;
-- ``scale``: factor of the column, such as 100 for fractions in points.
-
-Keys of ``measured`` alone:
-
-- ``groups``: a column; the rule holds if it holds in each group;
-- ``test``: ``below``, ``above``, ``within`` (``margin`` of 0) or ``at_most`` (``margin``), for the
-  paired difference of the metric; or ``each_below`` (``margin``), for each score of the norm;
-- ``log``: whether to take the log of the metric first;
-- ``tasks``: two groups of tasks by name, each with ``file``, ``norm``, ``baseline`` and ``metric``.
-  The rule holds if the log of the speed-up to 95 % of the baseline's improvement, mean over seeds,
-  is larger in the first group, by the 95 % interval of Welch's t over tasks.
+A table has a row for each run, or for each run and update. ``seed``, or ``run``, identifies pairs.
+A row of a run that is judged says in ``begun`` when it began.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ln_zoo.plots.comparison import Curve
-from ln_zoo.reproduction.claims import DOES_NOT_HOLD, HOLDS, UNDECIDED, Outcome, Rule
-from ln_zoo.reproduction.decisions import combine, decide, decide_margin
-from ln_zoo.reproduction.speed_ups import speeds
-from ln_zoo.reproduction.statistics import welch
-from ln_zoo.reproduction.verdicts import Finding, Scores, judge_rule, mean_leads
+from ln_zoo.reproduction.claims import (
+    BETTER,
+    CONFIRMED,
+    IN_PART,
+    NOT_MEASURED,
+    REFUTED,
+    UNDECIDED,
+    Comparison,
+    Outcome,
+    claims,
+    content,
+    key,
+    protocol_date,
+)
+from ln_zoo.reproduction.statistics import Verdict, decide, holm, welch
 from ln_zoo.sweeps.grid import SweepError
-from ln_zoo.sweeps.statistics import Difference, paired
+from ln_zoo.sweeps.speed import best_of, steps_to
 
-Row = dict[str, str]
+Row = Mapping[str, str]
 #: Columns with the method of a row.
 _METHODS = ("method", "norm", "label")
 #: Offset between the seeds of two files, whose runs differ.
 _SEED_OFFSET = 100_000
+#: Log of the margin of every speed, 0.8 to 1.25.
+SPEED_MARGIN = math.log(1.25)
+#: Runs with seeds below this are not judged.
+_FIRST_SEED = 100
 
 
-def recompute(rule: Rule, outcome: Outcome, root: Path) -> Finding:
-    """The verdict of a rule on the tables of an outcome."""
-    try:
-        return _judge(rule, outcome.data, root)
-    except (OSError, ValueError, KeyError) as error:
-        raise SweepError(f"{', '.join(outcome.files)}: {error}") from error
+def recompute_all(root: Path) -> dict[str, Outcome]:
+    """The outcome of every row, from the tables below ``root``.
+
+    Holm's correction is over the primary outcomes: over all of them for exploratory words, over the
+    judged ones for theirs.
+
+    Raises:
+        SweepError: for a table that is missing or lacks something, or a judged run that began
+            before the protocol or has a seed that is not fresh.
+    """
+    found: dict[str, tuple[Comparison, Outcome, Verdict | None]] = {}
+    for claim in claims():
+        for row in claim.rows:
+            try:
+                found[key(claim, row)] = row, *_outcome(row, root, found)
+            except (OSError, ValueError, KeyError) as error:
+                files = [*row.files, *row.as_judged().files] if row.judged else row.files
+                raise SweepError(f"{', '.join(dict.fromkeys(files))}: {error}") from error
+    primary = {name: (o, v) for name, (row, o, v) in found.items() if row.primary and v}
+    judged = {name: verdict for name, (outcome, verdict) in primary.items() if outcome.judged}
+    words = holm({name: verdict for name, (_, verdict) in primary.items()}, content()["primary"])
+    words |= holm(judged, content()["primary"])  # exploratory ones must not help
+    return {
+        name: replace(outcome, word=words.get(name, outcome.word))
+        for name, (_, outcome, _) in found.items()
+    }
 
 
-def _judge(rule: Rule, data: dict[str, Any], root: Path) -> Finding:
-    if "tasks" in data:
-        return _judge_tasks(data["tasks"], root)
-    rows = list(_rows(data, root))
-    names = data.get("norm", rule.norm), data.get("baseline", rule.baseline)
-    if rule.kind == "measured":
-        return _judge_measured(rows, names, data)
-    metric = data.get("metric", rule.metric)
-    return judge_rule(
-        rule,
-        names,
-        lambda name: _curves(rows, name, metric),
-        lambda name: _scores(rows, name, metric, data.get("scale", 1)),
-        lambda value, scale: _leads(rows, rule, value, scale),
-        data.get("start"),
+def _outcome(
+    row: Comparison, root: Path, found: Mapping[str, Any]
+) -> tuple[Outcome, Verdict | None]:
+    if row.judged and all((root / file).is_file() for file in row.as_judged().files):
+        return _judged(row.as_judged(), row.judged["pairs"], root)
+    if row.kind == "none":
+        return Outcome(), None
+    if row.kind == "tasks":
+        return _tasks(row, {name: outcome for name, (_, outcome, _) in found.items()}), None
+    rows = list(_rows(row, root))
+    return (_theory(rows), None) if row.kind == "theory" else compare(row, rows)
+
+
+def _judged(row: Comparison, pairs: int, root: Path) -> tuple[Outcome, Verdict | None]:
+    """The outcome of runs that the protocol covers; ValueError if it does not cover one."""
+    rows = list(_rows(row, root))
+    for each in rows:
+        if datetime.fromisoformat(each["begun"]) < protocol_date():
+            raise ValueError(f"a run began at {each['begun']}, before the protocol")
+        if int(each["seed"]) < _FIRST_SEED:
+            raise ValueError(
+                f"seed {each['seed']} is not fresh: judged ones start at {_FIRST_SEED}"
+            )
+    methods = [_curves(rows, method, row) for method in (row.norm, row.baseline)]
+    seeds = [sorted(each) for each in methods]
+    if seeds != [[*range(_FIRST_SEED, _FIRST_SEED + pairs)]] * 2:
+        raise ValueError(f"seeds {seeds[0]} and {seeds[1]}, where the protocol has {pairs} pairs")
+    outcome, verdict = compare(row, rows)
+    best = best_of(row.metric)
+    stuck = [
+        sum(best(curve.values()) > (row.floor or math.inf) for curve in each.values())
+        for each in methods
+    ]
+    if max(stuck) >= 2:
+        number = f"{stuck[0]} and {stuck[1]} runs never below {row.floor:g}"
+        return Outcome(UNDECIDED, number, pairs, True, UNDECIDED), None
+    return replace(outcome, judged=True), verdict
+
+
+def compare(row: Comparison, rows: Sequence[Row]) -> tuple[Outcome, Verdict]:
+    """The outcome of a ``speed`` or ``end``, without correction, from rows of a table."""
+    if row.kind == "speed":
+        effects, rounding = speed_effects(row, rows)
+        verdict = decide(effects, SPEED_MARGIN, rounding)
+        show, number = math.exp, "{:.3g} times as fast"
+    else:
+        effects = end_effects(row, rows)
+        margin = math.log(row.margin) if row.log and row.margin else row.margin
+        verdict = decide(effects, margin)
+        show = math.exp if row.log else float
+        number = "{:.3g} times" if row.log else "{:+.3g}"
+    ends = [show(each) if each > -math.inf else 0.0 for each in _ends(verdict)]
+    text = number.format(ends[0]) if math.isfinite(ends[0]) else "one of each pair misses"
+    if not math.isnan(verdict.low):
+        sign = "" if row.kind == "speed" or row.log else "+"
+        text += f" ({ends[1]:{sign}.3g} to {ends[2]:{sign}.3g})"
+    text = text.replace("inf", "no bound")
+    if misses := sum(map(math.isinf, effects)):
+        text += f", {misses} of {len(effects)} pairs with a miss"
+    kept = [round(each, 5) if math.isfinite(each) else None for each in ends]
+    word = verdict.word()
+    return Outcome(word, text, len(effects), False, word, *kept), verdict
+
+
+def _ends(verdict: Verdict) -> tuple[float, float, float]:
+    return verdict.estimate, verdict.low, verdict.high
+
+
+def speed_effects(row: Comparison, rows: Sequence[Row]) -> tuple[list[float], float]:
+    """Log ratios of the baseline's updates to the target over the norm's, and their rounding.
+
+    Infinite if one run of a pair misses the target, and 0 if both do. A pair is left out if one run
+    ended before the other reached the target. ``target: own`` is each run's own best value.
+    """
+    own, base = (_curves(rows, each, row) for each in (row.norm, row.baseline))
+    effects, variances = [], []
+    for seed in _shared(own, base):
+        curves = own[seed], base[seed]
+        first, second = (_steps(curve, row) for curve in curves)
+        if math.isinf(first) and math.isinf(second):
+            effects.append(0.0)
+            continue
+        # What a run would have reached after its end is unknown.
+        ends = max(curves[0]), max(curves[1])
+        if (first > ends[0] and second > ends[0]) or (second > ends[1] and first > ends[1]):
+            continue
+        effects.append(math.log(max(second, 1)) - math.log(max(first, 1)))
+        variances.append(_rounding(curves[0], first) + _rounding(curves[1], second))
+    return effects, math.sqrt(statistics.fmean(variances)) if variances else 0.0
+
+
+def _steps(curve: Curve, row: Comparison) -> float:
+    target = best_of(row.metric)(curve.values()) if row.target == "own" else float(row.target)
+    return steps_to(curve, row.metric, target)
+
+
+def _rounding(curve: Curve, step: float) -> float:
+    """Variance of log(step), uniform since the previous score."""
+    before = max((place for place in curve if place < step), default=0)
+    return ((step - before) / step) ** 2 / 12 if math.isfinite(step) and step else 0.0
+
+
+def end_effects(row: Comparison, rows: Sequence[Row]) -> list[float]:
+    """Paired differences of a score, baseline from norm, positive where the norm is ahead.
+
+    A method is a label, a number to compare with, or a list of conditions on columns, over whose
+    rows the score is averaged; a list of two such lists is their difference.
+    """
+    sign = -1 if row.lower else 1
+    if isinstance(row.baseline, (int, float)):
+        own = _scores(rows, row.norm, row)
+        return [sign * (score - row.baseline) for score in own.values()]
+    own, base = (_scores(rows, each, row) for each in (row.norm, row.baseline))
+    return [sign * (own[seed] - base[seed]) for seed in _shared(own, base)]
+
+
+def _scores(rows: Sequence[Row], method: Any, row: Comparison) -> dict[int, float]:
+    if isinstance(method, list):
+        first, second = (_scores(rows, each, row) for each in method)
+        return {seed: first[seed] - second[seed] for seed in first if seed in second}
+    scores: dict[int, list[float]] = {}
+    for each in _of(rows, method):
+        value = _value(each, row.metric)
+        if value is not None:
+            scores.setdefault(int(each["seed"]), []).append(value * row.scale)
+    best = min if row.lower else max
+    picks: dict[str, Callable[[list[float]], float]] = {
+        "last": lambda values: values[-1],
+        "best": lambda values: best(values),
+        "mean": statistics.fmean,
+    }
+    pick = picks[row.score]
+    found = {seed: pick(values) for seed, values in scores.items()}
+    return {seed: math.log(value) for seed, value in found.items()} if row.log else found
+
+
+def _tasks(row: Comparison, outcomes: Mapping[str, Outcome]) -> Outcome:
+    """Whether the log of the speed-up is larger in the first group of rows, by Welch's t."""
+    groups = [
+        [math.log(outcomes[name].estimate or math.nan) for name in names]
+        for names in row.tasks.values()
+    ]
+    found = welch(*groups)
+    number = f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+    word = BETTER if found.low > 0 else UNDECIDED
+    return Outcome(
+        word, number, None, False, word, *(round(x, 5) for x in (found.mean, found.low, found.high))
     )
 
 
-def _judge_tasks(groups: dict[str, dict[str, dict[str, Any]]], root: Path) -> Finding:
-    found = []
-    for tasks in groups.values():
-        found.append({name: _log_speed_up(task, root) for name, task in tasks.items()})
-    ends = welch(*([*each.values()] for each in found))
-    values = "; ".join(", ".join(f"{name} {v:.2f}" for name, v in each.items()) for each in found)
-    change = f"{ends.mean:+.2f} ({ends.low:+.2f} to {ends.high:+.2f})"
-    verdict = decide(ends.low, ends.high, "above")
-    return Finding(verdict, f"log of the speed-up: {values}: {change}", None)
+def _theory(rows: Sequence[Row]) -> Outcome:
+    """How many cases are as the paper says."""
+    agree = sum(each["agrees"] == "yes" for each in rows)
+    word = CONFIRMED if agree == len(rows) else IN_PART if agree else REFUTED
+    wrong = [f"{each['case']}: {each['measured']}" for each in rows if each["agrees"] != "yes"]
+    number = f"{agree} of {len(rows)} cases" + (f"; not {'; '.join(wrong)}" if wrong else "")
+    return Outcome(word, number)
 
 
-def _log_speed_up(task: dict[str, Any], root: Path) -> float:
-    rows, metric = list(_rows(task, root)), task["metric"]
-    own, baseline = (_curves(rows, task[name], metric) for name in ("norm", "baseline"))
-    (to_target,) = speeds(own, baseline, metric, targets=(0.95,))
-    return -statistics.fmean(to_target.logs)
+# Tables
 
 
-def _judge_measured(rows: list[Row], names: tuple[str, str], data: dict[str, Any]) -> Finding:
-    column, margin = data.get("groups"), data.get("margin", 0.0)
-    metric, scale = data["metric"], data.get("scale", 1)
-    if data["test"] == "each_below":
-        return _judge_each(_scores(rows, names[0], metric, scale), metric, margin)
-    verdicts, words, found = [], [], None
-    for group in dict.fromkeys(row[column] for row in rows) if column else [""]:
-        members = [row for row in rows if not column or row[column] == group]
-        scores = [_scores(members, name, metric, scale) for name in names]
-        if data.get("log"):
-            scores = [{seed: math.log(v) for seed, v in each.items()} for each in scores]
-        found = paired(*scores)
-        if found is None:
-            raise ValueError(f"no seed of both {names[0]} and {names[1]} {group}")
-        verdicts.append(_side(found, data["test"], margin))
-        words.append(f"{group} {_shown(found, bool(data.get('log')))}".strip())
-    assert found is not None
-    ends = (found.low, found.high) if len(words) == 1 and not math.isnan(found.low) else None
-    return Finding(combine(verdicts), "; ".join(words), found.number, ends)
-
-
-def _judge_each(scores: Scores, metric: str, bound: float) -> Finding:
-    values = sorted(scores.values())
-    verdict = UNDECIDED
-    if values[-1] < bound or values[0] >= bound:
-        verdict = HOLDS if values[0] < bound else DOES_NOT_HOLD
-    return Finding(verdict, f"{metric} {values[0]:.3g} to {values[-1]:.3g}", len(values))
-
-
-def _side(found: Difference, test: str, margin: float) -> str:
-    if test == "within":
-        return decide_margin(found.low, found.high, margin)
-    if test == "at_most":
-        return decide(found.low - margin, found.high - margin, "below")
-    return decide(found.low, found.high, test)
-
-
-def _shown(found: Difference, log: bool) -> str:
-    """A difference, or a ratio if the difference is of logs."""
-    change: Callable[[float], str] = (lambda v: f"{math.exp(v):.3g}") if log else "{:+.3g}".format
-    text = change(found.mean)
-    return (
-        text if math.isnan(found.low) else f"{text} ({change(found.low)} to {change(found.high)})"
-    )
-
-
-def _rows(data: dict[str, Any], root: Path) -> Iterable[Row]:
-    files = data["file"] if isinstance(data["file"], list) else [data["file"]]
-    for number, name in enumerate(files):
+def _rows(row: Comparison, root: Path) -> Iterable[dict[str, str]]:
+    for number, name in enumerate(row.files):
         with (root / name).open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row.get("state", "finished") != "finished":
+            for each in csv.DictReader(file):
+                if each.get("state", "finished") != "finished":
                     continue
-                if all(
-                    row[column] == str(value) for column, value in data.get("where", {}).items()
-                ):
-                    seed = int(row["seed" if "seed" in row else "run"])
-                    yield row | {"seed": str(number * _SEED_OFFSET + seed)}
+                if _fits(each, row.where):
+                    seed = int(each.get("seed", each.get("run", 0)))
+                    yield each | {"seed": str(number * _SEED_OFFSET + seed)}
 
 
-def _of(rows: list[Row], name: str) -> list[Row]:
-    for column in _METHODS:
-        found = [row for row in rows if row.get(column) == name]
-        if found:
-            return found
-    raise ValueError(f"no row of {name!r}")
+def _fits(row: Row, where: Mapping[str, Any]) -> bool:
+    return all(
+        row[column] in map(str, values if isinstance(values, list) else [values])
+        for column, values in where.items()
+    )
+
+
+def _of(rows: Sequence[Row], method: Any) -> list[Row]:
+    if isinstance(method, dict):
+        found = [row for row in rows if _fits(row, method)]
+    else:
+        found = next(
+            (kept for c in _METHODS if (kept := [row for row in rows if row.get(c) == method])), []
+        )
+    if not found:
+        raise ValueError(f"no row of {method!r}")
+    return found
 
 
 def _value(row: Row, metric: str) -> float | None:
@@ -170,29 +276,32 @@ def _value(row: Row, metric: str) -> float | None:
     return total
 
 
-def _curves(rows: list[Row], name: str, metric: str) -> dict[int, Curve]:
-    curves: dict[int, Curve] = {}
-    for row in _of(rows, name):
-        value = _value(row, metric)
-        if value is not None:
-            place = int(row["step" if "step" in row else "epoch"])
-            curves.setdefault(int(row["seed"]), {})[place] = value
+def _curves(rows: Sequence[Row], method: Any, row: Comparison) -> dict[int, Any]:
+    curves: dict[int, dict[float, float]] = {}
+    for each in _of(rows, method):
+        value = _value(each, row.metric)
+        if value is not None and math.isfinite(value):
+            place = float(each[row.x if row.x in each else "epoch"])
+            curves.setdefault(int(each["seed"]), {})[place] = value
     return curves
 
 
-def _scores(rows: list[Row], name: str, metric: str, scale: float) -> dict[int, float]:
-    values = {int(row["seed"]): _value(row, metric) for row in _of(rows, name)}
-    return {seed: scale * value for seed, value in values.items() if value is not None}
+def _shared(values: Mapping[int, Any], baseline: Mapping[int, Any]) -> list[int]:
+    if not (seeds := [seed for seed in values if seed in baseline]):
+        raise ValueError("no seed has runs of both")
+    return seeds
 
 
-def _leads(rows: list[Row], rule: Rule, value: str, scale: Callable[[float], float]) -> Scores:
-    columns = [column for column in rows[0] if "." in column]
-    scores = {
-        (row["norm"], tuple(row[column] for column in columns), int(row["seed"])): scale(
-            float(row[rule.metric])
-        )
-        for row in rows
-        if row[rule.setting] == value
+def write_outcomes(root: Path, path: Path) -> dict[str, Outcome]:
+    """Write the outcomes of all rows as JSON, without default values."""
+    found = recompute_all(root)
+    plain = {
+        name: {
+            k: v for k, v in asdict(outcome).items() if v is not None and v is not False and v != ""
+        }
+        for name, outcome in found.items()
+        if outcome.word != NOT_MEASURED
     }
-    settings = {setting for _, setting, _ in scores}
-    return mean_leads(scores, settings, (rule.norm, rule.baseline), rule.metric)
+    lines = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in plain.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return found

@@ -1,13 +1,119 @@
-"""Tests and intervals of the verdicts, beside those of `ln_zoo.sweeps.statistics`."""
+"""One rule for every comparison, in the words of ``docs/results/protocol.md``."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
-from ln_zoo.sweeps.statistics import Difference
+from ln_zoo.reproduction.claims import BETTER, SAME, UNDECIDED, WORSE
+from ln_zoo.sweeps.statistics import Difference, mean_difference
+
+#: Error of a word, half of it on either side.
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An effect with its 95 % interval, and one-sided p-values of the three words."""
+
+    estimate: float
+    low: float
+    high: float
+    better: float
+    worse: float
+    same: float
+
+    @property
+    def p(self) -> float:
+        """The p-value of a decision, of whichever word."""
+        return min(1.0, 2 * min(self.better, self.worse, self.same))
+
+    def word(self, alpha: float = ALPHA) -> str:
+        """The word at an error of ``alpha``; *same* comes before *better* and *worse*."""
+        found = {SAME: self.same, BETTER: self.better, WORSE: self.worse}
+        return next((word for word, p in found.items() if p <= alpha / 2), UNDECIDED)
+
+
+def decide(effects: Sequence[float], margin: float, least_deviation: float = 0.0) -> Verdict:
+    """The verdict of paired effects, of which positive ones favour the claim.
+
+    By Student's t, with a standard deviation of at least ``least_deviation``; if an effect is
+    infinite, as where one run of a pair misses its target, by Wilcoxon's exact signed-rank test. A
+    single pair decides nothing.
+
+    Example:
+        >>> decide([0.9, 1.0, 1.2], 0.2).word(), decide([-0.01, 0.0, 0.01], 0.2).word()
+        ('better', 'same')
+        >>> decide([0.0, 0.3, 0.1], 0.2).word(), decide([math.inf] * 6, 0.2).word()
+        ('undecided', 'better')
+    """
+    if len(effects) < 2:
+        estimate = effects[0] if effects else math.nan
+        return Verdict(estimate, math.nan, math.nan, 1.0, 1.0, 1.0)
+    if any(map(math.isinf, effects)):
+        return _by_ranks(effects, margin)
+    from scipy.stats import t  # slow to import
+
+    found = mean_difference(effects, least_deviation)
+    error = max(statistics.stdev(effects), least_deviation) / math.sqrt(found.number)
+
+    def above(least: float) -> float:
+        if not error:
+            return float(found.mean <= least)
+        return float(t.sf((found.mean - least) / error, found.number - 1))
+
+    same = max(above(-margin), 1 - above(margin))
+    return Verdict(found.mean, found.low, found.high, above(0.0), 1 - above(0.0), same)
+
+
+def _by_ranks(effects: Sequence[float], margin: float) -> Verdict:
+    def tails(shift: float) -> tuple[float, float]:
+        return signed_rank([effect - shift for effect in effects])
+
+    pairs = combinations_with_replacement(effects, 2)
+    means = sorted(0.0 if math.isnan(a + b) else (a + b) / 2 for a, b in pairs)
+    finite = [mean for mean in means if math.isfinite(mean)] or [0.0]
+    kept = [mean for mean in finite if min(tails(mean)) > ALPHA / 2]
+    low = -math.inf if tails(finite[0] - 1)[1] > ALPHA / 2 else min(kept, default=finite[-1])
+    high = math.inf if tails(finite[-1] + 1)[0] > ALPHA / 2 else max(kept, default=finite[0])
+    below, above = tails(0.0)
+    same = max(tails(-margin)[1], tails(margin)[0])
+    return Verdict(statistics.median(means), low, high, above, below, same)
+
+
+def holm(verdicts: Mapping[str, Verdict], number: int) -> dict[str, str]:
+    """The word of each verdict with Holm's correction over ``number`` outcomes.
+
+    Outcomes without a verdict count as p = 1.
+
+    Example:
+        >>> found = {"a": decide([0.9, 1.0, 1.2], 0.2)}
+        >>> holm(found, 1), holm(found, 8)
+        ({'a': 'better'}, {'a': 'undecided'})
+    """
+    words = dict.fromkeys(verdicts, UNDECIDED)
+    for place, name in enumerate(sorted(verdicts, key=lambda name: verdicts[name].p)):
+        alpha = ALPHA / (number - place)
+        if verdicts[name].p > alpha:
+            break
+        words[name] = verdicts[name].word(alpha)
+    return words
+
+
+def power(deviation: float, effect: float, pairs: int, alpha: float = ALPHA) -> float:
+    """Probability that a paired t test (two-sided) finds an effect.
+
+    Example:
+        >>> round(power(1.0, 1.0, 10), 2)
+        0.8
+    """
+    from scipy.stats import nct, t
+
+    limit = t.ppf(1 - alpha / 2, pairs - 1)
+    return float(nct.sf(limit, pairs - 1, abs(effect) / deviation * math.sqrt(pairs)))
 
 
 def welch(values: Sequence[float], others: Sequence[float]) -> Difference:
@@ -49,36 +155,3 @@ def signed_rank(differences: Sequence[float]) -> tuple[float, float]:
     below = sum(count for total, count in counts.items() if total <= here) / every
     above = sum(count for total, count in counts.items() if total >= here) / every
     return below, above
-
-
-def seeds_to_decide(deviation: float, effect: float, most: int = 1000) -> int | None:
-    """Seeds at which a paired t test (95 %, two-sided) finds an effect with 80 % probability.
-
-    ``deviation`` is the standard deviation of the paired differences so far. None if more than
-    ``most`` are needed.
-
-    Example:
-        >>> seeds_to_decide(1.0, 1.0)
-        10
-    """
-    if not math.isfinite(deviation) or not effect:
-        return None
-    from scipy.stats import t
-
-    for number in range(2, most + 1):
-        quantiles = t.ppf(0.975, number - 1) + t.ppf(0.8, number - 1)
-        if quantiles * deviation / math.sqrt(number) <= abs(effect):
-            return number
-    return None
-
-
-def shared_seeds(values: Mapping[int, Any], baseline: Mapping[int, Any]) -> list[int]:
-    """Seeds of both; ValueError if there are none."""
-    if not (seeds := [seed for seed in values if seed in baseline]):
-        raise ValueError("no seed has runs of both norms")
-    return seeds
-
-
-def interval_text(low: float, high: float, sign: str = "", digits: int = 3) -> str:
-    """An interval in parentheses; empty if it is unknown."""
-    return "" if math.isnan(low) else f" ({low:{sign}.{digits}g} to {high:{sign}.{digits}g})"

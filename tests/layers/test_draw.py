@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -236,6 +237,32 @@ def test_initial_weights_of_torch() -> None:
     assert network.posterior.bias.eq(0).all()
 
 
+@pytest.mark.parametrize("init_std", [None, 0.01])
+def test_a_read_window_that_starts_inside_the_image(init_std: float | None) -> None:
+    networks = []
+    for bias in (None, -1.0):
+        torch.manual_seed(0)
+        networks.append(DRAWNetwork(28, 28, init_std=init_std, read_stride_bias=bias))
+    networks[1].load_state_dict(networks[0].state_dict())
+    torch.manual_seed(0)
+    networks[1].reset_parameters()
+    changed = {
+        name: parameter.ne(other)
+        for (name, parameter), other in zip(
+            networks[1].named_parameters(), networks[0].parameters(), strict=True
+        )
+    }
+    assert [name for name, each in changed.items() if each.any()] == ["read.bias"]
+    assert changed["read.bias"].tolist() == [False, False, False, True, False]
+    state = torch.zeros(1, 256)
+    strides = []
+    for network in networks:
+        grid = network.read(state)[0].detach()
+        strides.append(float(grid[3].exp()) * 27 / (network.read_size - 1))
+    assert strides[0] > 24
+    assert abs(strides[1] - 27 / math.e) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -249,6 +276,9 @@ def test_initial_weights_of_torch() -> None:
         ({"init_std": float("nan")}, "init_std .*nan"),
         ({"normalize": ("sum",)}, "normalize .*'sum'"),
         ({"normalize": "cell"}, "normalize .*'cell'"),
+        ({"read_stride_bias": -11.0}, r"read_stride_bias .*log_clamp=10\.0 .*-11\.0"),
+        ({"read_stride_bias": float("nan")}, "read_stride_bias .*nan"),
+        ({"read_stride_bias": -1.0, "read_size": None}, r"read_stride_bias=-1\.0 .*read_size"),
     ],
     ids=str,
 )

@@ -154,7 +154,9 @@ CHANGES: list[dict[str, Any]] = [
     {"latent_size": 3}, {"hidden_size": 5},
 ]  # fmt: skip
 #: Changes of the initial weights.
-STARTS: list[dict[str, Any]] = [{"forget_bias": 1.0}, {"init_std": 0.1}, {"init_std": None}]
+STARTS: list[dict[str, Any]] = [
+    {"forget_bias": 1.0}, {"init_std": 0.1}, {"init_std": None}, {"read_stride_bias": -1.0},
+]  # fmt: skip
 
 
 def randomized(model: DRAW) -> DRAW:

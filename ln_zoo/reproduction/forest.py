@@ -1,0 +1,81 @@
+"""The picture of all primary outcomes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ln_zoo.plots.figures import new_figure, save_figure, set_log_scale
+from ln_zoo.reproduction.claims import Comparison, Outcome
+from ln_zoo.reproduction.claims_page import entries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Limits of the ratio; arrows mark what lies beyond.
+_LOW, _HIGH = 0.25, 16.0
+#: The margin of every speed.
+_MARGIN = (0.8, 1.25)
+
+
+def plot_forest(picture: Path) -> None:
+    """Draw estimate and 95 % interval of each primary outcome on a log scale.
+
+    Filled markers are judged, hollow ones exploratory; squares are of the paper's size, circles of
+    a reduced one. The margin is shaded.
+    """
+    rows = [each for each in entries() if each[1].primary]
+    figure = new_figure(10.5, 1.3 + 0.42 * len(rows))
+    axis = figure.subplots()
+    axis.axvspan(*_MARGIN, color="0.9", zorder=0)
+    axis.axvline(1, color="0.4", linewidth=0.8, zorder=1)
+    for place, (_, row, outcome) in enumerate(rows):
+        _draw(axis, place, row, outcome)
+    against = {"none": "no norm"}
+    labels = [
+        f"{claim.section}  {row.primary}, {against.get(claim.baseline, 'batch norm')}"
+        for claim, row, _ in rows
+    ]
+    axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(_LOW, _HIGH))
+    axis.set_yticks(range(len(rows)), labels)
+    set_log_scale(axis, "x")
+    axis.set_xlabel(
+        "times as fast to one target with layer norm as with the other method (shaded: the same)"
+    )
+    axis.set_title(
+        "filled: judged by fresh runs; hollow: exploratory;  "
+        "square: the paper's network and data; circle: reduced",
+        fontsize="small", loc="left",
+    )  # fmt: skip
+    right = axis.secondary_yaxis("right")
+    right.set_yticks(range(len(rows)), [_words(outcome) for *_, outcome in rows])
+    for side in (axis, right):
+        side.tick_params(axis="y", length=0)
+    save_figure(figure, picture, dpi=110, quantize=picture.suffix == ".png")
+
+
+def _words(outcome: Outcome) -> str:
+    if not outcome.number:
+        return "no run yet"
+    kind = "" if outcome.judged else ", exploratory"
+    numbers = outcome.number.replace(" times as fast", "").partition(",")[0]
+    return f"{numbers}, n = {outcome.pairs}: {outcome.word}{kind}"
+
+
+def _draw(axis: Axes, place: int, row: Comparison, outcome: Outcome) -> None:
+    if not outcome.number:
+        return
+    color = "C0"
+    marker = "s" if row.size == "paper" else "o"
+    low = outcome.low if outcome.low is not None else _LOW
+    high = outcome.high if outcome.high is not None else _HIGH
+    axis.plot([max(low, _LOW), min(high, _HIGH)], [place] * 2, color=color, linewidth=1.5, zorder=2)
+    for end, beyond, arrow in ((low, low <= _LOW, "<"), (high, high >= _HIGH, ">")):
+        if beyond:
+            axis.plot([min(max(end, _LOW), _HIGH)], [place], arrow, color=color, clip_on=False)
+    estimate = math.inf if outcome.estimate is None else outcome.estimate
+    axis.plot(
+        [min(max(estimate, _LOW), _HIGH)], [place], marker, color=color, markersize=8,
+        markerfacecolor=color if outcome.judged else "white", zorder=3,
+    )  # fmt: skip
