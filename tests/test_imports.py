@@ -71,7 +71,8 @@ BELOW = {
     "metrics": {"checks", "tables"},
     "plots": {"analysis", "metrics", "checks", "files", "tables"},
     "callbacks": {
-        *("plots", "checkpoints", "checks", "signals", "data", "files", "vocabulary"),
+        *("plots", "checkpoints", "checks", "class_paths", "signals", "data", "files"),
+        "vocabulary",
         *("metrics", "conversion", "layers", "norms", "ops"),
     },
     "export": {"layers", "norms", "ops"},
