@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,19 +47,13 @@ def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
     if kernel is None:
         output, states = run_layers(_generic_loop(layer, call), call)
     else:
-        # What a trace of the norms depends on is not known to a plan.
-        if layer.keep is not None and call.reset is reset and not _traces(kernel):
-            layer.keep(kernel, call._replace(sites=()))
+        if layer.keep is not None and call.reset is reset:
+            layer.keep(kernel, call)
         output, states = kernel(call)
     if pieces is not None:
         output, states = join_segments(output, states, pieces, call.bidirectional)
         output = output.reshape(*x.shape[:-1], output.shape[-1])
     return output, states
-
-
-def _traces(kernel: Any) -> bool:
-    """Whether a kernel depends on norms as Python objects, not on their records alone."""
-    return bool(getattr(kernel, "traces_norms", False))
 
 
 def _generic_loop(layer: Description, call: RecurrentCall) -> Callable[..., tuple[Tensor, States]]:

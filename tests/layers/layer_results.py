@@ -59,7 +59,7 @@ def results_of(
     given = x._replace(data=source) if isinstance(x, PackedSequence) else source
     with torch.set_grad_enabled(gradients_too):
         done = (call or module)(given, tuple(starts) if len(starts) > 1 else (*starts, None)[0])
-    found = {("output", "h", "c")[i]: a for i, a in enumerate(flat(done))}
+    found = {("output", "h", "c", "n", "m")[i]: a for i, a in enumerate(flat(done))}
     if gradients_too:
         sources = {"x": source, **{f"start {i}": s for i, s in enumerate(starts)}}
         sources |= {n: p for n, p in module.named_parameters() if p.requires_grad}

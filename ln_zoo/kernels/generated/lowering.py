@@ -519,6 +519,27 @@ class Lowering:
         cells[tuple(place)] = self._laid_out(part, shape_of(node.args[1]), unit)
         return Value(cells, unit, self._all_summed([a, part]))
 
+    def _op_select_backward(self, node: fx.Node, d: Value, sizes: Any, dim: int, i: int) -> Value:
+        return self._placed(node, d, dim, i)
+
+    def _op_slice_backward(
+        self, node: fx.Node, d: Value, sizes: Any, dim: int, start: int, end: int, step: int
+    ) -> Value:
+        unit = d.unit or self._unit(shape_of(node))
+        like = Value(np.empty((), dtype=object), unit)
+        dim, (first, last) = self._along(node, like, dim, start, end)
+        return self._placed(node, d, dim, slice(first, last, step))
+
+    def _placed(self, node: fx.Node, d: Value, dim: int, where: Any) -> Value:
+        """A tensor of zeros with the cells of d at these positions of an axis."""
+        unit = d.unit or self._unit(shape_of(node))
+        cells = np.empty(self._extent(shape_of(node), unit), dtype=object)
+        cells[...] = self.rows.const(0.0)
+        place: list[Any] = [slice(None)] * cells.ndim
+        place[dim] = where
+        cells[tuple(place)] = self._laid_out(d, shape_of(node.args[0]), unit)
+        return Value(cells, unit, d.summed)
+
     def _op_flip(self, node: fx.Node, a: Value, dims: Sequence[int]) -> Value:
         cells = a.cells
         for dim in dims:

@@ -43,7 +43,10 @@ _DECOMPOSED = (
     "soft_margin_loss", "threshold",
 )  # fmt: skip
 #: Operations of the core set that `ln_zoo.kernels.generated.lowering` takes whole.
-_KEPT = ("sum", "mean", "amax", "cumsum", "flip", "linalg_vector_norm")
+_KEPT = (
+    "sum", "mean", "amax", "cumsum", "flip", "linalg_vector_norm", "select_scatter",
+    "slice_scatter", "select_backward", "slice_backward",
+)  # fmt: skip
 
 
 class Unsupported(Exception):
