@@ -140,7 +140,8 @@ def _test(
 
 def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
     if claim.command is None:
-        raise SweepError(f"{claim.name} has no command: {claim.words}. {claim.note}".strip())
+        known = "; ".join(claim.commands) or claim.words
+        raise SweepError(f"{claim.name} is not one sweep; its commands: {known}")
     command, *words = shlex.split(claim.command)
     if out and command == "analyze":
         words.append(f"--out={Path(out, words[0])}.png")

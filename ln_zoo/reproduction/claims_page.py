@@ -81,7 +81,8 @@ def answers() -> list[str]:
     held = _those(judged, "as claimed")
     parts = [
         [
-            f"fresh runs decide {len(held)} of {total} experiments as the paper says{_named(held)}",
+            f"fresh runs decide {len(held)} of {total} experiments as the paper says"
+            + _part(" ({})", held),
             _part("exploratory runs agree with it in {}", _those(waiting, "as claimed")),
             _part("confirmed statements of theory are {}", _those(theory, "as claimed")),
         ],
@@ -110,13 +111,19 @@ def _those(found: Sequence[_Entry], *kinds: str) -> list[_Entry]:
 
 
 def _part(text: str, found: Sequence[_Entry]) -> str:
-    return text.format(_named(found)[2:-1]) if found else ""
+    return text.format(_named(found)) if found else ""
 
 
 def _named(found: Sequence[_Entry]) -> str:
-    """Their names in parentheses; nothing for none."""
-    names = dict.fromkeys(f"`{row.primary or claim.name}`" for claim, row, _ in found)
-    return f" ({', '.join(names)})" if names else ""
+    """Primary outcomes by name, other rows by their claim and what is compared."""
+    names: dict[str, list[str]] = {}
+    for claim, row, _ in found:
+        kinds = names.setdefault(f"`{row.primary or claim.name}`", [])
+        if not row.primary and row.of:
+            kinds.append(row.of)
+    return ", ".join(
+        f"{name} ({'; '.join(kinds)})" if kinds else name for name, kinds in names.items()
+    )
 
 
 def _filters(folder: str) -> dict[str, Callable[..., str]]:

@@ -44,7 +44,7 @@ def plot_forest(picture: Path) -> None:
         "times as fast to one target with layer norm as with the other method (shaded: the same)"
     )
     axis.set_title(
-        "filled: judged by fresh runs; hollow: exploratory;  "
+        "filled: fresh runs, which decide; hollow: exploratory runs;  "
         "square: the paper's network and data; circle: reduced",
         fontsize="small", loc="left",
     )  # fmt: skip

@@ -61,8 +61,8 @@ def decide(effects: Sequence[float], margin: float, least_deviation: float = 0.0
     error = max(statistics.stdev(effects), least_deviation) / math.sqrt(found.number)
 
     def above(least: float) -> float:
-        if not error:
-            return float(found.mean <= least)
+        if not error:  # all effects are equal
+            return 0.5 if found.mean == least else float(found.mean < least)
         return float(t.sf((found.mean - least) / error, found.number - 1))
 
     same = max(above(-margin), 1 - above(margin))

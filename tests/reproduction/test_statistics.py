@@ -33,6 +33,11 @@ def test_words_are_symmetric(effects: list[float], word: str) -> None:
     assert decide([-each for each in effects], 0.2).word() == opposite
 
 
+def test_equal_effects_of_none_show_nothing_without_a_margin() -> None:
+    assert decide([0.0, 0.0, 0.0], 0.0).word() == "undecided"
+    assert decide([0.0, 0.0, 0.0], 0.2).word() == "same"
+
+
 def test_the_words_are_those_of_the_interval() -> None:
     draw = random.Random(0)
     for _ in range(300):
