@@ -2,8 +2,8 @@
 
 Two cells: the minimal gated unit, with separately normalised terms as in the paper's GRU, and the
 GRU of Dreamer, which normalises one product ``W [x; h]``. Both support every norm, several layers,
-both directions and packed sequences. They run on the generic loop, as the logger ``ln_zoo``
-reports; kernels exist only for the cells of ln_zoo.
+both directions and packed sequences. On CPUs they run on kernels that are generated from the
+step, from 16 steps on, and on the generic loop otherwise; the logger ``ln_zoo`` reports which.
 
     python examples/own_cell.py
 """

@@ -25,6 +25,7 @@ from benchmarks import (
     lightning,
     memory,
     order_embedding,
+    own_cells,
     packed,
     policies,
     skip_thought,
@@ -273,3 +274,15 @@ def test_the_control_beats_guessing_on_scenes(monkeypatch: Patch) -> None:
     assert chosen["directions"] in (20, 40)
     assert tested["image_r1"] > 15
     assert tested["image_mean_rank"] < 12
+
+
+def test_own_cells(tmp_path: Path, capsys: Capture) -> None:
+    table = tmp_path / "own_cells.csv"
+    sizes = ["--sizes=16,2,3,5", "--rounds=1", "--seconds=0.01", "--cells", "IndRNN"]
+    own_cells.main([*sizes, f"--csv={table}", "--modes", "train"])
+    found = rows_of(table)
+    assert [row["contestant"] for row in found] == [
+        own_cells.BASELINE, "generated", "torch LSTM", "loop"
+    ]  # fmt: skip
+    assert {row["cell"] for row in found} == {"IndRNN"}
+    assert "IndRNN" in capsys.readouterr().out

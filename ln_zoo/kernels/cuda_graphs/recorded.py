@@ -156,6 +156,11 @@ class Watch(TorchDispatchMode):
     The loop may read the ``given`` tensors, and write only to tensors that it created.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would import its whole compiler at the first operation.
+        return False
+
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()
         self._given = _storages(given)

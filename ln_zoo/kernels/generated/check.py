@@ -30,13 +30,10 @@ def difference(d: Direction, like: Tensors) -> str | None:
             found = [out, *finals, *operator._backward(d, t, saved, grads, needs)]
             alone, *_ = operator._forward(d, t, saves=False)
         expected = operator._replay(d, flat)
-        pairs = [(a, g) for a, g in zip(expected, grads, strict=True) if a.requires_grad]
+        pairs = zip(expected, grads, strict=True)
+        terms = [(a * g).sum() for a, g in pairs if a.requires_grad and g is not None]
         wanted = [a for a, need in zip(flat, needs, strict=True) if a is not None and need]
-        loop = iter(
-            torch.autograd.grad(
-                [a for a, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
-            )
-        )
+        loop = iter(torch.autograd.grad(torch.stack(terms).sum(), wanted, allow_unused=True))
         expected_grads = [next(loop) if need else None for need in needs]
         names = ["output", *(f"state {s}" for s in d.cell.states), *_names(d)]
         tolerance = NARROW_TOLERANCE if d.narrow else TOLERANCE

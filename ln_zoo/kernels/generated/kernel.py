@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.kernels.generated.emit import source
-from ln_zoo.kernels.generated.lowering import Lowering
+from ln_zoo.kernels.generated.lowering import KNOWN, Lowering
 from ln_zoo.kernels.generated.plan import Plan, plan
 from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported, trace
 from ln_zoo.kernels.native import runtime
@@ -94,7 +94,7 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
 
     ``centres``: whether weights may be centred while packing, which products in bfloat16 exclude.
     """
-    traced = trace(cell, sites, weights, form)
+    traced = trace(cell, sites, weights, form, KNOWN)
     planned = plan(traced, Lowering(traced), centres)
     text = f"constexpr long LN_ZOO_ABI = {ABI};\n\n{source(planned)}"
     with _mutex:

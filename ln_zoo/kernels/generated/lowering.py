@@ -6,6 +6,7 @@ and the kernel adds up the results of all rows.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
 
+from ln_zoo.kernels.generated.recorder import Operation
 from ln_zoo.kernels.generated.rows import CONST, Node, Rows
 from ln_zoo.kernels.generated.trace import Trace, Unsupported
 
@@ -69,22 +70,21 @@ class Lowering:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.rows = trace, Rows()
         self._units = [trace.hidden, *(w for w in trace.widths if w % trace.hidden)]
-        self._values: dict[fx.Node, Any] = {}
-        self._viewed: set[fx.Node] = set()  # tensors whose memory others share
+        self._values: dict[Operation, Any] = {}
+        self._viewed: set[Operation] = set()  # tensors whose memory others share
         self.outputs: dict[str, list[Node]] = {}
         self._run()
 
     def _run(self) -> None:
-        needed = _needed(self.trace.graph)
-        inputs = iter(self.trace.inputs)
-        for node in self.trace.graph.nodes:
-            if node.op == "placeholder":
-                self._values[node] = self._input(next(inputs), shape_of(node))
-            elif node.op == "output":
-                found = zip(self.trace.outputs, node.args[0], strict=True)
-                self.outputs = {name: self._output(name, out) for name, out in found}
-            elif node.op == "call_function" and node in needed:
-                self._values[node] = self._call(node)
+        names = {operation: name for name, operation in self.trace.inputs.items()}
+        needed = _needed(self.trace)
+        for operation in self.trace.operations:
+            if operation in names:
+                self._values[operation] = self._input(names[operation], operation.shape)
+            elif operation in needed and operation.constant is None:
+                self._values[operation] = self._call(operation)
+        for name, out in self.trace.outputs.items():
+            self.outputs[name] = self._output(name, out)
 
     def _input(self, name: str, shape: Shape) -> Value:
         flag = name == "reset" or name.startswith("held")
@@ -96,8 +96,8 @@ class Lowering:
             cells[index] = self.rows.load(name, i, unit, flag)
         return Value(cells, unit)
 
-    def _output(self, name: str, out: fx.Node) -> list[Node]:
-        value, shape = self._values[out], shape_of(out)
+    def _output(self, name: str, out: Operation) -> list[Node]:
+        value, shape = self._value(out), out.shape
         if value.summed != name.startswith("d_p"):
             raise Unsupported("a sum over the examples")
         return list(self._laid_out(value, shape, self._unit(shape)).flat)
@@ -144,17 +144,17 @@ class Lowering:
 
     # Operations
 
-    def _call(self, node: fx.Node) -> Any:
-        name = name_of(node)
-        if isinstance(node.target, torch._ops.OpOverload):
+    def _call(self, node: Operation) -> Any:
+        name = node.name
+        if node.target is not None:
             if torch.Tag.nondeterministic_seeded in node.target.tags:
                 raise Unsupported(f"it draws random numbers (aten.{name})")
-            if node.target._schema.is_mutable:
+            if node.mutable:
                 return self._in_place(node, name)
         if name in _VIEWS:
-            self._viewed.update((node, *node.all_input_nodes))
+            self._viewed.update((node, *node.inputs))
         method: Callable[..., Any] | None = getattr(self, f"_op_{name}", None)
-        args: Any = fx.map_arg(node.args, self._value)
+        args = self._given(node)
         if method is not None:
             return method(node, *args, **node.kwargs)
         if name in _UNARY:
@@ -167,23 +167,34 @@ class Lowering:
             return self._map(node, _BINARY[name], args[0], args[1])
         raise Unsupported(f"the operation aten.{name}")
 
-    def _value(self, node: fx.Node) -> Any:
-        if node.op != "get_attr":
-            return self._values[node]
-        constant = self.trace.constants[str(node.target)]
-        literal = constant.numel() == 1 and all(name_of(u).startswith("lift") for u in node.users)
-        if not literal:
-            raise Unsupported("it reads a tensor that is neither weight nor state")
-        return self._number(constant.item())
+    def _given(self, node: Operation) -> tuple[Any, ...]:
+        """Arguments, with values in place of operations."""
 
-    def _in_place(self, node: fx.Node, name: str) -> Any:
+        def value(a: Any) -> Any:
+            if isinstance(a, Operation):
+                return self._literal(a) if node.name == "lift_fresh" else self._value(a)
+            return [value(b) for b in a] if isinstance(a, list | tuple) else a
+
+        return tuple(value(a) for a in node.args)
+
+    def _value(self, a: Operation) -> Any:
+        if a.constant is not None:
+            raise Unsupported("it reads a tensor that is neither weight nor state")
+        return self._values[a]
+
+    def _literal(self, a: Operation) -> Value:
+        """A number in the code of the step, which is made at each call."""
+        if a.constant is None or a.constant.numel() != 1:
+            raise Unsupported("it makes a tensor of several numbers")
+        return self._number(a.constant.item())
+
+    def _in_place(self, node: Operation, name: str) -> Any:
         """On a tensor of its own that nothing else views."""
         target = node.args[0]
-        assert isinstance(target, fx.Node)
-        if target.op != "call_function" or target in self._viewed:
+        if target.target is None or target in self._viewed:
             raise Unsupported(f"it changes an input or a view in place (aten.{name})")
         value = self._values[target]
-        args: Any = fx.map_arg(node.args, self._value)
+        args = self._given(node)
         plain = name.removesuffix("_")
         if plain in ("fill", "copy", "zero"):
             other = args[1] if len(args) > 1 else 0.0
@@ -200,14 +211,14 @@ class Lowering:
         self._values[target] = Value(cells, value.unit or found.unit, found.summed)
         return self._values[target]
 
-    def _scaled(self, node: fx.Node, a: Any) -> Any:
+    def _scaled(self, node: Operation, a: Any) -> Any:
         """The second operand of an addition times its factor ``alpha``."""
         alpha, source = node.kwargs["alpha"], node.args[1]
-        if not isinstance(source, fx.Node):
+        if not isinstance(source, Operation):
             return a * alpha
         return self._map(source, "mul", a, alpha)
 
-    def _map(self, node: fx.Node, name: str, *args: Any) -> Value:
+    def _map(self, node: Any, name: str, *args: Any) -> Value:
         """An element-wise operation."""
         shape = shape_of(node)
         values = [a if isinstance(a, Value) else self._number(a) for a in args]
@@ -259,16 +270,12 @@ class Lowering:
 
     # Element-wise
 
-    def _op_clone(self, node: fx.Node, a: Value, **kwargs: Any) -> Value:
+    def _op_clone(self, node: Operation, a: Value, **kwargs: Any) -> Value:
         return a
 
-    _op_detach = _op_alias = _op_clone
+    _op_detach = _op_alias = _op_lift_fresh = _op_clone
 
-    def _op_lift_fresh_copy(self, node: fx.Node, a: Value, **kwargs: Any) -> Value:
-        """A number in the code of the step, which is made at each call."""
-        return a
-
-    def _op__to_copy(self, node: fx.Node, a: Value, **kwargs: Any) -> Value:
+    def _op__to_copy(self, node: Operation, a: Value, **kwargs: Any) -> Value:
         dtype = kwargs.get("dtype") or torch.float32
         if dtype == torch.bool:
             return self._map(node, "ne", a, 0.0)
@@ -276,37 +283,37 @@ class Lowering:
             raise Unsupported(f"it computes in {str(dtype).removeprefix('torch.')}")
         return a
 
-    def _op_convert_element_type(self, node: fx.Node, a: Value, dtype: torch.dtype) -> Value:
+    def _op_convert_element_type(self, node: Operation, a: Value, dtype: torch.dtype) -> Value:
         return self._op__to_copy(node, a, dtype=dtype)
 
-    def _op_where(self, node: fx.Node, c: Any, a: Any, b: Any) -> Value:
+    def _op_where(self, node: Operation, c: Any, a: Any, b: Any) -> Value:
         return self._map(node, "where", c, a, b)
 
-    def _op_masked_fill(self, node: fx.Node, a: Any, mask: Any, value: Any) -> Value:
+    def _op_masked_fill(self, node: Operation, a: Any, mask: Any, value: Any) -> Value:
         return self._map(node, "where", mask, value, a)
 
-    def _op_logical_not(self, node: fx.Node, a: Value) -> Value:
+    def _op_logical_not(self, node: Operation, a: Value) -> Value:
         return self._map(node, "not", a)
 
     _op_bitwise_not = _op_logical_not
 
-    def _op_isinf(self, node: fx.Node, a: Value) -> Value:
+    def _op_isinf(self, node: Operation, a: Value) -> Value:
         return self._map(node, "eq", self._map(node, "abs", a), math.inf)
 
-    def _op_isnan(self, node: fx.Node, a: Value) -> Value:
+    def _op_isnan(self, node: Operation, a: Value) -> Value:
         return self._map(node, "ne", a, a)
 
-    def _op_clamp(self, node: fx.Node, a: Any, low: Any = None, high: Any = None) -> Value:
+    def _op_clamp(self, node: Operation, a: Any, low: Any = None, high: Any = None) -> Value:
         a = a if low is None else self._map(node, "maximum", a, low)
         return a if high is None else self._map(node, "minimum", a, high)
 
-    def _op_clamp_min(self, node: fx.Node, a: Any, low: Any) -> Value:
+    def _op_clamp_min(self, node: Operation, a: Any, low: Any) -> Value:
         return self._op_clamp(node, a, low)
 
-    def _op_clamp_max(self, node: fx.Node, a: Any, high: Any) -> Value:
+    def _op_clamp_max(self, node: Operation, a: Any, high: Any) -> Value:
         return self._op_clamp(node, a, None, high)
 
-    def _op_pow(self, node: fx.Node, a: Any, p: Any) -> Value:
+    def _op_pow(self, node: Operation, a: Any, p: Any) -> Value:
         if isinstance(p, Value) or not isinstance(a, Value):
             return self._map(node, "pow", a, p)
         if p in (0.5, -0.5):
@@ -318,36 +325,159 @@ class Lowering:
             return found if p > 0 else self._map(node, "div", 1.0, found)
         return self._map(node, "pow", a, float(p)) if p else self._filled(node, 1.0)
 
+    # Functions and their derivatives
+
+    def _formula(self, node: Operation) -> Callable[..., Value]:
+        """`_map` for this operation's shape."""
+        return functools.partial(self._map, node)
+
+    def _op_rsub(self, node: Operation, a: Any, b: Any, alpha: float = 1) -> Value:
+        f = self._formula(node)
+        return f("sub", b, f("mul", a, alpha))
+
+    def _op_lerp(self, node: Operation, a: Value, b: Value, weight: Any) -> Value:
+        f = self._formula(node)
+        return f("add", a, f("mul", weight, f("sub", b, a)))
+
+    def _op_addcmul(self, node: Operation, a: Value, b: Value, c: Value, value: float = 1) -> Value:
+        f = self._formula(node)
+        return f("add", a, f("mul", f("mul", b, c), value))
+
+    def _op_sigmoid_backward(self, node: Operation, d: Value, y: Value) -> Value:
+        f = self._formula(node)
+        return f("mul", d, f("mul", y, f("sub", 1.0, y)))
+
+    def _op_tanh_backward(self, node: Operation, d: Value, y: Value) -> Value:
+        f = self._formula(node)
+        return f("mul", d, f("sub", 1.0, f("mul", y, y)))
+
+    def _op_threshold_backward(self, node: Operation, d: Value, a: Value, bound: float) -> Value:
+        f = self._formula(node)
+        return f("where", f("le", a, bound), 0.0, d)
+
+    def _op_silu(self, node: Operation, a: Value) -> Value:
+        f = self._formula(node)
+        return f("mul", a, f("sigmoid", a))
+
+    def _op_silu_backward(self, node: Operation, d: Value, a: Value) -> Value:
+        f = self._formula(node)
+        s = f("sigmoid", a)
+        inner = f("add", 1.0, f("mul", a, f("sub", 1.0, s)))
+        return f("mul", f("mul", d, s), inner)
+
+    def _op_softplus(self, node: Operation, a: Value, beta: float = 1, most: float = 20) -> Value:
+        f = self._formula(node)
+        scaled = f("mul", a, beta)
+        return f("where", f("gt", scaled, most), a, f("div", f("log1p", f("exp", scaled)), beta))
+
+    def _op_softplus_backward(
+        self, node: Operation, d: Value, a: Value, beta: float, most: float
+    ) -> Value:
+        f = self._formula(node)
+        scaled = f("mul", a, beta)
+        return f("where", f("gt", scaled, most), d, f("mul", d, f("sigmoid", scaled)))
+
+    def _op_log_sigmoid_forward(self, node: Operation, a: Value) -> list[Value]:
+        f = functools.partial(self._map, node.args[0])
+        rest = f("log1p", f("exp", f("neg", f("abs", a))))
+        return [f("sub", f("minimum", a, 0.0), rest), Value(self._array(self.rows.const(0.0)))]
+
+    def _op_log_sigmoid_backward(
+        self, node: Operation, d: Value, a: Value, buffer: Any = None
+    ) -> Value:
+        f = self._formula(node)
+        return f("mul", d, f("sigmoid", f("neg", a)))
+
+    def _op__softmax(self, node: Operation, a: Value, dim: int, half: bool = False) -> Value:
+        f = self._formula(node)
+        top = self._reduced("max", node.args[0], a, dim, True)
+        found = f("exp", f("sub", a, top))
+        return f("div", found, self._reduced("sum", node.args[0], found, dim, True))
+
+    def _op__softmax_backward_data(
+        self, node: Operation, d: Value, y: Value, dim: int, dtype: Any = None
+    ) -> Value:
+        f = self._formula(node)
+        part = f("mul", d, y)
+        return f("sub", part, f("mul", y, self._reduced("sum", node, part, dim, True)))
+
+    def _op_native_layer_norm(
+        self, node: Operation, a: Value, shape: Any, gain: Any, shift: Any, eps: float
+    ) -> list[Value]:
+        source, axis = node.args[0], self._normalised(node.args[0], shape)
+        f, share = functools.partial(self._map, source), 1 / source.shape[axis]
+        lead = (*source.shape[:-1], 1)
+        mean = self._map(lead, "mul", self._reduced("sum", source, a, axis, True), share)
+        rest = f("sub", a, mean)
+        squares = self._reduced("sum", source, f("mul", rest, rest), axis, True)
+        deviation = self._map(lead, "add", self._map(lead, "mul", squares, share), eps)
+        factor = self._map(lead, "rsqrt", deviation)
+        found = f("mul", rest, factor)
+        found = found if gain is None else f("mul", found, gain)
+        return [found if shift is None else f("add", found, shift), mean, factor]
+
+    def _normalised(self, source: Operation, shape: Any) -> int:
+        if len(shape) != 1:
+            raise Unsupported(f"a layer norm over the shape {tuple(shape)}")
+        return len(source.shape) - 1
+
+    def _op_native_layer_norm_backward(
+        self,
+        node: Operation,
+        d: Value,
+        a: Value,
+        shape: Any,
+        mean: Value,
+        factor: Value,
+        gain: Any,
+        shift: Any,
+        wanted: Sequence[bool],
+    ) -> list[Value | None]:
+        source, axis = node.args[1], self._normalised(node.args[1], shape)
+        f, share = functools.partial(self._map, source), 1 / source.shape[axis]
+        lead, over = (*source.shape[:-1], 1), list(range(axis))
+        y = f("mul", f("sub", a, mean), factor)
+        g = d if gain is None else f("mul", d, gain)
+
+        def average(b: Value) -> Value:
+            return self._map(lead, "mul", self._reduced("sum", source, b, axis, True), share)
+
+        centred = f("sub", f("sub", g, average(g)), f("mul", y, average(f("mul", g, y))))
+        found: list[Value | None] = [f("mul", centred, factor)]
+        found.append(self._reduced("sum", source, f("mul", d, y), over, False))
+        found.append(self._reduced("sum", source, d, over, False))
+        return [b if need else None for b, need in zip(found, wanted, strict=True)]
+
     # Constants
 
-    def _filled(self, node: fx.Node, value: float) -> Value:
+    def _filled(self, node: Operation, value: float) -> Value:
         shape = shape_of(node)
         unit = self._unit(shape)
         cells = np.empty(self._extent(shape, unit), dtype=object)
         cells[...] = self.rows.const(value)
         return Value(cells, unit)
 
-    def _op_zeros(self, node: fx.Node, *args: Any, **kwargs: Any) -> Value:
+    def _op_zeros(self, node: Operation, *args: Any, **kwargs: Any) -> Value:
         return self._filled(node, 0.0)
 
     _op_new_zeros = _op_zeros_like = _op_empty_like = _op_zeros
 
-    def _op_ones(self, node: fx.Node, *args: Any, **kwargs: Any) -> Value:
+    def _op_ones(self, node: Operation, *args: Any, **kwargs: Any) -> Value:
         return self._filled(node, 1.0)
 
     _op_ones_like = _op_new_ones = _op_ones
 
-    def _op_full(self, node: fx.Node, size: Any, value: float, **kwargs: Any) -> Value:
+    def _op_full(self, node: Operation, size: Any, value: float, **kwargs: Any) -> Value:
         return self._filled(node, value)
 
     _op_full_like = _op_new_full = _op_full
 
-    def _op_scalar_tensor(self, node: fx.Node, value: float, **kwargs: Any) -> Value:
+    def _op_scalar_tensor(self, node: Operation, value: float, **kwargs: Any) -> Value:
         return self._filled(node, value)
 
     # Views
 
-    def _op_view(self, node: fx.Node, a: Value, *args: Any) -> Value:
+    def _op_view(self, node: Operation, a: Value, *args: Any) -> Value:
         shape = shape_of(node)
         if a.constant is not None:
             return Value(self._laid_out(a, shape, self._unit(shape)), self._unit(shape), a.summed)
@@ -360,25 +490,25 @@ class Lowering:
 
     _op_reshape = _op__unsafe_view = _op_squeeze = _op_unsqueeze = _op_view
 
-    def _op_expand(self, node: fx.Node, a: Value, *args: Any, **kwargs: Any) -> Value:
+    def _op_expand(self, node: Operation, a: Value, *args: Any, **kwargs: Any) -> Value:
         shape = shape_of(node)
         last = a.cells.shape[-1] if a.cells.ndim else 1
         unit = a.unit if a.unit or last > 1 else self._unit(shape)
         return Value(self._laid_out(a, shape, unit), unit, a.summed)
 
-    def _op_broadcast_in_dim(self, node: fx.Node, a: Value, shape: Any, dims: Any) -> Value:
+    def _op_broadcast_in_dim(self, node: Operation, a: Value, shape: Any, dims: Any) -> Value:
         lead = [1] * len(shape)
         for axis, to in enumerate(dims):
             lead[to] = a.cells.shape[axis]
         return self._op_expand(node, Value(a.cells.reshape(lead), a.unit, a.summed))
 
-    def _op_permute(self, node: fx.Node, a: Value, dims: Sequence[int]) -> Value:
+    def _op_permute(self, node: Operation, a: Value, dims: Sequence[int]) -> Value:
         dims = [d % a.cells.ndim for d in dims]
         if a.unit and dims[-1] != a.cells.ndim - 1:
             raise Unsupported("a permutation of units")
         return Value(a.cells.transpose(dims), a.unit, a.summed)
 
-    def _op_transpose(self, node: fx.Node, a: Value, first: int, second: int) -> Value:
+    def _op_transpose(self, node: Operation, a: Value, first: int, second: int) -> Value:
         dims = list(range(a.cells.ndim))
         dims[first], dims[second] = dims[second], dims[first]
         return self._op_permute(node, a, dims)
@@ -400,7 +530,7 @@ class Lowering:
 
     def _op_slice(
         self,
-        node: fx.Node,
+        node: Operation,
         a: Value,
         dim: int = 0,
         start: int | None = 0,
@@ -415,7 +545,7 @@ class Lowering:
         return Value(cells, a.unit, a.summed)
 
     def _op_as_strided(
-        self, node: fx.Node, a: Value, size: Any, stride: Any, offset: int | None = 0
+        self, node: Operation, a: Value, size: Any, stride: Any, offset: int | None = 0
     ) -> Value:
         # torch splits a leaf in this form.
         shape, offset = shape_of(node.args[0]), offset or 0
@@ -424,15 +554,15 @@ class Lowering:
             raise Unsupported("a strided view")
         return self._op_slice(node, a, len(shape) - 1, offset, offset + size[-1])
 
-    def _op_select(self, node: fx.Node, a: Value, dim: int, i: int) -> Value:
+    def _op_select(self, node: Operation, a: Value, dim: int, i: int) -> Value:
         shape = shape_of(node.args[0])
         dim %= len(shape)
         if shape[dim] == self.trace.examples or (a.unit and dim == len(shape) - 1):
             raise Unsupported("one of the examples or units")
-        return Value(np.take(a.cells, i, axis=dim), a.unit, a.summed)
+        return Value(np.take(a.cells, [i], axis=dim).squeeze(dim), a.unit, a.summed)
 
-    def _op_split(self, node: fx.Node, a: Value, size: Any, dim: int = 0) -> list[Value]:
-        total = shape_of(node.args[0])[dim]
+    def _op_split(self, node: Operation, a: Value, size: Any, dim: int = 0) -> list[Value]:
+        total = node.args[0].shape[dim]
         sizes = [size] * math.ceil(total / size) if isinstance(size, int) else list(size)
         ends = list(itertools.accumulate(sizes))[:-1]
         axis, cuts = self._along(node.args[0], a, dim, *ends)
@@ -440,18 +570,17 @@ class Lowering:
 
     _op_split_with_sizes = _op_split
 
-    def _op_unbind(self, node: fx.Node, a: Value, dim: int = 0) -> list[Value]:
-        count = shape_of(node.args[0])[dim]
+    def _op_unbind(self, node: Operation, a: Value, dim: int = 0) -> list[Value]:
+        count = node.args[0].shape[dim]
         return [self._op_select(node, a, dim, i) for i in range(count)]
 
-    def _op_getitem(self, node: fx.Node, parts: Any, i: int) -> Any:
+    def _op_getitem(self, node: Operation, parts: Any, i: int) -> Any:
         return parts[i]
 
-    def _op_cat(self, node: fx.Node, parts: Sequence[Value], dim: int = 0) -> Value:
+    def _op_cat(self, node: Operation, parts: Sequence[Value], dim: int = 0) -> Value:
         shape = shape_of(node)
         dim %= len(shape)
         sources = node.args[0]
-        assert isinstance(sources, list | tuple)
         units = [p.unit for p in parts if p.constant is None and p.unit]
         numbers = any(p.constant is None and not p.unit for p in parts)
         unit = units[0] if units else 0 if numbers else self._unit(shape)
@@ -461,7 +590,7 @@ class Lowering:
         ]
         return Value(np.concatenate(cells, axis=dim), unit, self._all_summed(parts))
 
-    def _op_stack(self, node: fx.Node, parts: Sequence[Value], dim: int = 0) -> Value:
+    def _op_stack(self, node: Operation, parts: Sequence[Value], dim: int = 0) -> Value:
         dim %= len(shape_of(node))
         units = [p.unit for p in parts]
         if len(set(units)) > 1 or (units[0] and dim == len(shape_of(node)) - 1):
@@ -476,7 +605,7 @@ class Lowering:
         return flags == {True}
 
     def _op_constant_pad_nd(
-        self, node: fx.Node, a: Value, pad: Sequence[int], value: float = 0.0
+        self, node: Operation, a: Value, pad: Sequence[int], value: float = 0.0
     ) -> Value:
         shape = shape_of(node)
         cells = np.empty(self._extent(shape, a.unit), dtype=object)
@@ -492,7 +621,7 @@ class Lowering:
 
     def _op_slice_scatter(
         self,
-        node: fx.Node,
+        node: Operation,
         a: Value,
         part: Value,
         dim: int = 0,
@@ -509,7 +638,7 @@ class Lowering:
         cells[where] = self._laid_out(part, shape_of(node.args[1]), unit)
         return Value(cells, unit, self._all_summed([a, part]))
 
-    def _op_select_scatter(self, node: fx.Node, a: Value, part: Value, dim: int, i: int) -> Value:
+    def _op_select_scatter(self, node: Operation, a: Value, part: Value, dim: int, i: int) -> Value:
         unit = part.unit or a.unit
         cells = self._laid_out(a, shape_of(node), unit).copy()
         if unit and dim % cells.ndim == cells.ndim - 1:
@@ -519,18 +648,18 @@ class Lowering:
         cells[tuple(place)] = self._laid_out(part, shape_of(node.args[1]), unit)
         return Value(cells, unit, self._all_summed([a, part]))
 
-    def _op_select_backward(self, node: fx.Node, d: Value, sizes: Any, dim: int, i: int) -> Value:
+    def _op_select_backward(self, node: Operation, d: Value, sizes: Any, dim: int, i: int) -> Value:
         return self._placed(node, d, dim, i)
 
     def _op_slice_backward(
-        self, node: fx.Node, d: Value, sizes: Any, dim: int, start: int, end: int, step: int
+        self, node: Operation, d: Value, sizes: Any, dim: int, start: int, end: int, step: int
     ) -> Value:
         unit = d.unit or self._unit(shape_of(node))
         like = Value(np.empty((), dtype=object), unit)
         dim, (first, last) = self._along(node, like, dim, start, end)
         return self._placed(node, d, dim, slice(first, last, step))
 
-    def _placed(self, node: fx.Node, d: Value, dim: int, where: Any) -> Value:
+    def _placed(self, node: Operation, d: Value, dim: int, where: Any) -> Value:
         """A tensor of zeros with the cells of d at these positions of an axis."""
         unit = d.unit or self._unit(shape_of(node))
         cells = np.empty(self._extent(shape_of(node), unit), dtype=object)
@@ -540,7 +669,7 @@ class Lowering:
         cells[tuple(place)] = self._laid_out(d, shape_of(node.args[0]), unit)
         return Value(cells, unit, d.summed)
 
-    def _op_flip(self, node: fx.Node, a: Value, dims: Sequence[int]) -> Value:
+    def _op_flip(self, node: Operation, a: Value, dims: Sequence[int]) -> Value:
         cells = a.cells
         for dim in dims:
             dim %= cells.ndim
@@ -560,7 +689,7 @@ class Lowering:
 
     # Reductions
 
-    def _op_cumsum(self, node: fx.Node, a: Value, dim: int, **kwargs: Any) -> Value:
+    def _op_cumsum(self, node: Operation, a: Value, dim: int, **kwargs: Any) -> Value:
         shape = shape_of(node)
         dim %= len(shape)
         if shape[dim] == self.trace.examples:
@@ -634,23 +763,23 @@ class Lowering:
         return found
 
     def _op_linalg_vector_norm(
-        self, node: fx.Node, a: Value, order: float = 2, dims: Any = None, keep: bool = False
+        self, node: Operation, a: Value, order: float = 2, dims: Any = None, keep: bool = False
     ) -> Value:
         if order != 2:
             raise Unsupported(f"a norm of order {order}")
-        squares = self._map(node.args[0], "mul", a, a)  # type: ignore[arg-type]
+        squares = self._map(node.args[0], "mul", a, a)
         return self._map(node, "sqrt", self._reduced("sum", node.args[0], squares, dims, keep))
 
     def _op_sum(
-        self, node: fx.Node, a: Value, dims: Any = None, keep: bool = False, **kwargs: Any
+        self, node: Operation, a: Value, dims: Any = None, keep: bool = False, **kwargs: Any
     ) -> Value:
         return self._reduced("sum", node.args[0], a, dims, keep)
 
-    def _op_amax(self, node: fx.Node, a: Value, dims: Any = None, keep: bool = False) -> Value:
+    def _op_amax(self, node: Operation, a: Value, dims: Any = None, keep: bool = False) -> Value:
         return self._reduced("max", node.args[0], a, dims, keep)
 
     def _op_mean(
-        self, node: fx.Node, a: Value, dims: Any = None, keep: bool = False, **kwargs: Any
+        self, node: Operation, a: Value, dims: Any = None, keep: bool = False, **kwargs: Any
     ) -> Value:
         shape, axes = shape_of(node.args[0]), self._axes(node.args[0], dims)
         if any(shape[d] == self.trace.examples for d in axes):
@@ -659,10 +788,9 @@ class Lowering:
         return self._map(node, "mul", total, 1 / math.prod(shape[d] for d in axes))
 
     def _op_var(
-        self, node: fx.Node, a: Value, dims: Any = None, correction: Any = 1, **kw: Any
+        self, node: Operation, a: Value, dims: Any = None, correction: Any = 1, **kw: Any
     ) -> Value:
         source = node.args[0]
-        assert isinstance(source, fx.Node)
         shape, axes = shape_of(source), self._axes(source, dims)
         if any(shape[d] == self.trace.examples for d in axes):
             raise Unsupported("a variance over the examples")
@@ -678,26 +806,23 @@ class Lowering:
 
 
 def shape_of(node: Any) -> Shape:
-    """Shape of a traced tensor."""
-    value = node.meta.get("val")
-    return tuple((node.meta["tensor_meta"] if value is None else value).shape)
-
-
-def name_of(node: fx.Node) -> str:
-    """Name of an operation without its namespace and overload."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None:
-        return str(schema.name.partition("::")[2])
-    return str(getattr(node.target, "__name__", node.target))
-
-
-def _needed(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that outputs depend on, and those that change tensors."""
-    nodes = list(graph.nodes)
-    found: set[fx.Node] = set()
-    for node in reversed(nodes):
-        schema = getattr(node.target, "_schema", None)
-        if node.op == "output" or node in found or (schema is not None and schema.is_mutable):
-            found.add(node)
-            found.update(node.all_input_nodes)
+    """Shape of an operation, or of itself."""
+    found: Shape = node.shape if isinstance(node, Operation) else node
     return found
+
+
+def _needed(trace: Trace) -> set[Operation]:
+    """Operations that outputs depend on, and those that change tensors."""
+    found = set(trace.outputs.values())
+    for operation in reversed(trace.operations):
+        if operation in found or operation.mutable:
+            found.add(operation)
+            found.update(operation.inputs)
+    return found
+
+
+#: Operations that are lowered as they are.
+KNOWN = frozenset(
+    {*_UNARY, *_BINARY}
+    | {name.removeprefix("_op_") for name in vars(Lowering) if name.startswith("_op_")}
+)

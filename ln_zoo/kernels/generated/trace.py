@@ -9,44 +9,23 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ln_zoo.kernels.cuda_graphs.recorded import StepNumber, Unrecordable, Watch
+from ln_zoo.kernels.generated.recorder import Operation, Recorder
 from ln_zoo.ops.cells import Cell, Sites, Weights
 from ln_zoo.ops.recurrence import next_states
 from ln_zoo.ops.regularization import Noise
 
-aten = torch.ops.aten
 #: Numbers of examples to trace with; the first that is no other size marks the rows.
 _EXAMPLES = (23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
-
-
-_DECOMPOSED = (
-    "native_layer_norm", "native_layer_norm_backward", "var_mean", "sigmoid_backward",
-    "tanh_backward", "threshold_backward", "log_sigmoid_forward", "log_sigmoid_backward",
-    "select_backward", "slice_backward", "masked_fill", "addcmul", "addcdiv", "lerp", "silu",
-    "silu_backward", "gelu", "gelu_backward", "softplus", "softplus_backward", "elu",
-    "elu_backward", "leaky_relu", "leaky_relu_backward", "hardtanh", "hardtanh_backward",
-    "hardsigmoid", "hardsigmoid_backward", "hardswish", "hardswish_backward", "mish",
-    "mish_backward", "split_with_sizes", "unsafe_split", "unbind", "mean", "std", "var", "rsub",
-    "_unsafe_view", "square", "zeros_like", "_fused_rms_norm", "_fused_rms_norm_backward",
-    "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data",
-    "logsumexp", "logit", "logit_backward", "glu", "glu_backward", "celu", "selu",
-    "soft_margin_loss", "threshold",
-)  # fmt: skip
-#: Operations of the core set that `ln_zoo.kernels.generated.lowering` takes whole.
-_KEPT = (
-    "sum", "mean", "amax", "cumsum", "flip", "linalg_vector_norm", "select_scatter",
-    "slice_scatter", "select_backward", "slice_backward",
-)  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -88,26 +67,16 @@ class Trace:
     input for its gradient.
     """
 
-    graph: torch.fx.Graph
-    inputs: list[str]
-    #: Those that the graph has; an input without gradient has no output.
-    outputs: list[str]
+    operations: list[Operation]
+    inputs: dict[str, Operation]
+    #: Those that there are; an input without gradient has none.
+    outputs: dict[str, Operation]
     products: list[Product]
     parameters: list[Tensor]
     widths: list[int]  # of the states
     hidden: int
     gates: int  # width of v
     examples: int
-    constants: dict[str, Tensor]  # tensors that are no input
-
-
-def decompositions() -> dict[Any, Any]:
-    """Decompositions into the operations that `ln_zoo.kernels.generated.rows` knows."""
-    from torch._decomp import core_aten_decompositions, get_decompositions
-
-    known = [getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)]
-    found = dict(core_aten_decompositions()) | dict(get_decompositions(known))
-    return {op: rule for op, rule in found.items() if op._schema.name.split("::")[1] not in _KEPT}
 
 
 class _CutProducts(TorchFunctionMode):
@@ -242,8 +211,13 @@ class _Step:
         return _CutProducts(self.matrices, self.examples, given)
 
 
-def trace(cell: Cell, sites: Sites, weights: Weights, form: StepForm) -> Trace:
-    """The joint graph of one step; `Unsupported` with a reason otherwise."""
+def trace(
+    cell: Cell, sites: Sites, weights: Weights, form: StepForm, known: Collection[str]
+) -> Trace:
+    """The joint graph of one step; `Unsupported` with a reason otherwise.
+
+    ``known``: names of operations that are not decomposed.
+    """
     step = _Step(cell, sites, weights, form)
     with (
         torch.random.fork_rng(devices=[]),
@@ -254,7 +228,7 @@ def trace(cell: Cell, sites: Sites, weights: Weights, form: StepForm) -> Trace:
     ):
         warnings.simplefilter("ignore")
         try:
-            return _trace(step)
+            return _trace(step, known)
         except Unsupported:
             raise
         except Unrecordable as error:
@@ -265,12 +239,10 @@ def trace(cell: Cell, sites: Sites, weights: Weights, form: StepForm) -> Trace:
 
 def _reason(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0]
-    if "_local_scalar_dense" in text or "tracing tensor" in text:
-        return "Python reads a value of a tensor (aten._local_scalar_dense)"
     return f"it cannot be traced: {type(error).__name__}: {text[:200]}"
 
 
-def _trace(step: _Step) -> Trace:
+def _trace(step: _Step, known: Collection[str]) -> Trace:
     given = step.inputs()
     dry = step.cut()
     # Stops before anything that outlives the step is changed.
@@ -287,29 +259,20 @@ def _trace(step: _Step) -> Trace:
     wanted = [name for name, a in given.items() if _takes_gradient(name, a, step)]
     given |= {f"ds{i}": torch.randn(a.shape) for i, a in enumerate(after)}
     given |= {f"dl{k}": torch.randn(step.examples, p.inner) for k, p in enumerate(products)}
-    names = list(given)
-    outputs: list[str] = []
-
-    def joint(*flat: Tensor) -> list[Tensor]:
-        found = _joint(step, dict(zip(names, flat, strict=True)), wanted, products)
-        outputs[:] = list(found)
-        return list(found.values())
-
-    traced = make_fx(joint, decomposition_table=decompositions(), tracing_mode="real")(
-        *given.values()
-    )
+    recorder = Recorder(given, known)
+    with recorder:
+        joint = _joint(step, given, wanted, products)
+        outputs = {name: recorder.of(a) for name, a in joint.items()}
     return Trace(
-        traced.graph,
-        names,
-        list(outputs),
+        recorder.operations,
+        {name: recorder.of(a) for name, a in given.items()},
+        outputs,
         products,
         step.parameters,
         step.widths,
         step.hidden,
         step.gates,
         step.examples,
-        {name: a for name, a in vars(traced).items() if isinstance(a, Tensor)}
-        | dict(traced.named_buffers()),
     )
 
 
@@ -335,8 +298,8 @@ def _joint(
     pairs = [(a, d) for a, d in pairs if a.requires_grad]
     grads: Sequence[Tensor | None] = [None] * len(leaves)
     if pairs:
-        grads = torch.autograd.grad(
-            [a for a, _ in pairs], list(leaves.values()), [d for _, d in pairs], allow_unused=True
-        )
+        # Of one number: torch imports a library of symbols to check gradients that are given.
+        loss = torch.stack([(a * d).sum() for a, d in pairs]).sum()
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     named = zip(leaves, grads, strict=True)
     return found | {f"d_{name}": d for name, d in named if d is not None}
