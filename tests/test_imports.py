@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 
 import ln_zoo
 from ln_zoo.ops.cells import ARITHMETICS, CELLS
-from ln_zoo.utils.packages import MODULES
+from ln_zoo.utils.packages import EXTRAS, MODULES, missing_package
 
 PACKAGE = Path(ln_zoo.__file__).parent
 
@@ -395,6 +395,18 @@ def test_every_dependency_has_its_message() -> None:
     found = [{canonicalize_name(owner) for owner in owners[name]} for name in MODULES]
     assert all(each & needed for each in found)
     assert set.union(*found) >= needed
+
+
+def test_every_extra_has_its_message() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for module, extra in EXTRAS.items():
+        said = str(missing_package(ModuleNotFoundError(name=f"{module}.part")))
+        assert module in said
+        assert f"ln-zoo[{extra}]" in said
+        brought = {canonicalize_name(Requirement(need).name) for need in extras[extra]}
+        assert brought & {canonicalize_name(owner) for owner in packages_distributions()[module]}
 
 
 def test_a_layer_imports_what_it_uses() -> None:

@@ -134,6 +134,10 @@ def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
     file, parameters = json.loads(done.stdout.splitlines()[-1])
     assert file.startswith(str(target))
     assert parameters == 1_798_010
+    # Outside a checkout: configurations and tables are in the package.
+    check = [sys.executable, "-P", ROOT / "packaging" / "check_install.py", "prebuilt"]
+    variables = os.environ | {"PYTHONPATH": str(target), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(check, cwd=tmp_path, env=variables, check=True)
     left_out = "import ln_zoo; print(ln_zoo.load('mlp.none').card.folder)"
     for models, said in ((None, "do not come with the installed package"), (ROOT, "mlp.none")):
         found = {} if models is None else {"LN_ZOO_MODELS": str(models / "model_cards")}

@@ -23,12 +23,11 @@ class PredictionWriter(BasePredictionWriter):
     r"""Write predictions to the log directory, as JSON lines or as rows of an array.
 
     ``predict_step`` must return a tensor (N, \*), or a dict of such tensors and of lists of N
-    strings. JSON lines have a
-    key ``index``, the example's index in the dataset, if Lightning provides it (for a plain
-    ``DataLoader``). Each process writes its share: ``predictions-0.jsonl``,
-    ``predictions-1.jsonl``, ... An array needs one value per example, a number or a vector, and one
-    process; rows are in the order of the dataset. Files are replaced atomically at the end; nothing
-    is written under ``fast_dev_run``.
+    strings. JSON lines have a key ``index``, the example's index in the dataset, if Lightning
+    provides it (for a plain ``DataLoader``). Each process writes its share:
+    ``predictions-0.jsonl``, ``predictions-1.jsonl``, ... An array needs one value per example, a
+    number or a vector, and one process; rows are in the order of the dataset. Files are replaced
+    atomically at the end; nothing is written under ``fast_dev_run``.
 
     Args:
         path: file to write, ``.jsonl`` or ``.npy``; default: ``predictions`` in the log directory,

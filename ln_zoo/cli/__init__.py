@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 _HELP = f"""\
 ln-zoo {__version__}: normalised networks for PyTorch Lightning
 
-train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
-  ln-zoo fit --config configs/quickstart.yaml
-  ln-zoo fit --config configs/mlp/paper.yaml --config configs/norms/batch.yaml
+train and evaluate (LightningCLI; `ln-zoo fit --help`, and `--help_all` for every option)
+  ln-zoo fit --config quickstart                    a name of ours, or your file
+  ln-zoo fit --config mlp/paper --config norms/batch
+  ln-zoo fit --model my_file.MyModule --data ...    any LightningModule
   ln-zoo validate|test|predict --weights mlp.layernorm --data MNIST
   ln-zoo fit --config ... --ckpt_path last          resume the newest run with that name
   ln-zoo sweep --config ... --norms layer,none --seeds 5 --out sweeps/x   a grid of runs, a report
@@ -101,7 +102,13 @@ def _run(command: str, argv: list[str]) -> int:
         from ln_zoo.cli.commands import call, load
 
         return call(load(COMMANDS[command]), command, argv[1 + command.count(" ") :])
+    if command in TRAINING and argv[1:] in (["--help"], ["-h"]):
+        from ln_zoo.cli.short_help import short_help
+
+        print(short_help(command), end="")
+        return 0
     if command in TRAINING or command.startswith("--print_completion"):
+        argv = ["--help" if word == "--help_all" else word for word in argv]
         given = None
         if command in TRAINING:
             try:

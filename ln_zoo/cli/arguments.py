@@ -17,6 +17,7 @@ import yaml
 
 from ln_zoo.utils.files import check_checkpoint
 from ln_zoo.utils.names import nearest
+from ln_zoo.utils.package_data import config_names, find_config
 from ln_zoo.utils.yaml import parse_yaml
 
 #: Options that take no value.
@@ -52,6 +53,7 @@ class Arguments:
     """
 
     def __init__(self, argv: list[str]) -> None:
+        argv = list(_with_configs(argv))
         self.argv = argv
         self.command = argv[0]
         self.options: list[Option] = []
@@ -150,6 +152,18 @@ def _arguments(argv: list[str]) -> Iterator[tuple[str, str | None, str]]:
         tokens = [token]
 
 
+def _with_configs(argv: list[str]) -> Iterator[str]:
+    """The arguments with paths of configurations in place of their names."""
+    before = ""
+    for token in argv:
+        name, equals, value = token.partition("=")
+        if name in ("--config", "-c") and equals:
+            yield f"{name}={find_config(value) or value}"
+        else:
+            yield str(find_config(token) or token) if before in ("--config", "-c") else token
+        before = token
+
+
 def _configuration(text: str) -> dict[str, Any]:
     content = parse_yaml(text)
     if isinstance(content, dict):
@@ -157,7 +171,8 @@ def _configuration(text: str) -> dict[str, Any]:
     if os.path.isfile(text):
         raise ValueError(f"{text} holds no options: expected YAML with lines `name: value`")
     if not os.path.exists(text):
-        near = nearest(Path(text).name, (path.name for path in Path(text).parent.glob("*")))
+        files = [path.name for path in Path(text).parent.glob("*")]
+        near = nearest(Path(text).name, files) or nearest(text, config_names())
         raise FileNotFoundError(f"--config {text}: there is no such file{near}")
     # The parser reads pipes that the shell opens for `--config <(...)`.
     if stat.S_ISFIFO(os.stat(text).st_mode) and not text.startswith("/dev/"):
@@ -184,7 +199,7 @@ def _flat(name: str, value: Any, where: str = "") -> Iterator[Option]:
         if not isinstance(init_args, dict):
             raise ValueError(f"{name}.init_args must be a mapping of arguments, got {init_args!r}")
         for key, inner in value.items():
-            yield from _flat(f"{name}.{key}", inner, where)
+            yield from _flat(f"{name.rstrip('+')}.{key}", inner, where)
         return
     parts = [part for part in name.split(".") if part != "init_args"]
     if parts[-1] == "class_path":

@@ -74,7 +74,7 @@ def run_command(command: str, run: Callable[[], int]) -> int:
 
 
 def report_error(error: Exception, command: str, code: int = 1) -> int:
-    """Print an error in one line and return the exit code: 1 for a bug, otherwise ``code``.
+    """Print an error in one line and return the exit code: 1 for a bug or a user's, else ``code``.
 
     With ``LN_ZOO_DEBUG=1``, raises the error itself, unless it is a `UsageError`.
     """
@@ -91,7 +91,9 @@ def report_error(error: Exception, command: str, code: int = 1) -> int:
         error = missing_package(error) or error
     text = error_text(error)
     if not _of_input(error):
-        code, text = 1, f"{type(error).__name__}: {text}{_place(error)}: this is a bug"
+        place, is_ours = _place(error)
+        whose = f"this is a bug{place}" if is_ours else f"error{place}"
+        code, text = 1, f"{type(error).__name__}: {text}: {whose}"
     rank = os.environ.get("LOCAL_RANK", "0")
     process = f" (process {rank})" if rank != "0" else ""
     print(f"ln-zoo {command}: error{process}: {_readable(text)}", file=sys.stderr)
@@ -274,15 +276,14 @@ def error_text(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def _place(error: Exception) -> str:
-    """The innermost line of ln_zoo or of a user's file in the traceback."""
+def _place(error: Exception) -> tuple[str, bool]:
+    """The innermost line of ln_zoo or of a user's file, and whether it is ours."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] == "ln_zoo" or not {"site-packages", "lib"} & set(
-            Path(file).parts
-        ):
-            return f" ({Path(file).name}, line {line})"
-    return ""
+        is_ours = module.partition(".")[0] == "ln_zoo"
+        if is_ours or not {"site-packages", "lib"} & set(Path(file).parts):
+            return f" in {Path(file).name}:{line}", is_ours
+    return "", True
 
 
 def _output_works() -> bool:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,9 @@ class ZooCLI(LightningCLI):
             # The parsers of all commands take as long to build as the run takes to start.
             asked = {self.argv[0]: commands[self.argv[0]]}
             self.subcommands = lambda: asked  # type: ignore[method-assign]
-        loggers = [_logger("CSVLogger"), _logger("TensorBoardLogger", default_hp_metric=False)]
+        loggers = [_logger("CSVLogger")]
+        if find_spec("tensorboard"):
+            loggers.append(_logger("TensorBoardLogger", default_hp_metric=False))
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -228,6 +231,13 @@ class ZooCLI(LightningCLI):
             default=False,
             help="After fit, score the last weights on the test set and print the table.",
         )
+
+    def _prepare_subcommand_parser(self, *given: Any, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(*given, **kwargs)
+        for action in parser._actions:
+            if action.dest == "ckpt_path":  # Lightning's text promises more
+                action.help = "A .ckpt file, or last: the newest whole checkpoint of this name."
+        return parser
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)

@@ -79,12 +79,15 @@ def card(
         overwrite: replace an existing card
         import_: module that defines the checkpoint's own class
     """
+    from ln_zoo.zoo.catalog import read_card
     from ln_zoo.zoo.publishing import card_from_checkpoint
 
     folder = card_from_checkpoint(
         checkpoint, results, out, name=name, facts=facts, overwrite=overwrite
     )
     print(f"card: {folder}")
+    if "license" not in read_card(folder).results.card:
+        print("note: the card states no license, which `ln-zoo publish` needs: give it in --facts")
 
 
 def publish(

@@ -50,7 +50,7 @@ def reproduce(
         print_: run nothing, print one command per line, as in ln-zoo sweep
         gather: run nothing, judge the finished runs of a sweep
         recompute: run nothing, compute all outcomes from the tables in docs/figures of the current
-            folder
+            folder, or those of the package
         json: run nothing, print all claims with outcomes as JSON
         csv: run nothing, write the curves of the finished runs of a primary outcome to this table,
             with the time at which each began

@@ -14,6 +14,7 @@ from typing import Any
 
 from ln_zoo.utils.files import atomic_write_text, check_output_folder
 from ln_zoo.utils.names import nearest
+from ln_zoo.utils.package_data import config_names, find_config
 from ln_zoo.utils.yaml import parse_yaml
 
 MANIFEST = "sweep.json"
@@ -146,8 +147,8 @@ def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
     """Resolves names of norms to files or classes.
 
     ``layer`` stands for ``norms/layer.yaml`` in the folder of a configuration or its parent, then
-    for ``configs/norms/layer.yaml``. A name that ends in .yaml is a file; a name with a capital or
-    a dot is a class.
+    for ``configs/norms/layer.yaml``, which ships with the package. A name that ends in .yaml is a
+    file; a name with a capital or a dot is a class.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -198,8 +199,9 @@ def folder_name(norm: str, settings: Mapping[str, str]) -> str:
 
 
 def norm_name(norm: str) -> str:
-    """Name of a norm: ``"layer"`` for its file, ``"LayerNorm"`` for its class."""
-    return Path(norm).stem if _is_file(norm) else norm.rpartition(".")[2]
+    """Name of a norm: ``"layer"`` for its file, ``"LayerNorm"`` for its class; no norm: none."""
+    name = Path(norm).stem if _is_file(norm) else norm.rpartition(".")[2]
+    return "none" if name == "Identity" else name
 
 
 # The file
@@ -210,7 +212,8 @@ def digests(grid_files: Sequence[str]) -> dict[str, str]:
     found = {}
     for path in grid_files:
         try:
-            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            content = (find_config(path) or Path(path)).read_bytes()
+            found[path] = hashlib.sha256(content).hexdigest()
         except OSError as error:
             raise SweepError(f"{path} cannot be read ({error.strerror})") from error
     return found
@@ -300,7 +303,7 @@ def _norm_arguments(norm: str, callback: bool) -> list[str]:
     if _is_file(norm):
         if not callback:
             return [f"--config={norm}"]
-        found = parse_yaml(norm)["model"]["init_args"]["norm"]
+        found = parse_yaml(str(find_config(norm) or norm))["model"]["init_args"]["norm"]
     else:
         # All fields, so that no argument of the configuration's norm remains.
         from ln_zoo.norms import to_config
@@ -315,7 +318,7 @@ def _norm_arguments(norm: str, callback: bool) -> list[str]:
 
 def _find_norm(name: str, configs: Sequence[str]) -> str:
     if _is_file(name):
-        if not Path(name).is_file():
+        if find_config(name) is None:
             raise SweepError(f"--norms: there is no file {name}")
         return name
     if "." in name or name[0].isupper():
@@ -324,12 +327,13 @@ def _find_norm(name: str, configs: Sequence[str]) -> str:
     folders = [d / "norms" for d in [*parents, *(p.parent for p in parents)]]
     folders.append(Path("configs/norms"))
     for folder in folders:
-        if (folder / f"{name}.yaml").is_file():
-            return (folder / f"{name}.yaml").as_posix()
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+        if find_config(path := (folder / f"{name}.yaml").as_posix()):
+            return path
+    known = {file.stem for folder in folders for file in folder.glob("*.yaml")}
+    known |= {each.partition("/")[2] for each in config_names() if each.startswith("norms/")}
     raise SweepError(
         f"--norms: no norm {name!r}{nearest(name, known)} "
-        f"({', '.join(known) or 'there is no configs/norms'}; or a .yaml file, or a class)"
+        f"({', '.join(sorted(known))}; or a .yaml file, or a class)"
     )
 
 

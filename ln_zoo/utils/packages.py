@@ -5,9 +5,16 @@ from __future__ import annotations
 #: Modules of the dependencies. Layers, norms, kernels and conversion need torch alone.
 MODULES = (
     "datasets", "filelock", "huggingface_hub", "jinja2", "jsonargparse", "lightning", "matplotlib",
-    "numpy", "pyarrow", "rich", "safetensors", "scipy", "shtab", "sklearn", "tensorboard", "torch",
-    "torchmetrics", "yaml",
+    "numpy", "PIL", "pyarrow", "rich", "safetensors", "scipy", "shtab", "torch", "torchmetrics",
+    "yaml",
 )  # fmt: skip
+#: Extras of ln-zoo by the modules that they bring.
+EXTRAS = {
+    "joblib": "sentences",
+    "nltk": "text",
+    "sklearn": "sentences",
+    "tensorboard": "tensorboard",
+}
 
 
 class MissingPackageError(ModuleNotFoundError):
@@ -17,6 +24,12 @@ class MissingPackageError(ModuleNotFoundError):
 def missing_package(error: ModuleNotFoundError) -> MissingPackageError | None:
     """Readable error for a failed import of a dependency; None for other modules."""
     module = (error.name or "").partition(".")[0]
+    if extra := EXTRAS.get(module):
+        return MissingPackageError(
+            f"this needs the package {module}, which is not installed: pip install "
+            f"'ln-zoo[{extra}]'",
+            name=error.name,
+        )
     if module not in MODULES:
         return None
     return MissingPackageError(

@@ -42,7 +42,7 @@ from ln_zoo.zoo.loading import IMPORT_IT, of_checkpoint
 class Facts:
     """What the author of a card states beside the measured values."""
 
-    license: str = ""  #: default apache-2.0; ``other`` needs the name and the link
+    license: str = ""  #: of the weights; `publish` needs one. ``other`` needs the name and the link
     license_name: str = ""  #: of another license
     license_link: str = ""  #: of another license
     language: str = ""  #: of the data
@@ -600,7 +600,7 @@ def front_matter(card: Card) -> ModelCardData:
     return ModelCardData(
         library_name="ln-zoo",
         pipeline_tag=None if task == "other" else task,
-        license=stated.get("license", "apache-2.0"),
+        license=stated.get("license"),
         license_name=stated.get("license_name"),
         license_link=stated.get("license_link"),
         language=stated.get("language"),
@@ -735,7 +735,8 @@ def publish(
         dry_run: check everything and send nothing.
 
     Raises:
-        CardError: if the card is damaged, its README is outdated, or the hub refuses.
+        CardError: if the card is damaged, states no license, its README is outdated, or the hub
+            refuses.
     """
     card: Card = loading.load(name, norm=norm, model=model).__dict__["card"]
     readme = card.folder / catalog.README
@@ -744,6 +745,11 @@ def publish(
             f"{readme} was edited, or is older than {catalog.CONFIG} and {catalog.RESULTS}: "
             f"regenerate it with `ln-zoo cards {card.folder} --refresh`; text belongs in the facts "
             "of the card"
+        )
+    if not card.results.card.get("license"):
+        raise CardError(
+            f"{card.name} states no license of its weights: write `license: ...` into a file and "
+            f"run `ln-zoo cards {card.folder} --refresh --facts FILE`"
         )
     names = sorted({*catalog.CARD_FILES, *card.config.files})
     files = {name: card.path(name).stat().st_size for name in names}

@@ -223,6 +223,7 @@ def test_two_norms_are_loaded(tmp_path: Path) -> None:
 
 
 MINE = """
+from dataclasses import dataclass
 from ln_zoo import LayerNorm
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ class Bare(LightningModule):
         return batch[0]
 
 
+class Odd(LightningModule):
+    def predict_step(self, batch, batch_idx):
+        return tuple(batch)
+
+
 def predict(model: LightningModule, loader: DataLoader, folder: Path) -> list[dict]:
     writer = PredictionWriter(str(folder / "out/mine.jsonl"))
     quiet_trainer(writer).predict(model, loader)
@@ -75,6 +80,10 @@ def test_a_dry_run_writes_nothing(in_tmp: Path) -> None:
     assert list(in_tmp.iterdir()) == []
 
 
-def test_anything_but_a_dict_is_refused(tmp_path: Path) -> None:
-    message = r"predict_step of Bare .*dict.*Tensor"
-    refuses(message, predict, Bare(), LOADER, tmp_path, error=TypeError)
+def test_a_tensor_is_one_column(tmp_path: Path) -> None:
+    assert predict(Bare(), LOADER, tmp_path)[2] == {"index": 2, "prediction": 2.0}
+
+
+def test_anything_else_is_refused(tmp_path: Path) -> None:
+    message = r"predict_step of Odd .*dict.*tuple"
+    refuses(message, predict, Odd(), LOADER, tmp_path, error=TypeError)

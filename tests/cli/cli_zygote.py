@@ -25,8 +25,6 @@ from typing import NoReturn
 import matplotlib.backends.backend_agg  # noqa: F401
 import PIL.Image
 import quick_pictures
-import sklearn.datasets
-import sklearn.model_selection
 
 import ln_zoo.cli.lightning  # noqa: F401  # all that a run needs
 from ln_zoo.cli import main
@@ -89,7 +87,6 @@ if __name__ == "__main__":
         main(["fit", "--model=MLPClassifier", "--data=Digits", "--print_config"])
     # What most commands import or read.
     PIL.Image.preinit()
-    sklearn.datasets.load_digits()
     reported.reported()
     for command in COMMANDS.values():
         load(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -12,14 +13,16 @@ import pytest
 from cli_support import SCRIPT, heavy_imports
 
 from ln_zoo import __version__
-from ln_zoo.cli import main
+from ln_zoo.cli import main, precheck
 
 
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
         ("--version", f"ln-zoo {__version__}"),
-        ("", "ln-zoo fit --config configs/quickstart.yaml"),
+        ("", "ln-zoo fit --config quickstart"),
+        ("fit --help", "--help_all"),
+        ("test -h", "--ckpt_path"),
         ("analyze invariance --help", "--weight_scale"),
         ("write a --model m --width 0", "--width"),
         ("lsit", "'list'"),
@@ -30,6 +33,17 @@ def test_imports_nothing_heavy(here: Path, given: str, answer: str) -> None:
     printed, heavy = heavy_imports(*given.split())
     assert answer in printed
     assert heavy == set()
+
+
+def test_short_help_fits_a_screen(here: Path) -> None:
+    printed, _ = heavy_imports("fit", "--help")
+    options = re.findall(r"^  (--[a-z.+_]+)", printed, re.MULTILINE)
+    assert len(printed.splitlines()) <= 24
+    assert max(map(len, printed.splitlines())) <= 100
+    # All but the flags are options of the parser.
+    known = {*precheck.options("fit"), "model.norm", "model.lr", "data.root"}
+    known |= {"trainer.logger.save_dir", "print_config", "help_all"}
+    assert {option.strip("-+") for option in options} <= known
 
 
 def test_the_installed_script_answers_at_once() -> None:

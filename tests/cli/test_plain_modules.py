@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import torch
 from cli_support import QUIET, cli, load, rows_of, succeed
 from refusals import refuses
+
+from ln_zoo.cli import lightning
 
 PROJECT = Path(__file__).parents[1] / "callbacks" / "lightning_project" / "forecasting"
 MODULE = ("--model=forecasting.model.Forecaster",)
@@ -64,6 +67,41 @@ def test_a_class_must_be_named() -> None:
     torch.save(checkpoint, "foreign.ckpt")
     refuses(["foreign.ckpt", "--model"], cli, "test", "--ckpt_path=foreign.ckpt", *DATA)
     succeed("test", "--ckpt_path=foreign.ckpt", *FIT)
+
+
+BROKEN = """
+from forecasting.model import Forecaster
+
+class Broken(Forecaster):
+    def training_step(self, batch, batch_idx):
+        return [1, 2][self.hparams.hidden_size]
+"""
+
+
+def test_errors_of_a_module_are_its_own(folder: Path) -> None:
+    (folder / "broken.py").write_text(BROKEN)
+    says = ["IndexError", "broken.py:6"]
+    refuses(says, cli, "fit", "--model=broken.Broken", *FIT[1:], code=1)
+
+
+def test_loggers_name_their_package() -> None:
+    for logger, package in (("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow")):
+        if importlib.util.find_spec(package) is None:
+            given = [*FIT, f"--trainer.logger+={logger}"]
+            refuses([logger, package], cli, "fit", *given, code=1)
+
+
+def test_tensorboard_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lightning, "find_spec", lambda name: None)
+    (logger,) = lightning.settings_of(
+        ["fit", "--model=MLPClassifier", "--data=Digits"]
+    ).trainer.logger
+    assert logger.class_path.endswith("CSVLogger")
+
+
+def test_help_on_a_class() -> None:
+    assert "--model.hidden_size" in succeed("fit", "--model.help", MODULE[0][8:]).out
+    assert "--data.steps" in succeed("fit", "--data.help", DATA[0][7:]).out
 
 
 @pytest.mark.slow

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from sweep_runs import refuses
 
+from ln_zoo.cli.arguments import Arguments
 from ln_zoo.sweeps.grid import (
     Grid,
     check_extends,
     digests,
+    files_of,
     folder_name,
     parse_norms,
     parse_seeds,
@@ -136,3 +138,23 @@ def test_only_a_larger_grid_goes_on_in_a_folder(tmp_path: Path) -> None:
         (replace(old, digests=changed), "base.yaml has changed since"),
     ):
         refuses(message, check_extends, new, old, tmp_path)
+
+
+def test_a_sweep_needs_no_checkout(in_tmp: Path) -> None:
+    norms = parse_norms("layer,rms,Identity", ["quickstart"])
+    grid = replace(GRID, configs=["quickstart"], norms=norms, settings={})
+    assert grid.labels() == ["layer", "rms", "none"]
+    assert len(digests(files_of(grid.configs, norms))) == 3
+    given = Arguments(["fit", *grid.arguments(grid.runs()[1])])
+    assert given.last("data") == "ln_zoo.data.Digits"
+
+
+def test_a_norm_by_callback() -> None:
+    layer, none = (
+        Arguments(["fit", *replace(GRID, configs=[], norms=[norm], callback=True).arguments(run)])
+        for norm in ("norms/layer.yaml", "Identity")
+        for run in replace(GRID, norms=[norm]).runs()[:1]
+    )
+    for given, norm in ((layer, "LayerNorm"), (none, "Identity")):
+        assert given.last("trainer.callbacks.norm") == f"ln_zoo.norms.{norm}"
+        assert not given.sets("model.norm")

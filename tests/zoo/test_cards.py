@@ -23,7 +23,7 @@ from zoo_support import PREPROCESSING, RESULTS, MakeCard, Tested, edit, read, re
 from ln_zoo.models import MLPClassifier, SkipThought
 from ln_zoo.norms import Norm
 from ln_zoo.zoo import card_from_checkpoint, catalog, load, render_card
-from ln_zoo.zoo.publishing import refresh
+from ln_zoo.zoo.publishing import publish, refresh
 
 # The four files
 
@@ -358,7 +358,8 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: Tested, tmp_path: Path)
     assert catalog.read_card(folder).results.card == {"notes": ["from JSON"]}
     assert catalog.read_card(folder).name == "b"
     bare = card_from_checkpoint(*tested_checkpoint, tmp_path / "c")
-    assert "license: apache-2.0" in (bare / "README.md").read_text()
+    assert "license:" not in (bare / "README.md").read_text()
+    refuses(["c", "license", "--facts"], publish, str(bare), "someone/c", dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,9 @@ def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capt
     facts.write_text("notes: [by command]\n")
     out = tmp_path / "cards" / "mlp.tiny"
     argv = [checkpoint, "--results", results, "--out", str(out), "--facts", str(facts)]
-    assert told(capsys, "card", *argv, "--name", "tiny") == f"card: {out}\n"
+    first, note = told(capsys, "card", *argv, "--name", "tiny").splitlines()
+    assert first == f"card: {out}"
+    assert "license" in note
     assert load(out).card.name == "tiny"
     assert load(out).card.results["card"] == {"notes": ["by command"]}
 

@@ -142,7 +142,7 @@ def test_pushing(make_card: MakeCard, stub_hub: StubHub, monkeypatch: pytest.Mon
     assert again.card.name == "mlp-tiny"
 
     mine = Mine(6, Doubling())
-    mine.push_to_hub("someone/mine", metrics={"error": 0.5})
+    mine.push_to_hub("someone/mine", metrics={"error": 0.5}, facts={"license": "mit"})
     again = Mine.from_pretrained("someone/mine", norm=Doubling())
     assert torch.equal(again.head.weight, mine.head.weight)
 
@@ -190,7 +190,9 @@ def test_cards_of_own_classes_from_checkpoints(tested_checkpoint: Tested, tmp_pa
     edit(results, model="Slower", checkpoint_sha256=None)
     content["hyper_parameters"]["_class_path"] = f"{__name__}.Slower"
     torch.save(content, checkpoint)
-    folder = card_from_checkpoint(checkpoint, results, tmp_path / "slower")
+    folder = card_from_checkpoint(
+        checkpoint, results, tmp_path / "slower", facts={"license": "mit"}
+    )
     assert catalog.read_card(folder).model == f"{__name__}.Slower"
     assert isinstance(Slower.from_pretrained(folder), Slower)
     assert (folder / "README.md").read_text() == render_card(folder)

@@ -47,7 +47,9 @@ def test_publish_and_load_by_hub_id_give_the_same_model(
 
 def test_branch_and_pinned_revision(make_card: MakeCard, stub_hub: StubHub) -> None:
     first = publish(str(make_card()), REPO)
-    second = publish(str(make_card("other", card={"notes": ["newer"]})), REPO, revision="next")
+    second = publish(
+        str(make_card("other", card={"license": "mit", "notes": ["newer"]})), REPO, revision="next"
+    )
 
     assert load(REPO).card.results["card"]["notes"] == ["a model for tests"]
     assert load(REPO, revision="next").card.results["card"]["notes"] == ["newer"]

@@ -141,7 +141,7 @@ def test_values_that_hold_themselves_or_too_much() -> None:
         ({"_class_path": "redteam_mod.Foo"}, r"redteam_mod.Foo.*--import redteam_mod"),
         ({"_class_path": ["redteam_mod"]}, "redteam_mod"),
         ({"_class_path": "os.redteam_mod.Foo"}, "os.redteam_mod.Foo"),
-        ({"_class_path": "torch.nn.Linear"}, "torch.nn.Linear, not a ZooModule"),
+        ({"_class_path": "torch.nn.Linear"}, "torch.nn.Linear, not a LightningModule"),
         ({"_class_path": "ln_zoo.models.MLPClassifier", 5: 1}, "5"),
         ({"norm": None}, "model class"),
         ([1, 2], "model class"),

@@ -42,7 +42,7 @@ RESULTS: dict[str, Any] = {
     "training": {"epochs": 2, "steps": 20, "commands": ["ln-zoo fit --config mine.yaml"]},
     "size": {},
     "data": {"dataset": "digits", "batch_size": 32, "test_size": 359},
-    "card": {"notes": ["a model for tests"], "differences": ["other data"]},
+    "card": {"license": "mit", "notes": ["a model for tests"], "differences": ["other data"]},
 }
 PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
 

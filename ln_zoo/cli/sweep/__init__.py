@@ -31,6 +31,8 @@ from ln_zoo.sweeps.grid import (
     write_grid,
 )
 from ln_zoo.sweeps.state import FAILED, FINISHED, Length, State, state_of
+from ln_zoo.utils.names import nearest
+from ln_zoo.utils.package_data import config_names, find_config
 
 _LOCK = ".sweep.lock"
 #: Folder of the report, in the sweep's folder.
@@ -67,8 +69,9 @@ def sweep(
         fit_options: options of fit, after --
         out: folder of the sweep; the report is in FOLDER/report
         config: as for fit, shared by all runs
-        norms: norms, separated by commas: names of files in configs/norms (layer,batch), paths of
-            such files, or classes (LayerNorm, my_norm.MyNorm) with their defaults
+        norms: norms, separated by commas: layer, batch, weight, rms, none, other names of files in
+            configs/norms, paths of such files, or classes (LayerNorm, my_norm.MyNorm) with their
+            defaults. A module without an argument `norm` gets it by the callback Normalize
         seeds: number of seeds, starting at 0, or a list such as 0,1,7 (a single one: 7,); default:
             3
         set_: OPTION=V1,V2: values of an option of fit, such as model.lr=2e-4,1e-3; may be given
@@ -162,8 +165,9 @@ def grid_of(
         if option.startswith("--"):
             check_option(option)
     for path in config:
-        if not Path(path).is_file():
-            raise SweepError(f"--config: there is no file {path}")
+        if find_config(path) is None:
+            near = nearest(path, config_names())
+            raise SweepError(f"--config: there is no file {path}{near}")
     parsed = parse_norms(norms, config)
     return Grid(
         configs=config,

@@ -6,7 +6,6 @@ import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import replace
-from pydoc import locate
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli import check_training
@@ -14,6 +13,7 @@ from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.errors import error_text
 from ln_zoo.sweeps.grid import Grid, Run, SweepError
 from ln_zoo.sweeps.state import Length
+from ln_zoo.utils.class_paths import import_path
 from ln_zoo.utils.schema import argument_types
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _takes_norm(grid: Grid) -> bool:
     """Whether the model's class has an argument `norm`; true for a class that is not found."""
     configs = [f"--config={path}" for path in grid.configs]
     path = Arguments(["fit", *configs, *grid.options]).last("model")
-    cls = locate(path) if isinstance(path, str) and "." in path else None
+    cls = import_path(path) if isinstance(path, str) and "." in path else None
     if not isinstance(cls, type):
         return True
     known, others = argument_types(cls)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.folders import local_folder
+from ln_zoo.data.images.digits import load_digits, stratified_split
 from ln_zoo.data.images.files import LocalImages, load_from_hub, to_arrays
 from ln_zoo.data.loading import Tensors
 from ln_zoo.utils.checks import check_at_least
@@ -130,7 +131,7 @@ class ImageClassificationData(ImageData, ABC):
 
 
 class Digits(ImageClassificationData):
-    """scikit-learn's 1,797 handwritten digits, grey levels 0 to 16, 8 x 8 pixels.
+    """The 1,797 handwritten digits of scikit-learn, grey levels 0 to 16, 8 x 8 pixels; shipped.
 
     They are the test part of the UCI "Optical Recognition of Handwritten Digits" (Alpaydin and
     Kaynak, 1998). The 300 test images are fixed; every split is stratified. With ``image_size=28``
@@ -179,26 +180,15 @@ class Digits(ImageClassificationData):
             )
 
     def read(self) -> dict[str, tuple[Tensor, Tensor]]:
-        # Imported here: it takes a second.
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
-        digits = load_digits()
-        grey = digits.images.astype(np.uint8)[:, None]
+        grey, numbers = load_digits()
+        grey = grey[:, None]
         if self.image_shape[-1] != DIGIT_SIDE:
             grey = enlarge(grey, self.image_shape[-1])
         images = torch.from_numpy(grey)
-        labels = torch.from_numpy(digits.target.astype(np.int64))
-
-        def split(indices: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-            rest, part = train_test_split(
-                indices, test_size=size, random_state=0, stratify=labels[indices]
-            )
-            return rest, part
-
-        rest, test = split(np.arange(len(labels)), self.test_size)
-        train, val = split(rest, self.val_size)
-        parts = {"train": train[: self.train_size], "val": val, "test": test}
+        labels = torch.from_numpy(numbers.astype(np.int64))
+        rest, test = stratified_split(numbers, self.test_size)
+        train, val = stratified_split(numbers[rest], self.val_size)
+        parts = {"train": rest[train][: self.train_size], "val": rest[val], "test": test}
         return {name: (images[part], labels[part]) for name, part in parts.items()}
 
 

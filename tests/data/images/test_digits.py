@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from data_support import SETS, in_order, ready
+from sklearn import datasets
+from sklearn.model_selection import train_test_split
 
 from ln_zoo.data import BinarizedDigits, Digits
 from ln_zoo.data.images.batches import PackedImages, golden_order
+from ln_zoo.data.images.digits import load_digits, stratified_split
 
 
 def sets_of(**options) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -26,6 +29,18 @@ def test_splits_are_disjoint_complete_and_stratified():
     assert images.dtype == torch.uint8
     # scikit-learn's set has no two equal images, so equal rows would be a repeated example.
     assert len(images.unique(dim=0)) == 1797
+
+
+@pytest.mark.parametrize("val_size", [10, 200, 333, 1000])
+def test_splits_are_those_of_scikit_learn(val_size: int) -> None:
+    digits = datasets.load_digits()
+    images, labels = load_digits()
+    assert np.array_equal(images, digits.images)
+    assert np.array_equal(labels, digits.target)
+    given = {"random_state": 0, "stratify": labels}
+    expected = train_test_split(np.arange(1797), test_size=val_size, **given)
+    for found, indices in zip(stratified_split(labels, val_size), expected, strict=True):
+        assert np.array_equal(found, indices)
 
 
 def test_test_set_is_always_the_same():
