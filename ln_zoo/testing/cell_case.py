@@ -158,7 +158,7 @@ class CellCase(LayerCase):
         if self.layer.cell.drops:
             options["recurrent_dropout"] = 0.3
         else:
-            with pytest.raises(ValueError, match="has no recurrent dropout"):
+            with pytest.raises(ValueError, match="recurrent_dropout"):
                 self._make(name, recurrent_dropout=0.3)
         for option, p in options.items():
             module = self._trained(name, **{option: p})

@@ -64,6 +64,7 @@ class Bound(NamedTuple):
     kernel: Kernel
     form: StepForm
     parameters: Sequence[Tensor]
+    narrow: bool
     binding: Binding
 
     def unchanged(self) -> bool:
@@ -87,7 +88,8 @@ def bound_to(call: RecurrentCall, i: int) -> Bound | str:
     hr = None if weights.hr is None else weights.hr.shape
     there = weights.bias_ih is None, weights.bias_hh is None
     shapes = [(a.shape, a.dtype, a.requires_grad) for a in parameters]
-    key = (form, weights.ih.shape[0], weights.hh.shape, hr, there, is_narrow(call), shapes)
+    narrow = is_narrow(call)
+    key = (form, weights.ih.shape[0], weights.hh.shape, hr, there, narrow, shapes)
     with _mutex:
         known = _bindings.setdefault(sites["input"], [])
         for binding in known:
@@ -100,7 +102,7 @@ def bound_to(call: RecurrentCall, i: int) -> Bound | str:
             binding = _bind(call, i, form, key)
             known.append(binding)
     found = binding.kernel
-    return found if isinstance(found, str) else Bound(found, form, parameters, binding)
+    return found if isinstance(found, str) else Bound(found, form, parameters, narrow, binding)
 
 
 def _refused(call: RecurrentCall, i: int, key: Any, known: list[Binding]) -> str | None:
@@ -139,7 +141,7 @@ def _make(call: RecurrentCall, i: int, form: StepForm, binding: Binding) -> Kern
             parameters = parameters_of(weights, call.sites[i])
             starts = tuple(s[i] for s in call.states)
             found = prepared(
-                call, i, Bound(kernel, form, parameters, binding), call.x[:1], None, starts
+                call, i, Bound(kernel, form, parameters, narrow, binding), call.x[:1], None, starts
             )
             wrong = difference(*found)
             if wrong is not None:
@@ -182,7 +184,7 @@ def prepared(
     reset: Tensor | None = None,
 ) -> tuple[Direction, Tensors]:
     """Direction and tensors of a call, in float32 and contiguous."""
-    kernel, form, parameters, _ = bound
+    kernel, form, parameters, narrow, _ = bound
     weights: Weights = call.weights[i]
     noise = weights.noise
     held: tuple[Any, ...] = ()
@@ -192,7 +194,7 @@ def prepared(
     if noise.kinds:
         weights = weights._replace(noise=noise._replace(dropout=None, zoneout=()))
     direction = Direction(
-        kernel, call.cell, call.sites[i], weights, parameters, form, sizes, is_narrow(call)
+        kernel, call.cell, call.sites[i], weights, parameters, form, sizes, narrow
     )
     tensors = Tensors(
         _plain(x),

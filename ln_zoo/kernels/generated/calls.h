@@ -172,6 +172,64 @@ const float* rows_of_left(const Work& a, const Span& span, int64_t k, float* roo
   return room;
 }
 
+// Gradients of weights from the rows of a chunk.
+class WeightGradients {
+ public:
+  WeightGradients(const Work& a, Arena& arena, int64_t most, int64_t widest) {
+    int64_t size = 0;
+    for (int64_t kind = 0; kind < 3; kind++) {
+      size = std::max(size, a.products->size(kind, most, widest));
+    }
+    room_ = arena.take(size), copies_ = arena.take(most * widest);
+  }
+
+  // Write them, or add to them if later chunks have written.
+  void add(const Work& a, const Span& c, const float* dv, bool more) const {
+    const int64_t first = a.offsets[c.from], count = a.offsets[c.to] - first;
+    if (a.dw_ih) of(a, count, dv, G, a.x + first * a.inputs, a.inputs, a.dw_ih, more);
+    for (int64_t k = 0; k < K; k++) {
+      const Product& p = PRODUCTS[k];
+      if (!a.dweights[p.weight]) continue;
+      of(a, count, a.du[k], p.width, rows_of_left(a, c, k, copies_), p.inner,
+         a.dweights[p.weight] + p.first * p.inner, more || ADDS[k]);
+    }
+  }
+
+ private:
+  float *room_, *copies_;
+
+  // to (width, inner) = d^T left, or +=; d and left have `count` rows.
+  void of(const Work& a, int64_t count, const float* d, int64_t width, const float* left,
+          int64_t inner, float* to, bool add) const {
+    const Products& of = *a.products;
+    const int64_t kind = of.kind(width, count, inner, true, a.narrow);
+    of.pack(kind, left, inner, 1, count, inner, room_, nullptr, 1, a.threads);
+    const Matrix m{&of, kind, count, inner, room_};
+    multiply_rows(m, width, d, 1, width, to, add, a.threads);
+  }
+};
+
+// A thread's sums of the gradients of parameters.
+std::vector<float*> zeros_of_parameters(Arena& arena) {
+  std::vector<float*> found;
+  for (int64_t size : SIZES) {
+    found.push_back(arena.take(size));
+    std::fill(found.back(), found.back() + size, 0.0f);
+  }
+  return found;
+}
+
+void write_sums(const Work& a, const std::vector<std::vector<float*>>& sums) {
+  for (size_t i = 0; i < SIZES.size(); i++) {
+    float* const to = a.dparameters[i];
+    if (!to) continue;
+    std::fill(to, to + SIZES[i], 0.0f);
+    for (const auto& own : sums) {
+      for (int64_t j = 0; j < SIZES[i]; j++) to[j] += own[SAME_SUMS[i]][j];
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -212,8 +270,7 @@ void ln_zoo_cell_forward(const Call* call) {
 void ln_zoo_cell_backward(const Call* call) {
   Arena arena;
   Work a = work_of(*call, arena);
-  const int64_t I = a.inputs, rows = a.offsets[a.steps];
-  const int64_t threads = threads_for(a.threads, a.examples);
+  const int64_t I = a.inputs, threads = threads_for(a.threads, a.examples);
   const std::vector<int64_t> parts = parts_of(a, threads);
   const std::vector<Span> chunks = chunks_of(a);
   const int64_t most = most_rows(a, chunks);
@@ -227,54 +284,23 @@ void ln_zoo_cell_backward(const Call* call) {
   }
   float* const dv = arena.take(most * G);
   Matrix w_ih{};
-  if (a.dx) w_ih = packed(arena, a, a.w_ih, I, 1, G, I, rows);
-  const Products& of = *a.products;
-  int64_t room_size = 0;
-  for (int64_t kind = 0; kind < 3; kind++) {
-    room_size = std::max(room_size, of.size(kind, most, widest));
-  }
-  float *const room = arena.take(room_size), *const copies = arena.take(most * widest);
+  if (a.dx) w_ih = packed(arena, a, a.w_ih, I, 1, G, I, a.offsets[a.steps]);
+  const WeightGradients gradients(a, arena, most, widest);
   std::vector<std::vector<float*>> sums(parts.size() - 1);
-  for (auto& own : sums) {
-    for (int64_t size : SIZES) {
-      own.push_back(arena.take(size));
-      std::fill(own.back(), own.back() + size, 0.0f);
-    }
-  }
+  for (auto& own : sums) own = zeros_of_parameters(arena);
   for (size_t i = chunks.size(); i-- > 0;) {
     const Span& c = chunks[i];
     const int64_t first = a.offsets[c.from], count = a.offsets[c.to] - first;
-    const bool more = i + 1 < chunks.size();
     Work part = a;
     part.dv = dv - first * G;
     for (int64_t k = 0; k < K; k++) part.du[k] -= first * PRODUCTS[k].width;
     over_examples(parts, [&](int64_t from, int64_t end, int64_t thread) {
       backward(part, c.from, c.to, from, end, sums[thread]);
     });
-    // to (width, inner) += d^T left
-    const auto weight = [&](const float* d, int64_t width, const float* left, int64_t inner,
-                            float* to, bool add) {
-      Matrix m{&of, of.kind(width, count, inner, true, a.narrow), count, inner, room};
-      of.pack(m.kind, left, inner, 1, count, inner, room, nullptr, 1, a.threads);
-      multiply_rows(m, width, d, 1, width, to, add, a.threads);
-    };
-    if (a.dw_ih) weight(dv, G, a.x + first * I, I, a.dw_ih, more);
-    for (int64_t k = 0; k < K; k++) {
-      const Product& p = PRODUCTS[k];
-      if (!a.dweights[p.weight]) continue;
-      float* const to = a.dweights[p.weight] + p.first * p.inner;
-      weight(a.du[k], p.width, rows_of_left(a, c, k, copies), p.inner, to, more || ADDS[k]);
-    }
+    gradients.add(a, c, dv, i + 1 < chunks.size());
     if (a.dx) multiply_rows(w_ih, count, dv, G, 1, a.dx + first * I, false, a.threads);
   }
-  for (size_t i = 0; i < SIZES.size(); i++) {
-    float* const to = a.dparameters[i];
-    if (!to) continue;
-    std::fill(to, to + SIZES[i], 0.0f);
-    for (const auto& own : sums) {
-      for (int64_t j = 0; j < SIZES[i]; j++) to[j] += own[SAME_SUMS[i]][j];
-    }
-  }
+  write_sums(a, sums);
 }
 
 }  // extern "C"

@@ -18,7 +18,12 @@ _NAMES = ("x", "weight_ih", "weight_hh", "weight_hr")
 
 def difference(d: Direction, like: Tensors) -> str | None:
     """What differs in outputs and gradients of two steps, or None."""
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.autocast("cpu", enabled=False),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         torch.manual_seed(0)
         t = _tensors(d, like)
         d = Direction(**{**vars(d), "sizes": None})

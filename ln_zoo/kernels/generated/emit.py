@@ -282,8 +282,6 @@ def _inline(node: Node) -> str:
         if node.width:
             return f"block.read({_at(name, block, node.width)} + j)"
         return f"all({name}[{block}])"
-    if node.op in REDUCTIONS or node.op == "cumsum":
-        raise Unsupported("a sum over a parameter")
     return f"({_expression(node, [_inline(a) for a in node.args])})"
 
 

@@ -97,6 +97,7 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
     traced = trace(cell, sites, weights, form, KNOWN)
     planned = plan(traced, Lowering(traced), centres)
     text = f"constexpr long LN_ZOO_ABI = {ABI};\n\n{source(planned)}"
+    traced.forget()
     with _mutex:
         if text not in _libraries:
             _libraries[text] = _load(text, cell.name)

@@ -155,6 +155,11 @@ class Lowering:
             self._viewed.update((node, *node.inputs))
         method: Callable[..., Any] | None = getattr(self, f"_op_{name}", None)
         args = self._given(node)
+        if name in _VIEWS and isinstance(args[0], Value):
+            constant = args[0].constant
+            if constant is not None and isinstance(node.shape, tuple) and not _has_parts(name):
+                found = self._filled(node, constant.data)
+                return Value(found.cells, found.unit, args[0].summed)
         if method is not None:
             return method(node, *args, **node.kwargs)
         if name in _UNARY:
@@ -803,6 +808,10 @@ class Lowering:
         rest = self._map(source, "sub", a, mean)
         squares = self._reduced("sum", source, self._map(source, "mul", rest, rest), dims, False)
         return self._map(node, "mul", squares, 1 / (count - float(correction)))
+
+
+def _has_parts(name: str) -> bool:
+    return name in ("split", "split_with_sizes", "unbind", "getitem")
 
 
 def shape_of(node: Any) -> Shape:

@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ln_zoo.kernels.generated.lowering import Lowering
-from ln_zoo.kernels.generated.rows import ROW, UNIT, Node, Rewrite, Rows, in_order, loads
+from ln_zoo.kernels.generated.rows import (
+    REDUCTIONS,
+    ROW,
+    UNIT,
+    Node,
+    Rewrite,
+    Rows,
+    in_order,
+    loads,
+)
 from ln_zoo.kernels.generated.schedule import NumberSink, Pass, Sink
 from ln_zoo.kernels.generated.trace import Trace
 
@@ -151,7 +160,8 @@ def _hoisted(outputs: Outputs, rows: Rows) -> tuple[dict[Node, int], Outputs]:
         if node.op in ("load", "flag"):
             constant[node] = node.data[0][0] == "p"
         else:
-            constant[node] = all(constant[a] for a in node.args)
+            alone = node.op not in REDUCTIONS and node.op != "cumsum"
+            constant[node] = alone and all(constant[a] for a in node.args)
     slots: dict[Node, int] = {}
 
     def choose(node: Node) -> Node | None:

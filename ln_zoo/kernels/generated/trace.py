@@ -78,6 +78,12 @@ class Trace:
     gates: int  # width of v
     examples: int
 
+    def forget(self) -> None:
+        """Drop the graph and the values of parameters, which a kernel does not need."""
+        self.operations, self.inputs = [], {}
+        self.outputs = dict.fromkeys(self.outputs, Operation("forgotten", ()))
+        self.parameters = [torch.empty(a.shape, device="meta") for a in self.parameters]
+
 
 class _CutProducts(TorchFunctionMode):
     """Replace products with these weights by given tensors, or by zeros (dry run)."""

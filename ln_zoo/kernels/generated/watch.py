@@ -50,6 +50,9 @@ class Watched:
         for role in sorted(sites):
             self._names.append(role)
             self._add(sites[role], 0)
+        # Only while it looks: identities must not be used again.
+        self._seen.clear()
+        self._alive.clear()
 
     @property
     def summary(self) -> tuple[Any, ...]:

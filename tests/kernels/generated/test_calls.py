@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -133,3 +135,12 @@ def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
     out.sum().backward()
     assert layer.spare.grad is None
     assert layer.weight_hh_l0.grad.any()
+
+
+def test_layers_are_freed() -> None:
+    layer = RecurrentLayer(E, H, cell=gated_cell(torch.tanh), norm=LayerNorm())
+    layer(torch.randn(T, N, E))[0].sum().backward()
+    gone = weakref.ref(layer.sites["l0"]["input"]), weakref.ref(layer.bias_ih_l0)
+    del layer
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
