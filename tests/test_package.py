@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -107,11 +108,20 @@ def python(target: Path, code: str, **environment: str) -> subprocess.CompletedP
 
 @pytest.mark.slow
 def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
-    wheel = build_wheel(tmp_path / "wheel", LN_ZOO_WHEEL_KERNELS="require")
+    address = "https://example.org/me/ln_zoo"
+    given = {"LN_ZOO_WHEEL_KERNELS": "require", "LN_ZOO_REPOSITORY": address}
+    wheel = build_wheel(tmp_path / "wheel", **given)
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
     assert wheel.stat().st_size <= 45e6
     names = zipfile.ZipFile(wheel).namelist()
+    (metadata,) = (name for name in names if name.endswith("/METADATA"))
+    described = zipfile.ZipFile(wheel).read(metadata).decode()
+    assert f"Project-URL: Source, {address}\n" in described
+    assert set(re.findall(r"\]\(([a-z]+):?", described)) == {"https"}
+    assert not [name for name in names if name.startswith("ln_zoo/docs/") and name[-4:] != ".csv"]
+    tables = {path.name for path in (ROOT / "docs" / "figures").glob("*.csv")}
+    assert tables == {Path(name).name for name in names if name.startswith("ln_zoo/docs/")}
     libraries = [name for name in names if name.endswith((".so", ".pyd", ".dll", ".dylib"))]
     assert len(libraries) == len(LEVELS[ARCHITECTURE])
     cards = {path.parent.name for path in ROOT.glob("model_cards/*/config.json")}

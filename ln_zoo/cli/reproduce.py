@@ -16,6 +16,7 @@ from ln_zoo.reproduction.claims_page import write_page
 from ln_zoo.sweeps.grid import SweepError, existing_grid
 from ln_zoo.sweeps.state import FAILED, FINISHED
 from ln_zoo.utils.names import nearest
+from ln_zoo.utils.package_data import root_with
 
 
 def reproduce(
@@ -164,7 +165,7 @@ def _recompute() -> int:
     from ln_zoo.reproduction.evidence import recompute_all
 
     same = True
-    for name, found in recompute_all(Path.cwd()).items():
+    for name, found in recompute_all(root_with("docs/figures")).items():
         kept = claims.outcomes().get(name, claims.Outcome())
         same &= found == kept
         differs = "" if found == kept else f" BUT outcomes.json: {kept.word}, {kept.number}"

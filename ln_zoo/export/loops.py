@@ -43,7 +43,7 @@ _PEEPHOLES = (0, 2, 1)
 _OPERATOR_VERSION = 14
 
 
-def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
+def exportable(module: nn.Module, *, operators: bool = False) -> nn.Module:
     """A copy of a module in evaluation mode with exportable recurrent layers and cells.
 
     Layers become `Loop`, cells `Step`, with effective weights, so weight normalisation is free.
@@ -52,6 +52,14 @@ def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
 
     Raises:
         ExportError: for a module in training mode, or a norm with unknown statistics per time step.
+
+    Example:
+        >>> from ln_zoo import LSTM, LayerNorm
+        >>> copied = exportable(LSTM(3, 5, norm=LayerNorm()).eval())
+        >>> sizes = {0: torch.export.Dim("T"), 1: torch.export.Dim("N")}
+        >>> program = torch.export.export(copied, (torch.randn(4, 2, 3),), dynamic_shapes=(sizes,))
+        >>> program.module()(torch.randn(9, 2, 3))[0].shape
+        torch.Size([9, 2, 5])
     """
     if any(part.training for part in module.modules()):
         raise ExportError(f"{type(module).__name__} is in training mode: call .eval() first")

@@ -34,7 +34,6 @@ from ln_zoo.reproduction.claims import (
 from ln_zoo.reproduction.statistics import Verdict, decide, holm, welch
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.speed import best_of, steps_to
-from ln_zoo.utils.package_data import find_shipped
 
 Row = Mapping[str, str]
 #: Columns with the method of a row.
@@ -78,7 +77,7 @@ def recompute_all(root: Path) -> dict[str, Outcome]:
 def _outcome(
     row: Comparison, root: Path, found: Mapping[str, Any]
 ) -> tuple[Outcome, Verdict | None]:
-    if row.judged and all(_table(root, file).is_file() for file in row.as_judged().files):
+    if row.judged and all((root / file).is_file() for file in row.as_judged().files):
         return _judged(row.as_judged(), row.judged["pairs"], root)
     if row.kind == "none":
         return Outcome(), None
@@ -237,15 +236,9 @@ def _theory(rows: Sequence[Row]) -> Outcome:
 # Tables
 
 
-def _table(root: Path, name: str) -> Path:
-    """A table below ``root``, else the one that ships with the package."""
-    path = root / name
-    return path if path.is_file() else find_shipped(name) or path
-
-
 def _rows(row: Comparison, root: Path) -> Iterable[dict[str, str]]:
     for number, name in enumerate(row.files):
-        with _table(root, name).open(newline="", encoding="utf-8") as file:
+        with (root / name).open(newline="", encoding="utf-8") as file:
             for each in csv.DictReader(file):
                 if each.get("state", "finished") != "finished":
                     continue

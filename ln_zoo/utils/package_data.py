@@ -16,10 +16,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 ROOTS = (_PACKAGE, _PACKAGE.parent)
 
 
-def find_shipped(path: str) -> Path | None:
-    """A file by its path in the repository: the one in the current folder, else ours, or None."""
-    # False where the system has no file of such a name, as for YAML in place of a path.
-    return next((root / path for root in (Path(), *ROOTS) if os.path.isfile(root / path)), None)
+def root_with(folder: str) -> Path:
+    """The current folder if it has this folder of the repository, else where ours is."""
+    return next(root for root in (Path.cwd(), *ROOTS) if (root / folder).is_dir())
 
 
 def find_config(text: str) -> Path | None:
@@ -30,7 +29,9 @@ def find_config(text: str) -> Path | None:
     ending = "" if text.endswith((".yaml", ".yml")) else ".yaml"
     # Not an absolute path, nor one that leaves the folder.
     named = [text, f"configs/{text}{ending}"] if ".." not in text else [text]
-    return next(filter(None, map(find_shipped, named)), None)
+    found = (root / name for name in named for root in (Path(), *ROOTS))
+    # False where the system has no file of such a name, as for YAML in place of a path.
+    return next((path for path in found if os.path.isfile(path)), None)
 
 
 def config_names() -> list[str]:

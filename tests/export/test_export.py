@@ -136,11 +136,11 @@ def test_copies_have_shared_layers_and_shorter_states_of_projections():
     module.first = module.second = LSTM(3, 5, norm=LayerNorm())
     module.inner = nn.ModuleList([module.first, nn.Linear(5, 5)])
     module.none = None
-    twin = exportable(module.eval(), operators=False)
+    twin = exportable(module.eval())
     assert isinstance(twin.first, Loop)
     assert twin.first is twin.second is twin.inner[0]
     layer, x = LSTM(3, 5, proj_size=2, norm=LayerNorm()).eval(), torch.randn(2, 2, 3)
-    torch.testing.assert_close(exportable(layer, operators=False)(x), layer(x))
+    torch.testing.assert_close(exportable(layer)(x), layer(x))
 
 
 def operators(file: Path) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.utils.package_data import config_names, find_config, find_shipped
+from ln_zoo.utils.package_data import config_names, find_config, root_with
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,11 +30,9 @@ def test_what_is_no_configuration(in_tmp: Path, text: str) -> None:
 
 
 def test_tables_of_results(in_tmp: Path) -> None:
-    path = "docs/figures/models.csv"
-    assert find_shipped(path).samefile(ROOT / path)
-    Path(path).parent.mkdir(parents=True)
-    Path(path).write_text("")
-    assert find_shipped(path) == Path(path)
+    assert root_with("docs/figures") == ROOT
+    Path("docs/figures").mkdir(parents=True)
+    assert root_with("docs/figures") == in_tmp
 
 
 def test_names_for_suggestions() -> None:
