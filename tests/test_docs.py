@@ -384,7 +384,37 @@ def test_sweeps_are_of_runs_that_can_start(tmp_path: Path, monkeypatch: pytest.M
         fit_options = options.strip("\0").split("\0") if options else []
         known = asked.keys() & inspect.signature(grid_of).parameters.keys()
         grid = grid_of(**{name: asked[name] for name in known}, fit_options=fit_options)
-        assert check_grid(grid)[0], where
+        assert check_grid(grid, tmp_path).lengths, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["submitit", "ray", "optuna"])
+def test_sweeps_on_engines_run(engine: str, tmp_path: Path) -> None:
+    """The documentation's sweeps on an engine, with few and small runs, on this machine."""
+    pytest.importorskip(engine, reason="needs the extra for it")
+    option = {"submitit": "launcher=slurm", "ray": "launcher=ray", "optuna": "search=optuna"}[
+        engine
+    ]
+    code = "import sys; from ln_zoo.cli import main; sys.exit(main())"
+    small = ["--model.hidden_sizes=[8]", "--data.train_size=100", "--trainer.max_epochs=1"]
+    small += ["--data.val_size=20", "--trainer.enable_model_summary=false"]
+    found = []
+    for words, where in commands_of("ln-zoo", "sweep"):
+        asked = vars(parser_of(sweep, "sweep").parse_args(words)) if "--config" in words else {}
+        name, _, value = option.partition("=")
+        if asked.get(name) != value:
+            continue
+        given = [f"--{option}", f"--out=s{len(found)}", f"--config={ROOT}/configs/quickstart.yaml"]
+        given += ["--norms=layer", "--jobs=2", "--threads=1", "--seeds=1"]
+        given += [f"--set={text}" for text in asked.get("set_", ())]
+        given += ["--slurm=cluster=local"] if engine == "submitit" else []
+        given += ["--trials=2", f"--select={asked['select']}"] if engine == "optuna" else []
+        argv = [sys.executable, "-P", "-c", code, "sweep", *given, "--", *small]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, (where, done.stderr)
+        found.append(tmp_path / f"s{len(found)}/report/index.html")
+    assert found
+    assert all(page.is_file() for page in found)
 
 
 def test_the_table_of_models_is_that_of_the_cards() -> None:

@@ -57,6 +57,7 @@ BELOW = {
     "class_paths": set(),
     "errors": set(),
     "files": set(),
+    "locks": set(),
     "names": set(),
     "package_data": set(),
     "preprocessing": {"errors"},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import warnings
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +41,8 @@ class ZooDataModule(LightningDataModule, ABC):
     batch_kind: ClassVar[str]
     #: Name of the test set in tables.
     test_split: str = "test"
+    #: Folder or file of a local copy.
+    _folder: Path | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -93,6 +97,20 @@ class ZooDataModule(LightningDataModule, ABC):
         """Deprecated name of `batch_kind`."""
         _warn_renamed("gives", "batch_kind")
         return self.batch_kind
+
+    def checksum(self) -> str | None:
+        """SHA-256 of names, sizes and first MiB of the data's files; None without local files."""
+        folder = self._folder
+        if folder is None or not folder.exists():
+            return None
+        found = hashlib.sha256()
+        for path in [folder] if folder.is_file() else sorted(folder.rglob("*")):
+            name = path.relative_to(folder.parent)
+            if path.is_file() and not any(part.startswith(".") for part in name.parts):
+                with path.open("rb") as file:
+                    content = hashlib.sha256(file.read(2**20)).hexdigest()
+                found.update(f"{name.as_posix()} {path.stat().st_size} {content}\n".encode())
+        return found.hexdigest()
 
     @abstractmethod
     def training_set(self) -> Dataset:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,12 +14,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ln_zoo._version import __version__
 from ln_zoo.utils.files import atomic_write_text, check_output_folder
 from ln_zoo.utils.names import nearest
 from ln_zoo.utils.package_data import config_names, find_config
 from ln_zoo.utils.yaml import parse_yaml
 
 MANIFEST = "sweep.json"
+#: Version 1 has digests of configurations in place of their contents.
+_FORMAT_VERSION = 2
 #: Upper bound, more than a sweep can train.
 _MAX_SEEDS = 10_000
 #: Options that the sweep sets, and the options of the sweep for them.
@@ -47,6 +52,7 @@ class Run:
     settings: Mapping[str, str]  # values by option of `--set`
     seed: int  # of weights, noise and the order of the data
     name: str  # folder of the run, relative to the sweep's
+    trial: tuple[str, int] | None = None  # of a search: its norm, and its number in the study
 
     @property
     def label(self) -> str:
@@ -56,7 +62,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """A sweep, as stored in ``sweep.json``."""
+    """A sweep, as stored in ``sweep.json``: what its runs need, beside the code and the data."""
 
     configs: list[str]  # configuration files that all runs share
     norms: list[str]  # files or classes
@@ -66,19 +72,27 @@ class Grid:
     test: str = "last"
     threads: int = 0
     data_seed: bool = True  # whether the data module has a seed
-    digests: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)  # YAML by configuration and norm
+    version: str = __version__  # of ln_zoo, when the sweep was begun
+    data: str = ""  # checksum of the data's files, if there are any
+    modules: dict[str, list[str]] = field(default_factory=dict)  # folders by module of the user's
+    search: dict[str, Any] = field(default_factory=dict)  # sampler, pruner, trials of each norm
+    trials: list[dict[str, Any]] = field(default_factory=list)  # norm, number and settings
+    digests: dict[str, str] = field(default_factory=dict)  # SHA-256 by file, without its content
     callback: bool = False  # whether `Normalize` gives the model its norm
 
     def runs(self) -> list[Run]:
         """All runs; all labels with one seed come before the next seed."""
-        names = {}
+        found: list[tuple[str, dict[str, str], tuple[str, int] | None]] = []
         for norm, values in product(self.norms, product(*self.settings.values())):
-            settings = dict(zip(self.settings, values, strict=True))
-            names[norm, values] = (settings, folder_name(norm, settings))
+            found.append((norm, dict(zip(self.settings, values, strict=True)), None))
+        if self.search:
+            found = [(x["norm"], x["settings"], (x["norm"], x["number"])) for x in self.trials]
+        folders = [folder_name(norm, settings) for norm, settings, _ in found]
         return [
-            Run(norm, settings, seed, f"{folder}/seed_{seed}")
+            Run(norm, settings, seed, f"{folder}/seed_{seed}", trial)
             for seed in self.seeds
-            for (norm, _), (settings, folder) in names.items()
+            for folder, (norm, settings, trial) in zip(folders, found, strict=True)
         ]
 
     def labels(self) -> list[str]:
@@ -87,16 +101,57 @@ class Grid:
 
     def arguments(self, run: Run) -> list[str]:
         """Arguments of ``ln-zoo fit`` and ``test`` for a run, without its output folder."""
-        configs = [f"--config={path}" for path in self.configs]
         seeds = ["--seed_everything", "--data.seed"][: 1 + self.data_seed]
         return [
-            *configs,
+            *(f"--config={self.configuration(path)}" for path in self.configs),
             # Before the settings, which may override the norm's arguments.
-            *_norm_arguments(run.norm, self.callback),
+            *self._norm_arguments(run.norm),
             *self.options,
             *(f"--{option}={value}" for option, value in run.settings.items()),
             *(f"{option}={run.seed}" for option in seeds),
         ]
+
+    def _norm_arguments(self, norm: str) -> list[str]:
+        config = self.configuration(norm)
+        if not self.callback:
+            return [f"--config={config}"]
+        found = parse_yaml(_text(config) or config)["model"]["init_args"]["norm"]
+        normalize = {"class_path": "ln_zoo.callbacks.Normalize", "init_args": {"norm": found}}
+        return [f"--trainer.callbacks+={json.dumps(normalize)}"]
+
+    def configuration(self, name: str) -> str:
+        """The name of a file if it is here and unchanged, otherwise the content."""
+        content = self.contents.get(name)
+        if name in self.configs or _is_file(name):
+            return name if content is None or _text(name) == content else content
+        return content or _class_config(name)
+
+    def changed(self) -> list[str]:
+        """Configuration files here that differ from the sweep's; missing ones do not count."""
+        return [
+            name
+            for name, digest in self.all_digests().items()
+            if (name in self.configs or _is_file(name))
+            and (text := _text(name)) is not None
+            and _digest(text) != digest
+        ]
+
+    def all_digests(self) -> dict[str, str]:
+        """SHA-256 of each configuration and norm."""
+        return self.digests | {name: _digest(text) for name, text in self.contents.items()}
+
+    def find_modules(self, out: Path) -> None:
+        """Add the folders of the user's own modules to ``sys.path``, last.
+
+        A folder is first looked for at its place relative to the sweep's, then at its own.
+        """
+        for module, folders in self.modules.items():
+            for folder in folders:
+                place = os.path.normpath(out.absolute() / folder)
+                if Path(place, module).is_dir() or Path(place, f"{module}.py").exists():
+                    if place not in sys.path:
+                        sys.path.append(place)
+                    break
 
 
 # Parsing
@@ -174,7 +229,7 @@ def parse_settings(given: Sequence[str]) -> dict[str, list[str]]:
         if option in settings:
             raise SweepError(f"--set {option} is given twice: put all its values in one")
         check_option(option)
-        settings[option] = _split(values)
+        settings[option] = split_values(values)
         if not settings[option]:
             raise SweepError(f"--set {option} has no value: the grid is empty")
         _check_distinct(f"--set {option}", settings[option])
@@ -207,21 +262,16 @@ def norm_name(norm: str) -> str:
 # The file
 
 
-def digests(grid_files: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of files."""
+def contents_of(configs: Sequence[str], norms: Sequence[str]) -> dict[str, str]:
+    """YAML of the configurations and norms of a grid, by name; SweepError if one cannot be read."""
     found = {}
-    for path in grid_files:
-        try:
-            content = (find_config(path) or Path(path)).read_bytes()
-            found[path] = hashlib.sha256(content).hexdigest()
-        except OSError as error:
-            raise SweepError(f"{path} cannot be read ({error.strerror})") from error
+    for name in (*configs, *norms):
+        is_class = name not in configs and not _is_file(name)
+        text = _class_config(name) if is_class else _text(name)
+        if text is None:
+            raise SweepError(f"{name} cannot be read: give a YAML file")
+        found[name] = text
     return found
-
-
-def files_of(configs: Sequence[str], norms: Sequence[str]) -> list[str]:
-    """The configuration files of a grid."""
-    return [*configs, *(norm for norm in norms if _is_file(norm))]
 
 
 def read_grid(folder: Path) -> Grid | None:
@@ -234,7 +284,7 @@ def read_grid(folder: Path) -> Grid | None:
     except (OSError, ValueError) as error:
         raise SweepError(f"{path} cannot be read ({error}): choose another --out") from error
     try:
-        if content.pop("format_version") != 1:
+        if content.pop("format_version") not in (1, _FORMAT_VERSION):
             raise SweepError(f"{path} was written by a newer version of ln_zoo")
         return Grid(**content)
     except (AttributeError, KeyError, TypeError) as error:
@@ -258,7 +308,7 @@ def make_folder(folder: Path) -> None:
 
 def write_grid(grid: Grid, folder: Path) -> None:
     """Atomically write a grid to its folder."""
-    content = {"format_version": 1} | asdict(grid)
+    content = {"format_version": _FORMAT_VERSION} | asdict(grid)
     atomic_write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
 
 
@@ -268,10 +318,16 @@ def check_extends(new: Grid, old: Grid, folder: Path) -> None:
     Norms, seeds and values may be added; finished runs stay valid.
     """
     differing = []
+    was: Any
+    now: Any
     for name in ("configs", "options", "test", "threads"):
         was, now = getattr(old, name), getattr(new, name)
         if was != now:
             differing.append(f"{name} {_shown(was)} there, {_shown(now)} here")
+    for name in ("sampler", "pruner"):
+        was, now = old.search.get(name, "none"), new.search.get(name, "none")
+        if was != now:
+            differing.append(f"--{name} {was} there, {now} here")
     if list(old.settings) != list(new.settings):
         was, now = list(old.settings), list(new.settings)
         differing.append(f"--set of {_shown(was)} there, of {_shown(now)} here")
@@ -281,9 +337,10 @@ def check_extends(new: Grid, old: Grid, folder: Path) -> None:
     for name, (was, now) in kept.items():
         if missing := [value for value in was if value not in now]:
             differing.append(f"{name} {_shown(missing)} only there")
-    for path, digest in old.digests.items():
-        if new.digests.get(path, digest) != digest:
-            differing.append(f"{path} has changed since")
+    digests = new.all_digests()
+    for name, digest in old.all_digests().items():
+        if digests.get(name, digest) != digest:
+            differing.append(f"{name} has changed since")
     if differing:
         raise SweepError(
             f"{folder} holds another sweep ({'; '.join(differing)}): choose another --out. More "
@@ -299,21 +356,27 @@ def _is_file(norm: str) -> bool:
     return norm.endswith((".yaml", ".yml"))
 
 
-def _norm_arguments(norm: str, callback: bool) -> list[str]:
-    if _is_file(norm):
-        if not callback:
-            return [f"--config={norm}"]
-        found = parse_yaml(str(find_config(norm) or norm))["model"]["init_args"]["norm"]
-    else:
-        # All fields, so that no argument of the configuration's norm remains.
-        from ln_zoo.norms import to_config
-        from ln_zoo.norms.config import norm_class
+def _class_config(norm: str) -> str:
+    """All fields of a class with its defaults, so that no argument of another norm remains."""
+    from ln_zoo.norms import to_config
+    from ln_zoo.norms.config import norm_class
 
-        found = to_config(norm_class(norm)())
-    if not callback:
-        return [f"--config={json.dumps({'model': {'init_args': {'norm': found}}})}"]
-    normalize = {"class_path": "ln_zoo.callbacks.Normalize", "init_args": {"norm": found}}
-    return [f"--trainer.callbacks+={json.dumps(normalize)}"]
+    try:
+        config = to_config(norm_class(norm)())
+    except (ImportError, TypeError, ValueError) as error:
+        raise SweepError(f"--norms {norm}: {error}") from error
+    return json.dumps({"model": {"init_args": {"norm": config}}})
+
+
+def _text(path: str) -> str | None:
+    try:
+        return (find_config(path) or Path(path)).read_bytes().decode()
+    except (OSError, ValueError):
+        return None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _find_norm(name: str, configs: Sequence[str]) -> str:
@@ -337,7 +400,7 @@ def _find_norm(name: str, configs: Sequence[str]) -> str:
     )
 
 
-def _split(text: str) -> list[str]:
+def split_values(text: str) -> list[str]:
     """Split at commas outside brackets and quotes; drop empty parts."""
     parts, depth, quote, start = [], 0, "", 0
     for place, letter in enumerate(text + ","):

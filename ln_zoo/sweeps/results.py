@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,8 +81,7 @@ class Results:
         self.test_metrics = list(self.finished[0].metrics)
         #: Names of the curves of all runs.
         self.logged = set.intersection(*(each.logged() for each in self.finished))
-        in_validation = (f"val{sep}{name}" for name in self.test_metrics for sep in "_/")
-        self.select = select or next(filter(self.logged.__contains__, in_validation), None)
+        self.select = select or validation_metric(self.test_metrics, self.logged)
         if self.select and self.select not in self.logged:
             raise SweepError(f"--select: not all runs logged {self.select!r}")
 
@@ -107,6 +107,12 @@ class Results:
             if norm_name(each.run.norm) == self.baseline and each.run.settings == settings:
                 return each.run.label
         return None
+
+
+def validation_metric(tested: Iterable[str], logged: Container[str]) -> str | None:
+    """The first tested metric that was logged in validation, by its name there."""
+    in_validation = (f"val{separator}{name}" for name in tested for separator in "_/")
+    return next(filter(logged.__contains__, in_validation), None)
 
 
 def _in_units(state: State) -> dict[str, float]:

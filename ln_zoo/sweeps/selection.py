@@ -80,11 +80,15 @@ def median_seed(results: Results, label: str) -> int | None:
 
 
 def _score(results: Results, finished: FinishedRun) -> float:
-    """The validation score of the weights that were tested: the best, or the last."""
     assert results.select is not None
-    curve = finished.curve(results.select, "epoch")
-    best: float = speed.best_of(results.select)(curve.values())
-    return best if results.grid.test == "best" else curve[max(curve)]
+    return validation_score(finished, results.select, results.grid.test)
+
+
+def validation_score(finished: FinishedRun, metric: str, test: str) -> float:
+    """The validation score of the weights that were tested: the best, or the last."""
+    curve = finished.curve(metric, "epoch")
+    best: float = speed.best_of(metric)(curve.values())
+    return best if test == "best" else curve[max(curve)]
 
 
 def _edges(results: Results, settings: Mapping[str, str]) -> list[str]:

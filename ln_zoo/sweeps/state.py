@@ -15,19 +15,25 @@ from ln_zoo.utils.files import atomic_write_text
 #: Files of the sweep in the folder of a run.
 LOG = "log.txt"
 FAILURE = "failure.json"
-LOCK = ".lock"
+_PRUNED = "pruned.json"
+#: Earlier versions left an empty file ``.lock`` behind.
+LOCK = ".owner"
 #: Folder of the log of ``--test best``; a user's own ``ln-zoo test`` writes to ``test``.
 TEST_FOLDER = "sweep_test"
 
+#: Exit code of a run that another process trains (EX_TEMPFAIL).
+BUSY = 75
 #: States of a run.
-FINISHED, FAILED, BEGUN, WAITING = "finished", "failed", "begun", "waiting"
+FINISHED, FAILED, PRUNED, BEGUN, WAITING = "finished", "failed", "pruned", "begun", "waiting"
+#: States of runs that are not trained any further.
+DONE = (FINISHED, PRUNED)
 
 
 @dataclass(frozen=True)
 class State:
     """The state of a run."""
 
-    kind: str  # finished (tested), failed, begun (can be resumed) or waiting
+    kind: str  # finished (tested), failed, pruned, begun (can be resumed) or waiting
     results: dict[str, Any] | None = None  # of a finished run's test
     error: str = ""  # of a failed run
 
@@ -56,6 +62,8 @@ def state_of(folder: Path) -> State:
             if bad:
                 return State(FAILED, error=f"{', '.join(bad)} of the test is not finite")
             return State(FINISHED, results)
+    if _read(folder / _PRUNED) is not None:
+        return State(PRUNED)
     failure = _read(folder / FAILURE)
     if failure is not None:
         return State(FAILED, error=str(failure.get("error", "")))
@@ -79,6 +87,12 @@ def write_failure(folder: Path, error: str) -> None:
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write_text(folder / FAILURE, json.dumps({"error": error}) + "\n")
+
+
+def write_pruned(folder: Path, metric: str, value: float, epoch: int) -> None:
+    """Mark a run as pruned by a search."""
+    content = {"metric": metric, "value": value, "epoch": epoch}
+    atomic_write_text(folder / _PRUNED, json.dumps(content) + "\n")
 
 
 def progress_of(folder: Path) -> tuple[int, int]:

@@ -13,7 +13,18 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import CONFIGS, SCRIPT, cli, environment, installed, rows_of, succeed
+from cli_support import (
+    CONFIGS,
+    SCRIPT,
+    cli,
+    environment,
+    installed,
+    load,
+    results,
+    rows_of,
+    same,
+    succeed,
+)
 from refusals import refuses
 
 #: The network of the quickstart, on few of scikit-learn's digits.
@@ -115,6 +126,42 @@ def test_runs_from_weights_are_tested_and_resumed(here: Path) -> None:
     assert json.loads(tested.read_text())["training_runs"] == runs
 
 
+def test_a_sweep_is_whole(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on in a copy at another place, without its configuration, also with own classes."""
+    project = here / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    config = Path("base.yaml")
+    shutil.copy(CONFIGS / "quickstart.yaml", config)
+    Path("my_norm.py").write_text(
+        "import dataclasses\nfrom ln_zoo.norms import LayerNorm\n"
+        "@dataclasses.dataclass(frozen=True)\nclass MyNorm(LayerNorm):\n    pass\n"
+    )
+    argv = ("sweep", "--config=base.yaml", "--out=sweeps/s", "--norms=my_norm.MyNorm")
+    printed = succeed(*argv, "--seeds=2", "--print", "--", *SMALL).out.splitlines()
+    stored = json.loads(Path("sweeps/s/sweep.json").read_text())
+    assert stored["format_version"] == 2
+    assert stored["contents"]["base.yaml"] == config.read_text()
+    assert stored["modules"] == {"my_norm": ["../..", str(project)]}
+    config.unlink()
+    project.rename(here / "moved")
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    out = "--out=../moved/sweeps/s"
+    name = printed[0].split()[-1]
+    refuses(["no run"], cli, "sweep", out, "--run=layer/seed_0")
+    succeed("sweep", out, f"--run={name}")
+    assert "1 of 2 runs have finished." in succeed("sweep", out, "--gather").out
+    succeed("sweep", out)
+    found = [results(here / f"moved/sweeps/s/MyNorm/seed_{seed}") for seed in (0, 1)]
+    assert [each["norm"] for each in found] == ["MyNorm", "MyNorm"]
+    # Without the module there is one line, and no run is marked as failed.
+    (here / "moved/my_norm.py").unlink()
+    shutil.rmtree(here / f"moved/sweeps/s/{name}")
+    refuses(["my_norm"], cli, "sweep", out, f"--run={name}")
+    assert not (here / f"moved/sweeps/s/{name}/failure.json").exists()
+
+
 def grid(folder: Path) -> list[str]:
     return ["sweep", QUICK[0], f"--out={folder}", "--jobs=2", "--norms=layer,batch", "--seeds=2"]
 
@@ -170,3 +217,72 @@ def test_killed_at_random_times_it_makes_the_same_table(tmp_path: Path) -> None:
             broken = copy
     assert installed(tmp_path, *grid(broken), timeout=3000).code == 0
     assert tables(broken) == tables(tmp_path / "whole")
+
+
+def weights(folder: Path) -> list[dict]:
+    paths = sorted(folder.glob("*/*/checkpoints/last.ckpt"))
+    return [load(path)["state_dict"] for path in paths]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "options"),
+    [
+        ("torch", ["--pack=4"]),
+        ("submitit", ["--launcher=slurm", "--slurm=cluster=local", "--pack=2", "--jobs=2"]),
+        ("ray", ["--launcher=ray", "--pack=2", "--jobs=2"]),
+    ],
+)
+def test_all_launchers_give_the_same_weights(
+    tmp_path: Path, package: str, options: list[str]
+) -> None:
+    """Also after SIGTERM and SIGKILL in the middle; no lock and no process is left."""
+    pytest.importorskip(package, reason="needs the extra for it")
+    argv = ["sweep", QUICK[0], "--norms=layer,none", "--seeds=2", "--threads=1"]
+    small = ["--", *SMALL[:-1], "--trainer.max_epochs=20"]
+    assert installed(tmp_path, *argv, "--out=whole", *small, timeout=3000).code == 0
+    broken = tmp_path / "broken"
+    for number in (signal.SIGTERM, signal.SIGKILL, None):
+        command = [str(SCRIPT), *argv, f"--out={broken}", *options, *small]
+        process = subprocess.Popen(command, env=environment(), cwd=tmp_path)
+        if number is not None:
+            known = set(broken.glob("*/*/checkpoints/last.ckpt"))
+            while not set(broken.glob("*/*/checkpoints/last.ckpt")) - known:
+                time.sleep(0.1)
+                assert process.poll() is None
+            process.send_signal(number)
+        code = process.wait(timeout=3000)
+        assert code == {signal.SIGTERM: 143, signal.SIGKILL: -9, None: 0}[number]
+    assert same(weights(broken), weights(tmp_path / "whole"))
+    assert len(weights(broken)) == 4
+    assert list(broken.rglob("*.owner")) == []
+    asked = ["pgrep", "-f", "--", f"--out={broken} .*--attached"]
+    assert subprocess.run(asked, capture_output=True).returncode == 1
+
+
+@pytest.mark.slow
+def test_two_sweeps_share_a_folder(tmp_path: Path) -> None:
+    """From two folders at once, with SIGKILL of either; every run is trained once to its end."""
+    small = ["--", *SMALL[:-1], "--trainer.max_epochs=10"]
+    argv = ["sweep", QUICK[0], "--norms=layer,none", "--seeds=3", "--threads=1"]
+    assert installed(tmp_path, *argv, "--out=whole", "--pack=6", *small, timeout=3000).code == 0
+    shared, chance = tmp_path / "shared", random.Random(0)
+    clones: list[subprocess.Popen[bytes] | None] = [None, None]
+    killed = 0
+    while any(clone is None or clone.returncode != 0 for clone in clones):
+        for place, clone in enumerate(clones):
+            if clone is None or clone.poll() not in (None, 0):
+                folder = tmp_path / f"clone{place}"
+                folder.mkdir(exist_ok=True)
+                command = [str(SCRIPT), *argv, f"--out={shared}", *small]
+                clones[place] = subprocess.Popen(command, env=environment(), cwd=folder)
+        time.sleep(chance.uniform(2, 20))
+        victim = clones[chance.randrange(2)]
+        if victim is not None and victim.poll() is None and killed < 10:
+            victim.kill()
+            victim.wait()
+            killed += 1
+    assert killed
+    assert same(weights(shared), weights(tmp_path / "whole"))
+    assert len(weights(shared)) == 6
+    assert list(shared.rglob("*.owner")) == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +15,7 @@ from ln_zoo.cli.arguments import Arguments
 from ln_zoo.sweeps.grid import (
     Grid,
     check_extends,
-    digests,
-    files_of,
+    contents_of,
     folder_name,
     parse_norms,
     parse_seeds,
@@ -115,18 +117,19 @@ def test_a_folder_keeps_its_grid(tmp_path: Path) -> None:
     for content in ("", "[]", "{}", '{"format_version": 1, "configs": []}'):
         (tmp_path / "sweep.json").write_text(content)
         refuses("choose another --out", read_grid, tmp_path)
-    (tmp_path / "sweep.json").write_text('{"format_version": 2}')
+    (tmp_path / "sweep.json").write_text('{"format_version": 3}')
     refuses("newer version", read_grid, tmp_path)
 
 
 def test_only_a_larger_grid_goes_on_in_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("a: 1\n")
-    old = replace(GRID, digests=digests([str(tmp_path / "base.yaml")]))
+    base = str(tmp_path / "base.yaml")
+    Path(base).write_text("a: 1\n")
+    old = replace(GRID, contents=contents_of([base], []))
     more = {"model.lr": ["1e-3", "5e-4", "2e-4"]}
     larger = replace(old, norms=[*old.norms, "RMSNorm"], seeds=[1, 0, 2], settings=more)
     check_extends(larger, old, tmp_path)
-    (tmp_path / "base.yaml").write_text("a: 2\n")
-    changed = digests([str(tmp_path / "base.yaml")])
+    Path(base).write_text("a: 2\n")
+    changed = contents_of([base], [])
     for new, message in (
         (replace(old, seeds=[0]), "seeds 1 only there"),
         (replace(old, norms=["norms/layer.yaml"]), "norms norms/none.yaml only there"),
@@ -135,7 +138,7 @@ def test_only_a_larger_grid_goes_on_in_a_folder(tmp_path: Path) -> None:
         (replace(old, options=[]), "options --trainer.max_epochs=2 there, nothing here"),
         (replace(old, threads=3), "threads 0 there, 3 here"),
         (replace(old, test="best"), "test last there, best here"),
-        (replace(old, digests=changed), "base.yaml has changed since"),
+        (replace(old, contents=changed), "base.yaml has changed since"),
     ):
         refuses(message, check_extends, new, old, tmp_path)
 
@@ -144,7 +147,7 @@ def test_a_sweep_needs_no_checkout(in_tmp: Path) -> None:
     norms = parse_norms("layer,rms,Identity", ["quickstart"])
     grid = replace(GRID, configs=["quickstart"], norms=norms, settings={})
     assert grid.labels() == ["layer", "rms", "none"]
-    assert len(digests(files_of(grid.configs, norms))) == 3
+    assert len(contents_of(grid.configs, norms)) == 4
     given = Arguments(["fit", *grid.arguments(grid.runs()[1])])
     assert given.last("data") == "ln_zoo.data.Digits"
 
@@ -158,3 +161,56 @@ def test_a_norm_by_callback() -> None:
     for given, norm in ((layer, "LayerNorm"), (none, "Identity")):
         assert given.last("trainer.callbacks.norm") == f"ln_zoo.norms.{norm}"
         assert not given.sets("model.norm")
+
+
+def test_a_grid_holds_what_its_runs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are here and unchanged are named; the content of others is given."""
+    monkeypatch.chdir(tmp_path)
+    names = ["base.yaml", "norms/layer.yaml", "norms/none.yaml"]
+    for name in names:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(f"# {name}\n")
+    contents = contents_of(names[:1], [*names[1:], "LayerNorm"])
+    write_grid(replace(GRID, contents=contents), tmp_path)
+    grid = read_grid(tmp_path)
+    assert grid is not None
+    assert grid.arguments(grid.runs()[0])[:2] == [f"--config={name}" for name in names[:2]]
+    Path(names[0]).unlink()
+    Path(names[1]).write_text("model: {}\n")
+    given = grid.arguments(grid.runs()[0])
+    assert given[:2] == [f"--config=# {name}\n" for name in names[:2]]
+    assert grid.changed() == [names[1]]
+    # A class keeps the defaults that it had.
+    whole = replace(
+        grid, contents=grid.contents | {"LayerNorm": "{model: {}}"}, norms=["LayerNorm"]
+    )
+    assert whole.arguments(whole.runs()[0])[1] == "--config={model: {}}"
+
+
+def test_folders_of_version_1_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("a: 1\n")
+    digest = hashlib.sha256(b"a: 1\n").hexdigest()
+    fields = {"configs": ["base.yaml"], "norms": ["n.yaml"], "seeds": [0], "settings": {}}
+    fields |= {"options": [], "test": "last", "threads": 1, "data_seed": True}
+    old = {"format_version": 1, **fields, "digests": {"base.yaml": digest}}
+    Path("sweep.json").write_text(json.dumps(old))
+    grid = read_grid(tmp_path)
+    assert grid is not None
+    assert grid.arguments(grid.runs()[0])[0] == "--config=base.yaml"
+    assert grid.changed() == []
+    Path("base.yaml").write_text("a: 2\n")
+    assert grid.changed() == ["base.yaml"]
+
+
+def test_modules_of_the_user_are_found_beside_the_sweep(tmp_path: Path, monkeypatch) -> None:
+    """First at their place relative to the sweep, as in a copy of both, then at their own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for place in ("own", "copy"):
+        (tmp_path / place / "sweeps/s").mkdir(parents=True)
+        (tmp_path / place / "my_norm.py").touch()
+    grid = replace(GRID, modules={"my_norm": ["../..", str(tmp_path / "own")]})
+    grid.find_modules(tmp_path / "copy/sweeps/s")
+    assert sys.path[-1] == str(tmp_path / "copy")
+    grid.find_modules(tmp_path)
+    assert sys.path[-1] == str(tmp_path / "own")

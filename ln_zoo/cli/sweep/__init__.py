@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from filelock import FileLock, Timeout
-
-from ln_zoo.cli.commands import ONE_EACH
+from ln_zoo._version import __version__
+from ln_zoo.cli.commands import ONE_EACH, Count, at_least
 from ln_zoo.sweeps.grid import (
     Grid,
     SweepError,
     check_extends,
     check_option,
-    digests,
+    contents_of,
     existing_grid,
-    files_of,
     make_folder,
     parse_norms,
     parse_seeds,
@@ -30,11 +30,24 @@ from ln_zoo.sweeps.grid import (
     read_grid,
     write_grid,
 )
-from ln_zoo.sweeps.state import FAILED, FINISHED, Length, State, state_of
+from ln_zoo.sweeps.launchers import launcher_of
+from ln_zoo.sweeps.progress import Watcher
+from ln_zoo.sweeps.queue import Queue
+from ln_zoo.sweeps.ranges import check_settings
+from ln_zoo.sweeps.state import DONE, FAILED, FINISHED, Length, State, state_of
+from ln_zoo.utils.locks import LockedError, owned
 from ln_zoo.utils.names import nearest
 from ln_zoo.utils.package_data import config_names, find_config
 
-_LOCK = ".sweep.lock"
+if TYPE_CHECKING:
+    from ln_zoo.sweeps.search import Search
+
+#: Lock of ``sweep.json`` and of the report.
+_LOCK = ".sweep.owner"
+#: What a sweep keeps of its first check.
+_KEPT = ("version", "data", "data_seed", "modules", "callback")
+#: Seconds to wait for it: another process writes the report.
+_PATIENCE = 120
 #: Folder of the report, in the sweep's folder.
 _REPORT = "report"
 
@@ -47,11 +60,19 @@ def sweep(
     seeds: str | None = None,
     set_: Annotated[list[str], ONE_EACH] = [],  # noqa: B006
     jobs: int = 1,
+    pack: Count = 1,
+    launcher: Literal["local", "slurm", "ray"] = "local",
+    slurm: Annotated[list[str], ONE_EACH] = [],  # noqa: B006
+    gpus: Annotated[float, at_least(0)] = 0.0,
+    search: Literal["optuna"] | None = None,
+    trials: Count | None = None,
+    sampler: str | None = None,
+    pruner: str | None = None,
     max_time: str | None = None,
     threads: int | None = None,
     test: Literal["last", "best"] | None = None,
     print_: bool = False,
-    run: str | None = None,
+    run: Annotated[list[str], ONE_EACH] = [],  # noqa: B006
     attached: bool = False,
     gather: bool = False,
     baseline: str | None = None,
@@ -67,7 +88,8 @@ def sweep(
 
     Args:
         fit_options: options of fit, after --
-        out: folder of the sweep; the report is in FOLDER/report
+        out: folder of the sweep; the report is in FOLDER/report, with a page, index.html, from the
+            beginning on
         config: as for fit, shared by all runs
         norms: norms, separated by commas: layer, batch, weight, rms, none, other names of files in
             configs/norms, paths of such files, or classes (LayerNorm, my_norm.MyNorm) with their
@@ -76,7 +98,20 @@ def sweep(
             3
         set_: OPTION=V1,V2: values of an option of fit, such as model.lr=2e-4,1e-3; may be given
             several times
-        jobs: runs at a time
+        jobs: processes at a time
+        pack: runs of a process, one after the other: starting one takes longer than a small run
+        launcher: what runs the processes: this machine, SLURM (pip install 'ln-zoo[slurm]'), or Ray
+            ('ln-zoo[ray]'; RAY_ADDRESS names the cluster, else it is this machine). The folder of
+            --out must be on a disk that all machines share
+        slurm: options of sbatch, such as partition=gpu,time=04:00:00; cluster=local tries the jobs
+            on this machine
+        gpus: GPUs of each process under SLURM or Ray, for Ray also a fraction such as 0.25
+        search: search the ranges of --set instead of training all values: log(LOW,HIGH),
+            uniform(LOW,HIGH), int(LOW,HIGH), or a list of values (pip install 'ln-zoo[optuna]').
+            Each norm has a search of its own. Several machines may share one
+        trials: settings that a search tries for each norm, by default with one seed; default: 20
+        sampler: Optuna's class that proposes settings; default: TPESampler
+        pruner: Optuna's class that stops runs early, such as MedianPruner; default: none stops
         max_time: HH:MM:SS: stop after this time, as on SIGTERM: runs write their checkpoints, and
             the same command resumes them, in a copy of the folder on another machine too
         threads: threads of each run; default: 1 with several jobs, otherwise torch's default.
@@ -85,13 +120,14 @@ def sweep(
             configuration's ModelCheckpoint; default: last
         print_: run nothing, print one command per line for each unfinished run, for GNU parallel,
             SLURM arrays or Ray; run them in this folder, with the folder of --out on a shared disk
-        run: one run of a sweep, as --print names it
+        run: one run of a sweep, as --print names it; may be given several times
         attached: with --run: stop at the end of standard input
         gather: run nothing, report on the finished runs
         baseline: norm to compare the others with; default: none if the grid has it, else the first
         metric: curves to draw, as for `ln-zoo compare`
         x: x axis of the curves
-        select: logged metric to choose settings by; default: the test's main metric, in validation
+        select: logged metric to choose settings by, and to search for; default: the test's main
+            metric, in validation
 
     Returns:
         The exit code: 0; 1 if a run failed; 2 if the input is wrong and nothing was run; 128 plus
@@ -102,7 +138,7 @@ def sweep(
         raise SweepError(f"--out {out} is a file: give a folder")
     if jobs < 1:
         raise SweepError(f"--jobs must be at least 1, got {jobs}")
-    if run is not None:
+    if run:
         from ln_zoo.cli.sweep.worker import work
 
         return work(folder, run, attached)
@@ -117,24 +153,29 @@ def sweep(
     if old is not None and not (config or norms or seeds or set_ or fit_options):
         grid = _unchanged(old, out, threads, test)
     else:
+        seeds = "1" if search and seeds is None else seeds
         grid = grid_of(config, norms, seeds, set_, fit_options, threads, test, jobs, old)
+    grid = _searched(grid, search, trials, sampler, pruner, old)
     make_folder(folder)
-    try:
-        with FileLock(folder / _LOCK, timeout=0):
-            grid, waiting, lengths = _checked(grid, folder)
-            if print_:
-                for name in waiting:
-                    print(shlex.join([*again, "--run", name]))
-                return 0
-            signal = _with_display(grid, folder, lengths, jobs, deadline) if waiting else 0
-            states = {each.name: state_of(folder / each.name) for each in grid.runs()}
-            if not signal and any(state.kind == FINISHED for state in states.values()):
-                report(grid)
-    except Timeout:
-        raise SweepError(
-            f"another `ln-zoo sweep` is running in {out}: wait for it, or choose another --out"
-        ) from None
-    return _summarize(states, signal, [*again, *(["--jobs", str(jobs)] if jobs > 1 else [])])
+    engine = launcher_of(launcher, folder, jobs, grid.threads, gpus, slurm)
+    grid, waiting, lengths = _checked(grid, folder)
+    if print_:
+        for name in waiting:
+            print(shlex.join([*again, "--run", name]))
+        return 0
+    queue = partial(
+        Queue, grid.runs(), folder, lengths, engine, jobs=jobs, pack=pack,
+        max_time=deadline - time.monotonic(), search=_search_of(grid, folder, select),
+    )  # fmt: skip
+    signal = _with_display(queue, folder, select) if waiting or grid.search else 0
+    grid = existing_grid(folder)
+    states = {each.name: state_of(folder / each.name) for each in grid.runs()}
+    if not signal and any(state.kind == FINISHED for state in states.values()):
+        report(grid)
+    again += ["--jobs", str(jobs)] if jobs > 1 else []
+    again += ["--launcher", launcher] if launcher != "local" else []
+    again += [f"--slurm={text}" for text in slurm]
+    return _summarize(states, signal, again)
 
 
 def grid_of(
@@ -178,55 +219,115 @@ def grid_of(
         test=test or (old.test if old is not None else "last"),
         threads=threads,
         data_seed=old.data_seed if old is not None else True,
+        contents=contents_of(config, parsed),
         callback=old.callback if old is not None else False,
-        digests=digests(files_of(config, parsed)),
     )
 
 
+def _searched(
+    grid: Grid, search: str | None, trials: int | None, sampler: str | None, pruner: str | None,
+    old: Grid | None,
+) -> Grid:  # fmt: skip
+    """The grid with the options of a search; SweepError if they do not fit it."""
+    before = old.search if old is not None else {}
+    options = {"sampler": sampler, "pruner": pruner, "trials": trials}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and not (search or before):
+        raise SweepError(f"--{next(iter(given))} has no effect without --search optuna")
+    searched = bool(search or before)
+    check_settings(grid.settings, searched)
+    if not searched:
+        return grid
+    found = {"sampler": "TPESampler", "pruner": "NopPruner", "trials": 20} | before | given
+    if found["pruner"] != "NopPruner" and len(grid.seeds) > 1:
+        raise SweepError("--pruner compares runs with one seed: give --seeds 1")
+    if found["trials"] < before.get("trials", 0):
+        raise SweepError(f"--trials {trials}: the sweep has {before['trials']}, and may have more")
+    return replace(grid, search=found, trials=old.trials if old is not None else [])
+
+
+def _search_of(grid: Grid, out: Path, select: str | None) -> Search | None:
+    if not grid.search:
+        return None
+    from ln_zoo.sweeps.search import Search
+
+    return Search(out, partial(_locked, out), grid.search, select)
+
+
 def _unchanged(old: Grid, out: str, threads: int | None, test: str | None) -> Grid:
-    """The grid in the folder; SweepError if arguments contradict it, or a configuration changed."""
+    """The grid in the folder; SweepError if arguments contradict it."""
     if threads not in (None, old.threads) or test not in (None, old.test):
         raise SweepError(
             f"{out} has --threads {old.threads} --test {old.test}: choose another --out"
         )
-    found = digests(list(old.digests))
-    if changed := [path for path, digest in old.digests.items() if found[path] != digest]:
-        raise SweepError(f"{', '.join(changed)} has changed since: choose another --out")
-    return old
+    changed = ", ".join(old.changed())
+    if old.contents:
+        if changed:
+            _note(f"{changed} has changed since the sweep was begun, which keeps its own copy")
+        return old
+    if changed:
+        raise SweepError(f"{changed} has changed since: choose another --out")
+    # Of an earlier version.
+    return replace(old, contents=contents_of(old.configs, old.norms), digests={})
 
 
 def _checked(grid: Grid, out: Path) -> tuple[Grid, list[str], dict[str, Length]]:
     """Check a grid and write it; returns it, its unfinished runs, and the lengths by label."""
-    # Again, now under the lock.
     old = read_grid(out)
     if old is not None:
         check_extends(grid, old, out)
+        kept = {name: getattr(old, name) for name in _KEPT}
+        grid = replace(grid, **kept)
+        if old.version != __version__:
+            _note(f"{out} was begun with ln_zoo {old.version}, this is {__version__}")
     names = [run.name for run in grid.runs()]
-    waiting = [name for name in names if state_of(out / name).kind != FINISHED]
-    if not waiting and old == grid:
+    waiting = [name for name in names if state_of(out / name).kind not in DONE]
+    if not waiting and old == grid and not grid.search:
         return grid, [], {}
     from ln_zoo.cli.sweep.check import check_grid
 
-    grid, lengths = check_grid(grid)
-    write_grid(grid, out)
-    return grid, waiting, lengths
+    grid.find_modules(out)
+    checked = check_grid(grid, out)
+    grid = replace(
+        grid,
+        data_seed=checked.data_seed,
+        callback=checked.callback,
+        data=grid.data or checked.data,
+        modules=grid.modules | checked.modules,
+    )
+    with _locked(out):
+        current = read_grid(out)
+        if current not in (None, old):
+            check_extends(grid, current, out)
+        write_grid(grid, out)
+    return grid, waiting, checked.lengths
 
 
-def _with_display(
-    grid: Grid, out: Path, lengths: dict[str, Length], jobs: int, deadline: float
-) -> int:
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Own the files of the sweep; other processes of it wait."""
+    try:
+        with owned(out / _LOCK, timeout=_PATIENCE):
+            yield
+    except LockedError as error:
+        raise SweepError(f"{error}: wait for it, or choose another --out") from None
+
+
+def _with_display(queue: partial[Queue], out: Path, select: str | None) -> int:
     from rich.console import Console
 
     from ln_zoo.sweeps.display import LiveTable
-    from ln_zoo.sweeps.processes import Processes, Watcher
+    from ln_zoo.sweeps.live import LivePage
 
-    console = Console()
-    of_sweep = grid.runs(), out, lengths, jobs
-    seconds = deadline - time.monotonic()
+    console, page = Console(), LivePage(out, out / _REPORT, select)
     if not console.is_terminal:
-        return Processes(*of_sweep, Watcher(), seconds).run()
+        return queue(watchers=[Watcher(), page]).run()
     with LiveTable(console) as table:
-        return Processes(*of_sweep, table, seconds).run()
+        return queue(watchers=[table, page]).run()
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def _report(
@@ -238,7 +339,9 @@ def _report(
 
     results = Results(grid, out, baseline, select)
     make_folder(out / _REPORT)
-    print(write_report(results, out / _REPORT, metric, x))
+    with _locked(out):
+        page = write_report(results, out / _REPORT, metric, x)
+    print(page)
     print(f"report: {out / _REPORT / 'report.md'}")
 
 

@@ -1,29 +1,35 @@
-"""One run of a sweep in this process; resumes from the last checkpoint."""
+"""Runs of a sweep in this process, one after the other; each resumes from its last checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
-
-from filelock import FileLock, Timeout
+from types import FrameType
+from typing import Any, NoReturn, TextIO, cast
 
 from ln_zoo.sweeps.grid import Grid, Run, SweepError, existing_grid, make_folder
 from ln_zoo.sweeps.state import (
+    BUSY,
+    DONE,
     FAILURE,
     FINISHED,
     LOCK,
+    LOG,
     TEST_FOLDER,
     checkpoint_of,
     state_of,
     write_failure,
 )
+from ln_zoo.utils.locks import LockedError, owned
 from ln_zoo.utils.names import nearest
+from ln_zoo.utils.signals import signal_handler
 
 #: Seconds to wait for an earlier process of the run, which is writing its last checkpoint.
 _PATIENCE = 60
@@ -31,44 +37,79 @@ _PATIENCE = 60
 _SIGNALLED = 128
 
 
-def work(out: Path, name: str, attached: bool = False) -> int:
-    """Trains and tests one run of a sweep; returns the exit code of ``fit``, or of ``test``.
+def work(out: Path, names: Sequence[str], attached: bool = False) -> int:
+    """Trains and tests runs of a sweep; returns the first exit code of ``fit`` or ``test`` but 0.
 
-    ``name`` is such as ``"layer/seed_0"``. ``attached``: stop, as on SIGTERM, when standard input
-    ends, because the parent is gone.
+    ``names`` are such as ``"layer/seed_0"``. ``attached``: stop, as on SIGTERM, when standard input
+    ends, because the parent is gone; with several runs, each has a log of its own.
 
     Raises:
-        SweepError: if there is no such sweep or run, or another process is running it.
+        SweepError: if there is no such sweep or run, or another process is training it.
     """
     grid = existing_grid(out)
     runs = {run.name: run for run in grid.runs()}
-    if name not in runs:
-        raise SweepError(f"{out} has no run {name!r}{nearest(name, runs)}")
-    folder = out / name
-    make_folder(folder)
+    for name in names:
+        if name not in runs:
+            raise SweepError(f"{out} has no run {name!r}{nearest(name, runs)}")
     watch = _ParentWatcher()
     if attached:
         watch.start()
     if grid.threads:
         # Before torch is imported, which reads it.
         os.environ["OMP_NUM_THREADS"] = str(grid.threads)
+    grid.find_modules(out)
+    # W&B shows the runs as one group.
+    os.environ.setdefault("WANDB_RUN_GROUP", out.absolute().name)
+    codes = []
+    # Until training handles signals: locks are released, as after any exception.
+    with signal_handler(_exit, [signal.SIGTERM]):
+        for name in names:
+            make_folder(out / name)
+            if len(names) > 1 and attached:
+                _log_to(out / name / LOG)
+            codes.append(_work(grid, runs[name], out, attached, watch))
+            if codes[-1] > _SIGNALLED:
+                break
+            gc.collect()
+    return next(filter(None, codes), 0)
+
+
+def _work(grid: Grid, run: Run, out: Path, attached: bool, watch: _ParentWatcher) -> int:
+    folder = out / run.name
     try:
-        with FileLock(folder / LOCK, timeout=_PATIENCE if attached else 1):
-            if state_of(folder).kind == FINISHED:
-                print(f"{name} is finished: {folder}")
+        # A queue starts the run again once it is free.
+        with owned(folder / LOCK, timeout=1 if attached else _PATIENCE):
+            if (kind := state_of(folder).kind) in DONE:
+                print(f"{run.name} is {kind}: {folder}")
                 return 0
             (folder / FAILURE).unlink(missing_ok=True)
-            code, error = _trained(grid, runs[name], out)
+            code, error = _trained(grid, run, out)
             if code == 0:
                 state = state_of(folder)
                 if state.kind != FINISHED:
                     code, error = 1, state.error or "the test left no results"
                     print(f"ln-zoo sweep: error: {error}", file=sys.stderr)
-            if 0 < code < _SIGNALLED and not watch.ended:
+            # Without a queue, wrong input may be a mistake of place: nothing was run.
+            if 0 < code < _SIGNALLED and not watch.ended and (attached or code != 2):
                 write_failure(folder, error)
             return code
-    except Timeout:
-        raise SweepError(f"another process is running {folder}") from None
+    except LockedError as error:
+        if not attached:
+            raise SweepError(f"{error}, which trains this run: wait for it, or stop it") from error
+        return BUSY
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(_SIGNALLED + number)
+
+
+def _log_to(path: Path) -> None:
+    """Append standard output and error of this process to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
 
 
 def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:

@@ -264,19 +264,19 @@ class ClozeQA(ClozeData):
             raise ValueError(f"corpus must be a name such as 'bbc', got {corpus!r}")
         self.corpus = corpus
         self.name = corpus if sentences is None else f"{corpus}_top{sentences}"
-        self._root = local_folder(root, "cloze_qa")
+        self._folder = local_folder(root, "cloze_qa")
 
     @property
     def root(self) -> Path:
-        if self._root is None or not self._root.exists():
-            what = "no cloze questions" if self._root is None else f"no folder or file {self._root}"
+        if self._folder is None or not self._folder.exists():
+            what = f"no folder or file {self._folder}" if self._folder else "no cloze questions"
             raise FileNotFoundError(f"{what}: {_HELP}")
-        return self._root
+        return self._folder
 
     @property
     def vocabulary(self) -> list[str] | None:
         # `prepare_data` raises if there are no files.
-        nothing = self._vocabulary is None and self._root is None
+        nothing = self._vocabulary is None and self._folder is None
         return None if nothing else super().vocabulary
 
     def prepare_data(self) -> None:

@@ -244,8 +244,8 @@ class MNIST(ImageClassificationData):
     ) -> None:
         super().__init__(batch_size, train_size, val_size, **options)
         self.repo_id = repo_id
-        folder = local_folder(root, self.name)
-        self.source = None if folder is None else LocalImages(folder)
+        self._folder = local_folder(root, self.name)
+        self.source = None if self._folder is None else LocalImages(self._folder)
 
     def prepare_data(self) -> None:
         if self.source is None:

@@ -15,7 +15,7 @@ from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image,
 from PIL import Image as Picture
 from refusals import refuses
 
-from ln_zoo.data import MNIST
+from ln_zoo.data import MNIST, Digits
 
 SIZES = {"train": 30, "test": 12}
 SMALL = {"train_size": 20, "val_size": 10}
@@ -355,3 +355,19 @@ def test_metadata_are_plain_data(idx_folder):
     assert data.preprocessing == {"scale": 255, "image_shape": [1, 28, 28]}
     assert (data.in_features, data.num_classes) == (784, 10)
     assert data.image_shape == (1, 28, 28)
+
+
+def test_the_checksum_is_that_of_names_and_contents(idx_folder, tmp_path):
+    def checksum(root: Path) -> str | None:
+        return MNIST(str(root), **SMALL).checksum()
+
+    first = checksum(idx_folder)
+    copy = tmp_path / "copy/idx"
+    shutil.copytree(idx_folder, copy)
+    (copy / ".cache").mkdir()
+    (copy / ".cache/parsed").touch()
+    assert checksum(copy) == first
+    labels = copy / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-1] + b"\7")
+    assert checksum(copy) not in (first, None)
+    assert Digits().checksum() is None

@@ -1,4 +1,4 @@
-"""The processes of a sweep: how many, what becomes of their ends, stopping, one run's own process.
+"""The queue of a sweep: how many run, what becomes of their ends, stopping, one run's own process.
 
 The runs here are a few lines of Python that leave what a run leaves.
 """
@@ -12,55 +12,66 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from sweep_runs import refuses
 
 from ln_zoo.cli import main
 from ln_zoo.cli.sweep import worker
-from ln_zoo.sweeps import processes
+from ln_zoo.cli.sweep.check import Checked
+from ln_zoo.sweeps import progress, queue
 from ln_zoo.sweeps.grid import Grid, Run, write_grid
-from ln_zoo.sweeps.processes import Processes, Progress, Watcher
+from ln_zoo.sweeps.launchers import base
+from ln_zoo.sweeps.launchers.local import LocalLauncher
+from ln_zoo.sweeps.progress import Progress, Watcher
+from ln_zoo.sweeps.queue import Queue
 from ln_zoo.sweeps.state import (
+    BUSY,
     FAILED,
     FINISHED,
     TEST_FOLDER,
+    WAITING,
     Length,
     State,
     progress_of,
     state_of,
 )
+from ln_zoo.utils.locks import owned
 
 GRID = Grid(configs=["c.yaml"], norms=["a.yaml", "b.yaml"], seeds=[0, 1], data_seed=False)
 
 #: In place of a run: notes its begin and end in ``events``, and ends as its folder's ``how`` says.
 FAKE = """
 import json, os, pathlib, signal, sys, time
-out, name = (a.partition("=")[2] for a in sys.argv[2:4])
-folder = pathlib.Path(out, name)
-events = pathlib.Path(out, "events")
-with events.open("a") as file: file.write(f"begin {name}\\n")
-how = (folder / "how").read_text() if (folder / "how").exists() else ""
-time.sleep(60 if how == "long" else 0.05)
-with events.open("a") as file: file.write(f"end {name}\\n")
-if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
-if how == "words": sys.exit("ln-zoo fit: error: no data")
-(folder / "test_results.json").write_text(json.dumps({"metrics": {"error": 0.5}}))
+out, *names = (a.partition("=")[2] for a in sys.argv[2:-1])
+for name in names:
+    folder = pathlib.Path(out, name)
+    folder.mkdir(exist_ok=True, parents=True)
+    events = pathlib.Path(out, "events")
+    with events.open("a") as file: file.write(f"begin {name}\\n")
+    how = (folder / "how").read_text() if (folder / "how").exists() else ""
+    time.sleep(60 if how == "long" else 0.05)
+    with events.open("a") as file: file.write(f"end {name}\\n")
+    if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if how == "words": sys.exit("ln-zoo fit: error: no data")
+    (folder / "test_results.json").write_text(json.dumps({"metrics": {"error": 0.5}}))
 """
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_PYTHON", [sys.executable, "-S", "-c", FAKE])
-    monkeypatch.setattr(processes, "_PAUSE", 0.01)
+    monkeypatch.setattr(base, "PYTHON", [sys.executable, "-S", "-c", FAKE])
+    monkeypatch.setattr(base.Launcher, "pause", 0.01)
+    monkeypatch.setattr(queue, "_ELSEWHERE_PAUSE", 0.01)
 
 
-def sweep(out: Path, jobs: int = 1, watcher: Watcher | None = None) -> Processes:
-    return Processes(GRID.runs(), out, {}, jobs, watcher or Watcher())
+def sweep(out: Path, watcher: Watcher | None = None, **options: Any) -> Queue:
+    lengths = options.pop("lengths", {})
+    return Queue(GRID.runs(), out, lengths, LocalLauncher(), [watcher or Watcher()], **options)
 
 
 def end_as(out: Path, name: str, how: str) -> None:
@@ -118,7 +129,7 @@ def test_stopped_by_a_signal(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_resumed_run_is_shown_as_it_is(tmp_path: Path, monkeypatch, capsys) -> None:
     """At once, though the run has not yet written its table anew; without a terminal too."""
-    monkeypatch.setattr(processes, "_LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
     tables = [tmp_path / run / "seed_0/metrics.csv" for run in "ab"]
     for table in tables:
         table.parent.mkdir(parents=True)
@@ -126,7 +137,7 @@ def test_a_resumed_run_is_shown_as_it_is(tmp_path: Path, monkeypatch, capsys) ->
     (tmp_path / "a/seed_0/checkpoints").mkdir()
     (tmp_path / "a/seed_0/checkpoints/last.ckpt").touch()
     lengths = dict.fromkeys("ab", Length(None, 100))
-    running = Processes(GRID.runs(), tmp_path, lengths, 1, Watcher())
+    running = sweep(tmp_path, lengths=lengths)
     for table in tables:
         table.unlink()
     assert running.run() == 0
@@ -159,24 +170,76 @@ def test_a_sweep_that_ends_with_its_time_is_finished(tmp_path: Path) -> None:
                 time.sleep(max(0.0, began + 1.0 - time.monotonic()))
 
     began = time.monotonic()
-    running = Processes(GRID.runs(), tmp_path, {}, 4, Slow(), max_time=0.9)
+    running = sweep(tmp_path, Slow(), jobs=4, max_time=0.9)
     assert running.run() == 0
 
 
 def test_stopped_after_a_time(tmp_path: Path) -> None:
     end_as(tmp_path, "a/seed_0", "long")
-    running = Processes(GRID.runs(), tmp_path, {}, 1, Watcher(), max_time=0.2)
+    running = sweep(tmp_path, max_time=0.2)
     began = time.monotonic()
     assert running.run() == signal.SIGTERM
     assert 0.2 < time.monotonic() - began < 30
     assert state_of(tmp_path / "a/seed_0").kind == "waiting"
 
 
-def test_two_sweeps_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_grid(GRID, tmp_path)
-    with FileLock(tmp_path / ".sweep.lock"):
+def test_packed_runs_share_a_process(tmp_path: Path) -> None:
+    """What ends it is the failure of the run under way; the others go on in another."""
+    end_as(tmp_path, "b/seed_0", "kill")
+    assert sweep(tmp_path, pack=8).run() == 0
+    states = {run.name: state_of(tmp_path / run.name) for run in GRID.runs()}
+    assert [state.kind for state in states.values()] == [FINISHED, FAILED, FINISHED, FINISHED]
+    lines = (tmp_path / "events").read_text().splitlines()
+    assert [line for line in lines if line.startswith("begin")] == [
+        f"begin {run.name}" for run in GRID.runs()
+    ]
+
+
+def test_a_run_that_is_trained_elsewhere_is_left_to_it(tmp_path: Path, capsys) -> None:
+    """Until it has finished there, or its process is gone."""
+    names = ["a/seed_0", "b/seed_0"]
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom ln_zoo.utils.locks import owned\n"
+        "with owned(Path(sys.argv[1])): print('ready', flush=True); time.sleep(60)"
+    )
+    others = []
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        argv = [sys.executable, "-c", code, str(tmp_path / name / ".owner")]
+        others.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
+        assert others[-1].stdout.readline() == b"ready\n"
+
+    class Other(Watcher):
+        def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
+            if run.name == "b/seed_1":
+                assert names[0] not in progress.states
+                results = tmp_path / names[0] / "test_results.json"
+                results.write_text('{"metrics": {"error": 0.25}}')
+                for other in others:
+                    other.kill()
+                    other.wait()
+
+    assert sweep(tmp_path, Other()).run() == 0
+    states = {run.name: state_of(tmp_path / run.name) for run in GRID.runs()}
+    assert [state.metrics.get("error") for state in states.values()] == [0.25, 0.5, 0.5, 0.5]
+    events = (tmp_path / "events").read_text()
+    assert "begin a/seed_0" not in events
+    assert events.count("begin b/seed_0") == 1
+
+
+def test_the_manifest_has_one_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ln_zoo.cli.sweep._PATIENCE", 0)
+    monkeypatch.setattr("ln_zoo.cli.sweep.check.check_grid", lambda grid, out: Checked())
+    (tmp_path / "c.yaml").touch()
+    grid = replace(GRID, configs=[str(tmp_path / "c.yaml")], norms=["LayerNorm"])
+    write_grid(grid, tmp_path)
+    with owned(tmp_path / ".sweep.owner"):
         assert main(["sweep", "--out", str(tmp_path)]) == 2
-    assert "another `ln-zoo sweep`" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"process {os.getpid()}" in error
+    assert "--out" in error
 
 
 def test_progress_of_a_run(tmp_path: Path) -> None:
@@ -212,7 +275,7 @@ def work(out: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> tuple
 
     monkeypatch.setattr("ln_zoo.cli.main", fake_main)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    return worker.work(out, "a/seed_0"), calls
+    return worker.work(out, ["a/seed_0"]), calls
 
 
 def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,14 +328,18 @@ def test_a_test_of_the_user_is_none_of_the_sweep(tmp_path: Path) -> None:
     assert state_of(tmp_path).kind == FINISHED
 
 
-def test_runs_that_cannot_be(tmp_path: Path) -> None:
-    refuses("there is no sweep in", worker.work, tmp_path, "a/seed_0")
+def test_runs_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses("there is no sweep in", worker.work, tmp_path, ["a/seed_0"])
     write_grid(GRID, tmp_path)
     message = "has no run 'a/seed_7'; did you mean 'a/seed_"
-    refuses(message, worker.work, tmp_path, "a/seed_7")
+    refuses(message, worker.work, tmp_path, ["a/seed_7"])
     (tmp_path / "a/seed_0").mkdir(parents=True)
-    with FileLock(tmp_path / "a/seed_0/.lock"):
-        refuses("another process is running", worker.work, tmp_path, "a/seed_0")
+    monkeypatch.setattr(worker, "_PATIENCE", 0)
+    monkeypatch.setattr(worker._ParentWatcher, "start", lambda self: None)
+    with owned(tmp_path / "a/seed_0/.owner"):
+        refuses(f"process {os.getpid()} on", worker.work, tmp_path, ["a/seed_0"])
+        assert worker.work(tmp_path, ["a/seed_0"], attached=True) == BUSY
+    assert state_of(tmp_path / "a/seed_0").kind == WAITING
 
 
 def test_a_run_ends_with_the_sweep(tmp_path: Path) -> None:
