@@ -129,9 +129,7 @@ def test_an_outcome_that_its_table_does_not_give(in_tmp: Path, monkeypatch, caps
     name = "convnet-speed: 55,000 images"
     wrong = claims.outcomes() | {name: claims.Outcome("worse")}
     monkeypatch.setattr(claims, "outcomes", lambda: wrong)
-    assert "docs/figures/" in told(capsys, "reproduce", "--recompute", code=2)
-    monkeypatch.chdir(Path(__file__).parents[2])
-    assert main(["reproduce", "--recompute"]) == 1
+    assert main(["reproduce", "--recompute"]) == 1  # by the tables that ship with the package
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "BUT" in line]
     assert line.startswith(name)
     assert "worse" in line

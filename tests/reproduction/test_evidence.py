@@ -215,8 +215,10 @@ def test_theory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2: 0.25" in found["c: a"].number
 
 
-def test_a_missing_table_is_named(tmp_path: Path) -> None:
-    refuses(r"docs/figures/\w+\.csv", recompute_all, tmp_path, error=SweepError)
+def test_a_missing_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Comparison("end", file="missing.csv", norm="x", baseline="y", metric="value")
+    monkeypatch.setattr(evidence, "claims", lambda: (claim_of(row),))
+    refuses(["docs/figures/missing.csv"], recompute_all, tmp_path, error=SweepError)
 
 
 # The tables in git
