@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections import Counter
@@ -63,13 +64,14 @@ def claims_page(folder: str = "") -> str:
 
 def readme_part() -> str:
     """The picture and three sentences, with links from the root."""
-    text = "\n\n".join(answers())
+    text = "\n\n".join(answers(PAGE))
     alt = "Forest plot: speed of layer norm in each experiment, with 95 % intervals"
     return f"[![{alt}]({PICTURE})]({PAGE})\n\n{text}"
 
 
-def answers() -> list[str]:
-    """What holds, what does not, and what nobody knows yet: a sentence each."""
+def answers(page: str = "") -> list[str]:
+    """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
+    part = functools.partial(_listed, page)
     primary = [each for each in entries() if each[1].primary]
     judged = [each for each in primary if each[2].judged]
     waiting = [each for each in primary if not each[2].judged]
@@ -81,21 +83,21 @@ def answers() -> list[str]:
     held = _those(judged, "as claimed")
     parts = [
         [
-            f"fresh runs decide {len(held)} of {total} experiments as the paper says"
-            + _part(" ({})", held),
-            _part("exploratory runs agree with it in {}", _those(waiting, "as claimed")),
-            _part("confirmed statements of theory are {}", _those(theory, "as claimed")),
+            f"fresh runs decide {len(held) or 'none'} of {total} experiments as the paper says"
+            + part(" ({})", held),
+            part("exploratory runs agree with it in {}", _those(waiting, "as claimed")),
+            part("confirmed statements of theory are {}", _those(theory, "as claimed")),
         ],
         [
-            _part("fresh runs decide against the paper in {}", _those(judged, "against")),
-            _part("exploratory runs disagree in {}", _those([*waiting, *other], "against")),
-            _part("statements of theory that are wrong, or right in part, are {}",
+            part("fresh runs decide against the paper in {}", _those(judged, "against")),
+            part("exploratory runs disagree in {}", _those([*waiting, *other], "against")),
+            part("statements of theory that are wrong, or right in part, are {}",
                   _those(theory, "against", IN_PART)),
         ],
         [
-            _part("fresh runs left {} undecided", _those(judged, UNDECIDED)),
-            _part("experiments without fresh runs are {}", waiting),
-            _part("not measured at all are {}", unmeasured),
+            part("fresh runs left {} undecided", _those(judged, UNDECIDED)),
+            part("experiments without fresh runs are {}", waiting),
+            part("not measured at all are {}", unmeasured),
             f"{len(whole)} of {total} experiments have the paper's network, data and length",
         ],
     ]  # fmt: skip
@@ -110,20 +112,16 @@ def _those(found: Sequence[_Entry], *kinds: str) -> list[_Entry]:
     return [each for each in found if stands(each[1], each[2].word) in kinds]
 
 
-def _part(text: str, found: Sequence[_Entry]) -> str:
-    return text.format(_named(found)) if found else ""
-
-
-def _named(found: Sequence[_Entry]) -> str:
-    """Primary outcomes by name, other rows by their claim and what is compared."""
+def _listed(page: str, text: str, found: Sequence[_Entry]) -> str:
+    """A text with links to rows: primary outcomes by name, others by claim and comparison."""
     names: dict[str, list[str]] = {}
     for claim, row, _ in found:
-        kinds = names.setdefault(f"`{row.primary or claim.name}`", [])
+        name = (row.primary or claim.name).replace("-", " ")
+        kinds = names.setdefault(f"[{name}]({page}#{claim.name})", [])
         if not row.primary and row.of:
             kinds.append(row.of)
-    return ", ".join(
-        f"{name} ({'; '.join(kinds)})" if kinds else name for name, kinds in names.items()
-    )
+    shown = [f"{name} ({'; '.join(kinds)})" if kinds else name for name, kinds in names.items()]
+    return text.format(", ".join(shown)) if found else ""
 
 
 def _filters(folder: str) -> dict[str, Callable[..., str]]:
