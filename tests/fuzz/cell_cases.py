@@ -88,6 +88,8 @@ class RandomStep:
             self.program.append((function, first, second))
             size += 1
         self.ends = [(draw.randrange(size), draw.randrange(size)) for _ in range(self.states)]
+        # The output depends on the input.
+        self.ends[0] = draw.randrange(self.gates), self.ends[0][1]
 
     def places(self) -> tuple[Place, ...]:
         whole = Place("input", (self.gates,), weight="ih")

@@ -79,12 +79,16 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
     ) -> tuple[Tensor, States]:
         output, final = run(*prepared(call, i, bound[i], x, sizes, states, reset))
         # States keep the dtype of weights, so splitting a sequence does not round.
-        return output, tuple([state.to(call.weights[i].hh.dtype) for state in final])
+        return output, tuple([_as(state, call.weights[i].hh.dtype) for state in final])
 
     dtype = product_dtype(call.x)
     with no_autocast(call.x):
-        output, states = run_layers(direction, call._replace(x=call.x.float()))
-    return output.to(dtype), states
+        output, states = run_layers(direction, call._replace(x=_as(call.x, torch.float32)))
+    return _as(output, dtype), states
+
+
+def _as(a: Tensor, dtype: torch.dtype) -> Tensor:
+    return a if a.dtype is dtype else a.to(dtype)
 
 
 def _unsupported(call: RecurrentCall) -> str | None:

@@ -81,8 +81,12 @@ class Kernel:
 
     def kept_states(self, saves: bool) -> list[bool]:
         """States of which the values after all steps are kept; the first is the output."""
-        read = {*self.plan.reads_states, *self.plan.left_states.values()}
-        return [i == 0 or (saves and i in read) for i in range(len(self.trace.widths))]
+        return self._kept if saves else [i == 0 for i in range(len(self.trace.widths))]
+
+    @functools.cached_property
+    def _kept(self) -> list[bool]:
+        read = {0, *self.plan.reads_states, *self.plan.left_states.values()}
+        return [i in read for i in range(len(self.trace.widths))]
 
 
 _libraries: dict[str, ctypes.CDLL] = {}

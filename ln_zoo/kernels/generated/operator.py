@@ -5,6 +5,7 @@ Double backward and batched gradients run the generic loop.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int64, c_void_p
 from dataclasses import dataclass
@@ -80,16 +81,25 @@ def run(d: Direction, tensors: Tensors) -> tuple[Tensor, States]:
 # Arguments
 
 
+@functools.lru_cache(maxsize=64)
+def _equal_sizes(steps: int, examples: int) -> Any:
+    """Rows of each step of a padded batch, for C++."""
+    return (c_int64 * steps)(*[examples] * steps)
+
+
 class _Arguments:
     """A structure for C++, which holds what it points to."""
 
     def __init__(self, d: Direction, t: Tensors, saves: bool) -> None:
         trace = d.kernel.trace
         steps, examples = t.x.shape[0], t.states[0].shape[0]
-        sizes = [examples] * steps if d.sizes is None else list(d.sizes)
         self.lead = t.x.shape[:-1]
         rows, inputs = self.lead.numel(), t.x.shape[-1]
-        check_steps(sizes, rows, examples)
+        if d.sizes is None:
+            sizes = _equal_sizes(steps, examples)
+        else:
+            check_steps(d.sizes, rows, examples)
+            sizes = (c_int64 * len(d.sizes))(*d.sizes)
         self._alive: list[Any] = [t]
         s = self.structure = CallArguments(
             steps=len(sizes),
@@ -101,7 +111,7 @@ class _Arguments:
             chunk=rows_of_chunk(rows, saves),
             products=d.kernel.products,
         )
-        self._keep("sizes", (c_int64 * len(sizes))(*sizes))
+        self._keep("sizes", sizes)
         s.x, s.w_ih = addresses(
             ("x", "w_ih"), (t.x, t.w_ih), ((*self.lead, inputs), (trace.gates, inputs))
         )

@@ -14,13 +14,17 @@ from ln_zoo.layers import RecurrentLayer
 from ln_zoo.norms import LayerNorm, RMSNorm
 from ln_zoo.ops import CELLS
 
+NORMS = (LayerNorm(eps=1e-3), LayerNorm(per_gate=True), RMSNorm(eps=1e-3))
+#: In the fast suite, with the first norm.
 FAST = ("LSTM", "Dreamer's GRU with a bias inside the norm")
-CASES = [
-    pytest.param(name, norm, marks=() if fast else pytest.mark.slow)
-    for name in CELLS
-    for norm in (LayerNorm(eps=1e-3), LayerNorm(per_gate=True), RMSNorm(eps=1e-3))
-    if (fast := name in FAST and norm == LayerNorm(eps=1e-3)) or True
-]
+
+
+def case(name: str, norm: Any) -> Any:
+    fast = name in FAST and norm is NORMS[0]
+    return pytest.param(name, norm, marks=() if fast else pytest.mark.slow)
+
+
+CASES = [case(name, norm) for name in CELLS for norm in NORMS]
 
 
 @pytest.mark.parametrize(("name", "norm"), CASES)
