@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
 
@@ -58,6 +60,31 @@ def _escape_bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
             lines[number] = _BAR.sub(lambda found: found[1] or r"\|", line)
 
 
+#: Where a layer refers to the arguments of its base class.
+_OF_BASE = re.compile(r"^(Further arguments|Arguments and errors): see `(Recurrent\w+)`\.\s?")
+
+
+def _list_arguments(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """List the arguments of a layer's base class on its own page."""
+    place = next((n for n, line in enumerate(lines) if _OF_BASE.match(line)), None)
+    if place is None or not inspect.isclass(obj):
+        return
+    base = _OF_BASE.match(lines[place])[2]
+    (cls,) = (each for each in obj.__mro__ if each.__name__ == base)
+    found = inspect.getdoc(cls).split("Args:\n")[1].split("\n\n")[0].splitlines()
+    end = next(n for n, line in enumerate(found) if line.startswith("    cell:"))
+    lines[place] = _OF_BASE.sub("", lines[place]).replace("as there", f"as of `{base}`")
+    if "Args:" in lines[:place]:
+        at = max(n for n in range(place) if lines[n].strip()) + 1
+        lines[at:at] = found[:end]
+    else:
+        lines[place:place] = ["Args:", *found[:end], ""]
+
+
 def setup(app: Any) -> None:
-    """Registers the change of docstrings."""
+    """Registers the changes of docstrings."""
+    # The first before napoleon, which reads the sections.
+    app.connect("autodoc-process-docstring", _list_arguments, priority=400)
     app.connect("autodoc-process-docstring", _escape_bars)

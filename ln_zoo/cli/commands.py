@@ -40,7 +40,9 @@ class OneLineParser(argparse.ArgumentParser):
         for word in re.findall(r"(?:unrecognized arguments: )(-\S+)", message):
             from ln_zoo.utils.names import nearest
 
-            message += nearest(word.partition("=")[0], self._option_string_actions)
+            name = word.partition("=")[0]
+            of_fit = self.prog == "ln-zoo sweep" and re.match("--(model|data|trainer)", name)
+            message += "" if of_fit else nearest(name, self._option_string_actions)
             message += "; options of fit follow after --" if self.prog == "ln-zoo sweep" else ""
         raise UsageError(message, self.prog.removeprefix("ln-zoo "))
 

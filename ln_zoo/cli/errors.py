@@ -143,6 +143,8 @@ def one_line(message: str, parser: ArgumentParser | None = None) -> str:
 def _hint(text: str, place: str, owner: str, parser: ArgumentParser | None) -> str:
     """Suggestions for a cause: arguments of a class, classes of an option, or options."""
     names = [next(filter(None, match)) for match in _NAME.findall(text)]
+    # Of no class: arguments were given before the class.
+    owner = "" if owner.endswith(".LightningModule") else owner
     known = _attributes(owner)
     if known is None:
         return f": it is neither installed nor a file in the current folder{_hides_a_file(owner)}"

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.utils.names import nearest
-from ln_zoo.utils.packages import MissingPackageError
 
 #: Options that take a class; variables of the environment give a class with all its arguments.
 _CLASSES = ("model", "data", "optimizer", "lr_scheduler")
@@ -25,8 +24,8 @@ _OPTIONS = ("config", "seed_everything", "test_after_fit", "trainer", "weights")
 def check(given: Arguments) -> None:
     """Raises ValueError for a trainer without options, and for a variable that is not read.
 
-    A variable is a name such as ``LN_ZOO_FIT__MODEL``, with the command in it.
-    MissingPackageError for a logger whose package is not installed.
+    A variable is a name such as ``LN_ZOO_FIT__MODEL``, with the command in it. The package of a
+    logger must be installed.
     """
     for each in given.options:
         if each.name == "trainer" and each.value is not None:
@@ -40,7 +39,7 @@ def check(given: Arguments) -> None:
 def _check_logger(name: str) -> None:
     packages = _LOGGERS.get(name, ())
     if packages and not any(map(find_spec, packages)):
-        raise MissingPackageError(
+        raise ValueError(
             f"trainer.logger: {name} needs the package {packages[0]}: pip install {packages[0]}"
         )
 

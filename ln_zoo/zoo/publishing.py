@@ -149,6 +149,7 @@ def card_from_checkpoint(
     path = Path(checkpoint)
     try:
         model = of_checkpoint(str(path), f"{IMPORT_IT}, or import it first in Python").load()
+        reading.model_name(type(model))
     except (OSError, ValueError) as error:
         raise CardError(str(error)) from error
     tested = _read_test_results(Path(results))
@@ -616,7 +617,7 @@ def front_matter(card: Card) -> ModelCardData:
                 dataset_name=metric.dataset,
                 dataset_split=metric.split,
                 metric_type=metric.name,
-                metric_name=f"{metric.name} ({metric.unit})",
+                metric_name=f"{metric.name} ({metric.unit})" if metric.unit else metric.name,
                 metric_value=metric.value,
             )
             for metric in card.metrics

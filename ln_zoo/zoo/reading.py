@@ -64,8 +64,8 @@ def model_name(cls: type[Any]) -> str:
     path = class_path(cls)
     if not issubclass(cls, ZooModule):
         raise CardError(
-            f"{path} is not an ln_zoo.models.ZooModule: derive the model from it, so that its "
-            "arguments are known"
+            f"{path} is not an ln_zoo.models.ZooModule, which cards need: derive the model from "
+            "it, as docs/how-to/own_data_and_model.md says"
         )
     return path
 

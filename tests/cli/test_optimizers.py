@@ -46,7 +46,7 @@ def settings(optimizer: str = "", scheduler: str = "", interval: str = "epoch") 
 
 
 def configured(model: ZooModule, given: Namespace, rate_of_model: bool = False) -> Any:
-    assert optimizers.install(model, given, rate_of_model) is not None
+    assert optimizers.install(model, given, rate_of_model)
     return model.configure_optimizers()
 
 
@@ -80,7 +80,7 @@ def test_schedules_without_an_optimizer(trained: Path) -> None:
     checkpoint = load(trained)
     assert OPTIMIZATION not in checkpoint
     assert checkpoint["lr_schedulers"] == []
-    assert optimizers.install(MLPClassifier(64, [8]), settings(), False) is None
+    assert optimizers.install(MLPClassifier(64, [8]), settings(), False) == []
 
     model = Handwriting(hidden_size=8, num_layers=1, optimizer="graves", lr=3e-4)
     found = configured(model, settings(scheduler="StepLR {step_size: 7}", interval="step"))
@@ -142,8 +142,7 @@ def test_functions_are_stored_by_their_path() -> None:
     assert given.lr_scheduler is not None
     given.lr_scheduler.init_args.lr_lambda = torch.square
     checkpoint: dict[str, object] = {}
-    record = optimizers.install(MLPClassifier(64, [8]), given, False)
-    assert record is not None
+    (record,) = optimizers.install(MLPClassifier(64, [8]), given, False)
     record.on_save_checkpoint(None, None, checkpoint)  # type: ignore[arg-type]
     stored = checkpoint[OPTIMIZATION]
     assert isinstance(stored, dict)

@@ -69,6 +69,12 @@ def test_a_class_must_be_named() -> None:
     succeed("test", "--ckpt_path=foreign.ckpt", *FIT)
 
 
+def test_a_card_needs_a_zoo_module(folder: Path) -> None:
+    (results,) = Path("runs/Forecaster-RMSNorm/version_0").glob("test_results.json")
+    given = ["--results", results, "--out=cards/x", "--import=forecasting.model"]
+    refuses(["ZooModule", "own_data_and_model.md"], cli, "card", LAST, *given, code=1)
+
+
 BROKEN = """
 from forecasting.model import Forecaster
 
@@ -88,7 +94,7 @@ def test_loggers_name_their_package() -> None:
     for logger, package in (("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow")):
         if importlib.util.find_spec(package) is None:
             given = [*FIT, f"--trainer.logger+={logger}"]
-            refuses([logger, package], cli, "fit", *given, code=1)
+            refuses([logger, package], cli, "fit", *given)
 
 
 def test_tensorboard_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
