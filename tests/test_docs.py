@@ -400,9 +400,11 @@ def test_sweeps_on_engines_run(engine: str, tmp_path: Path) -> None:
     small += ["--data.val_size=20", "--trainer.enable_model_summary=false"]
     found = []
     for words, where in commands_of("ln-zoo", "sweep"):
-        asked = vars(parser_of(sweep, "sweep").parse_args(words)) if "--config" in words else {}
         name, _, value = option.partition("=")
-        if asked.get(name) != value:
+        if "--config" not in words or f"--{name}" not in words:
+            continue
+        asked = vars(parser_of(sweep, "sweep").parse_args(words))
+        if asked[name] != value:
             continue
         given = [f"--{option}", f"--out=s{len(found)}", f"--config={ROOT}/configs/quickstart.yaml"]
         given += ["--norms=layer", "--jobs=2", "--threads=1", "--seeds=1"]

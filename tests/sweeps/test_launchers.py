@@ -189,15 +189,20 @@ def test_a_cancelled_job_leaves_no_process(fake: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tasks_of_ray(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_ray(fake: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra `ray`")
     launcher = launcher_of("ray", fake, 2, 1)
     end_as(fake, "b/seed_0", "1")
     assert Queue(GRID.runs(), fake, {}, launcher, [Watcher()], jobs=2).run() == 0
     assert kinds(fake) == [FINISHED, FAILED, FINISHED, FINISHED]
     leaves_no_process(launcher, fake)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    refuses("RAY_ADDRESS='127.0.0.1:1'", launcher.opened().__enter__)
+
+
+def test_a_cluster_of_ray_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        refuses(f"RAY_ADDRESS='{address}'", launcher_of, "ray", Path("s"), 1, 1)
 
 
 def test_signals_reach_the_run(fake: Path) -> None:

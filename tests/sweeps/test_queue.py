@@ -289,6 +289,14 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert work(tmp_path, monkeypatch) == (0, [])
 
 
+def test_runs_of_a_sweep_are_one_group_of_wandb(tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "rates"
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    out.mkdir()
+    work(out, monkeypatch, 0)
+    assert os.environ["WANDB_RUN_GROUP"] == "rates"
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "a/seed_0/checkpoints/last.ckpt"
     checkpoint.parent.mkdir(parents=True)

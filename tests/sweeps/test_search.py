@@ -138,6 +138,11 @@ def test_pruned_runs_are_stopped_and_stay_so(tmp_path: Path, monkeypatch, capsys
     assert ": pruned" in capsys.readouterr().out
 
 
+def test_optuna_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    refuses("ln-zoo\\[optuna\\]", queue, tmp_path, monkeypatch)
+
+
 def test_wrong_samplers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
     for name, value in (("sampler", "TPESampler2"), ("pruner", "Median")):

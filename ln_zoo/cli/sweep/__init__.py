@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ln_zoo._version import __version__
-from ln_zoo.cli.commands import ONE_EACH, Count, at_least
+from ln_zoo.cli.commands import ONE_EACH
 from ln_zoo.sweeps.grid import (
     Grid,
     SweepError,
@@ -60,12 +60,12 @@ def sweep(
     seeds: str | None = None,
     set_: Annotated[list[str], ONE_EACH] = [],  # noqa: B006
     jobs: int = 1,
-    pack: Count = 1,
+    pack: int = 1,
     launcher: Literal["local", "slurm", "ray"] = "local",
     slurm: Annotated[list[str], ONE_EACH] = [],  # noqa: B006
-    gpus: Annotated[float, at_least(0)] = 0.0,
+    gpus: float = 0.0,
     search: Literal["optuna"] | None = None,
-    trials: Count | None = None,
+    trials: int | None = None,
     sampler: str | None = None,
     pruner: str | None = None,
     max_time: str | None = None,
@@ -118,8 +118,8 @@ def sweep(
             The last digits of results depend on it, so a sweep keeps its first value
         test: which weights are tested: the last, or the best by validation according to the
             configuration's ModelCheckpoint; default: last
-        print_: run nothing, print one command per line for each unfinished run, for GNU parallel,
-            SLURM arrays or Ray; run them in this folder, with the folder of --out on a shared disk
+        print_: run nothing, print one command per line for each unfinished run, for GNU parallel
+            and other engines
         run: one run of a sweep, as --print names it; may be given several times
         attached: with --run: stop at the end of standard input
         gather: run nothing, report on the finished runs
@@ -136,8 +136,12 @@ def sweep(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise SweepError(f"--out {out} is a file: give a folder")
-    if jobs < 1:
-        raise SweepError(f"--jobs must be at least 1, got {jobs}")
+    counts = {"jobs": jobs, "pack": pack, "trials": 1 if trials is None else trials}
+    for name, count in counts.items():
+        if count < 1:
+            raise SweepError(f"--{name} must be at least 1, got {count}")
+    if not 0 <= gpus < math.inf:
+        raise SweepError(f"--gpus must be at least 0 and finite, got {gpus:g}")
     if run:
         from ln_zoo.cli.sweep.worker import work
 
@@ -158,6 +162,7 @@ def sweep(
     grid = _searched(grid, search, trials, sampler, pruner, old)
     make_folder(folder)
     engine = launcher_of(launcher, folder, jobs, grid.threads, gpus, slurm)
+    searcher = _search_of(grid, folder, select)
     grid, waiting, lengths = _checked(grid, folder)
     if print_:
         for name in waiting:
@@ -165,7 +170,7 @@ def sweep(
         return 0
     queue = partial(
         Queue, grid.runs(), folder, lengths, engine, jobs=jobs, pack=pack,
-        max_time=deadline - time.monotonic(), search=_search_of(grid, folder, select),
+        max_time=deadline - time.monotonic(), search=searcher,
     )  # fmt: skip
     signal = _with_display(queue, folder, select) if waiting or grid.search else 0
     grid = existing_grid(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from ln_zoo.sweeps.launchers.base import Command, Handle, Launcher, run_in_job
 
 #: How often Ray starts a run again whose worker or node is lost.
 _RETRIES = 3
+#: Seconds to wait for a cluster's answer.
+_PATIENCE = 5.0
 
 
 class RayLauncher(Launcher):
@@ -22,7 +25,7 @@ class RayLauncher(Launcher):
     A task asks for ``threads`` CPUs and ``gpus`` GPUs, which may be a fraction.
 
     Raises:
-        SweepError: if Ray is not installed.
+        SweepError: if Ray is not installed, or no cluster answers at its address.
     """
 
     def __init__(self, threads: int, gpus: float) -> None:
@@ -32,6 +35,7 @@ class RayLauncher(Launcher):
             raise SweepError(
                 "--launcher ray needs the package ray: pip install 'ln-zoo[ray]'"
             ) from None
+        _check_cluster(os.environ.get("RAY_ADDRESS", ""))
         self.ray = ray
         self.task: Any = ray.remote(num_cpus=max(threads, 1), num_gpus=gpus, max_retries=_RETRIES)(
             run_in_job
@@ -44,13 +48,8 @@ class RayLauncher(Launcher):
                 log_to_driver=False, logging_level=logging.CRITICAL, include_dashboard=False,
                 configure_logging=False,
             )  # fmt: skip
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            address = os.environ.get("RAY_ADDRESS", "")
-            first = str(error).strip().splitlines()[0]
-            raise SweepError(
-                f"no Ray at RAY_ADDRESS={address!r}: {first} Correct it, or unset it to use this "
-                "machine"
-            ) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _no_cluster(_first_line(error)) from error
         try:
             yield
         finally:
@@ -59,6 +58,27 @@ class RayLauncher(Launcher):
     def start(self, command: Command) -> Handle:
         whole = replace(command, out=command.out.absolute())
         return _Task(self.ray, self.task.remote(whole, os.getcwd()))
+
+
+def _check_cluster(address: str) -> None:
+    """Raises SweepError if nothing answers at HOST:PORT; Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(str(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _no_cluster(why: str) -> SweepError:
+    address = os.environ.get("RAY_ADDRESS", "")
+    return SweepError(
+        f"no Ray at RAY_ADDRESS={address!r} ({why}): correct it, or unset it to use this machine"
+    )
 
 
 class _Task(Handle):
@@ -74,7 +94,7 @@ class _Task(Handle):
         try:
             code: int = self.ray.get(self.reference)
         except self.ray.exceptions.RayError as error:
-            self._why = f"Ray: {str(error).strip().splitlines()[0]}"
+            self._why = f"Ray: {_first_line(error)}"
             return 1
         return code
 
