@@ -74,6 +74,7 @@ os.execv(words[0], words)
 """,
     "sacct": 'print("JobID|State|NodeList")\n',
     "scancel": "",
+    "squeue": 'print("80_0")\n',
 }
 
 
@@ -133,7 +134,9 @@ def test_options_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     refuses("cluster .* moon", launcher_of, "slurm", tmp_path, 1, 1, slurm=["cluster=moon"])
 
 
-def test_jobs_of_slurm(fake: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_slurm(
+    fake: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One array; what was stopped before its time limit is submitted again, a failure is not."""
     pytest.importorskip("submitit", reason="needs the extra `slurm`")
     end_as(fake, "a/seed_0", "143")
@@ -152,6 +155,26 @@ def test_jobs_of_slurm(fake: Path, cluster: Path, monkeypatch: pytest.MonkeyPatc
     assert kinds(fake) == [FINISHED] * 4
     wrong = launcher_of("slurm", fake, 1, 1, 0, ["partition=none"])
     refuses("invalid partition", wrong.start, Command(fake, GRID.runs()[:1]))
+    assert "sbatch" not in capsys.readouterr().err
+
+
+def test_a_job_that_is_gone_is_started_again(
+    fake: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where SLURM keeps no accounts; after two more attempts the run has failed."""
+    pytest.importorskip("submitit", reason="needs the extra `slurm`")
+    from ln_zoo.sweeps.launchers import slurm
+
+    monkeypatch.setattr(slurm, "_LOOK_EVERY", 0.1)
+    # Its jobs end without a result, as if killed.
+    (cluster / "srun").write_text("#!/bin/sh\n")
+    launcher = launcher_of("slurm", fake, 1, 1)
+    monkeypatch.setattr(launcher, "pause", 0.1)
+    assert Queue(GRID.runs()[:1], fake, {}, launcher, [Watcher()]).run() == 0
+    assert (cluster / "scripts").read_text().count("#!/bin/bash") == 3
+    state = state_of(fake / "a/seed_0")
+    assert state.kind == FAILED
+    assert "UNKNOWN" in state.error
 
 
 def ended(pid: int) -> bool:

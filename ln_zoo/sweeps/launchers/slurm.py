@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import math
 import os
+import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +25,8 @@ _INTERRUPTED = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED")
 _STOPPED = 143
 #: Seconds before the time limit at which runs write their checkpoints.
 _NOTICE = 120
+#: Seconds between two looks at the queue.
+_LOOK_EVERY = 30.0
 
 
 class SlurmLauncher(Launcher):
@@ -52,6 +59,7 @@ class SlurmLauncher(Launcher):
         folder = (out / _FOLDER).absolute()
         logging.getLogger("submitit").setLevel(logging.CRITICAL)
         self.executor: Any
+        self.squeue: _Squeue | None = None
         if cluster == "local":
             self.executor = submitit.LocalExecutor(folder)
             self.executor.update_parameters(timeout_min=60 * 24)
@@ -68,6 +76,7 @@ class SlurmLauncher(Launcher):
             sbatch = {"gpus_per_node": str(int(gpus))} | sbatch
         # The default of submitit looks for jobs that were killed every ten minutes.
         submitit.SlurmJob.watcher = type(submitit.SlurmJob.watcher)(delay_s=60)
+        self.squeue = _Squeue()
         self.executor = submitit.SlurmExecutor(folder)
         self.executor.update_parameters(
             job_name=out.absolute().name,
@@ -86,7 +95,8 @@ class SlurmLauncher(Launcher):
 
         jobs = []
         try:
-            with self.executor.batch():
+            # submitit repeats what sbatch prints.
+            with contextlib.redirect_stderr(io.StringIO()), self.executor.batch():
                 for command in commands:
                     whole = replace(command, out=command.out.absolute())
                     jobs.append(self.executor.submit(run_in_job, whole, os.getcwd()))
@@ -94,20 +104,40 @@ class SlurmLauncher(Launcher):
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             said = next((line for line in lines if "error" in line), lines[0])
             raise SweepError(f"--slurm: {said}: correct the options of sbatch") from error
-        return [_Job(job) for job in jobs]
+        return [_Job(job, self.squeue) for job in jobs]
+
+
+class _Squeue:
+    """Jobs in the queue: where SLURM keeps no accounts, submitit waits for killed jobs forever."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self._when = -math.inf
+        self._jobs: set[str] | None = None
+
+    def lacks(self, job: str) -> bool:
+        if time.monotonic() - self._when > _LOOK_EVERY:
+            argv = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
+            done = subprocess.run(argv, capture_output=True, text=True)
+            self._jobs = set(done.stdout.split()) if done.returncode == 0 else None
+            self._when = time.monotonic()
+            self.looks += 1
+        return self._jobs is not None and job not in self._jobs
 
 
 class _Job(Handle):
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: Any, squeue: _Squeue | None) -> None:
         self.job = job
+        self.squeue = squeue
+        self._missed: set[int] = set()
         self._why = ""
 
     def poll(self) -> int | None:
-        if not self.job.done():
+        if not self.job.done() and not self._is_lost():
             return None
         if not self.job.paths.result_pickle.exists():
             state = self.job.state
-            self.interrupted = state.startswith(_INTERRUPTED)
+            self.interrupted = state.startswith((*_INTERRUPTED, "UNKNOWN"))
             self._why = f"job {self.job.job_id} ended as {state} (its log: {self.job.paths.stderr})"
             return 1
         if error := self.job.exception():
@@ -116,6 +146,14 @@ class _Job(Handle):
         code: int = self.job.result()
         self.interrupted = code == _STOPPED and not self.job.state.startswith("CANCELLED")
         return code
+
+    def _is_lost(self) -> bool:
+        """Whether two looks in a row found the job neither queued nor with a result."""
+        if self.squeue is None or not self.squeue.lacks(self.job.job_id):
+            self._missed.clear()
+        else:
+            self._missed.add(self.squeue.looks)
+        return len(self._missed) > 1
 
     @property
     def why(self) -> str:
