@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ln_zoo.kernels.cluster.engine import ClusterEngine
-from ln_zoo.kernels.generated.engine import GeneratedLayers
+from ln_zoo.kernels.generated.engine import GeneratedLayers, GeneratedTriton
 from ln_zoo.kernels.native.engine import NativeEngine, NativeLayers
 from ln_zoo.kernels.native.mixed_precision import MixedPrecision
 from ln_zoo.kernels.triton.engine import TritonEngine
@@ -52,6 +52,7 @@ registry.register(
     DrawKernel(_TRITON),
     DrawKernel(_NATIVE),
     GeneratedLayers(),
+    GeneratedTriton(),
 )
 registry.SCANS["cuda"] = _recorded_scan
 registry.CALL_CACHES["cpu"] = _call_cache

@@ -13,7 +13,7 @@ import torch
 from ln_zoo.kernels.cuda_graphs import graphs
 
 # Test modules are collected for their doctests too, whatever their names.
-INTERPRETED = ["triton/gpu_in_interpreter.py"]
+INTERPRETED = ["triton/gpu_in_interpreter.py", "generated/gpu_in_interpreter.py"]
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else INTERPRETED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ln_zoo.kernels.cuda_graphs.recorded import unsupported_site
 from ln_zoo.kernels.generated.check import difference
-from ln_zoo.kernels.generated.kernel import Kernel, make
+from ln_zoo.kernels.generated.kernel import make
 from ln_zoo.kernels.generated.operator import Direction, Tensors
 from ln_zoo.kernels.generated.trace import StepForm, Unsupported, parameters_of
 from ln_zoo.kernels.generated.watch import Watched
@@ -21,6 +21,8 @@ from ln_zoo.ops.cells import Cell, Sites, States, Weights
 from ln_zoo.ops.precision import product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall
 
+#: Makes a kernel: cell, sites, weights, form, whether weights may be centred.
+Maker = Callable[..., Any]
 _log = logging.getLogger("ln_zoo")
 #: Traces of one layer's direction, after which its values are taken to change with each call.
 MOST_TRACES = 16
@@ -44,7 +46,7 @@ class Binding:
             for module in site.modules()  # type: ignore[attr-defined]
             for name in _HOOKS
         ]
-        self.kernel: Kernel | str = ""
+        self.kernel: Any = ""  # a kernel, or why there is none
 
     def fits(self, cell: Cell, sites: Sites, key: Any) -> bool:
         return (
@@ -61,7 +63,7 @@ class Binding:
 class Bound(NamedTuple):
     """A kernel with the parameters of a call."""
 
-    kernel: Kernel
+    kernel: Any
     form: StepForm
     parameters: Sequence[Tensor]
     narrow: bool
@@ -73,13 +75,13 @@ class Bound(NamedTuple):
 
 
 _bindings: weakref.WeakKeyDictionary[Any, list[Binding]] = weakref.WeakKeyDictionary()
-_made: dict[Any, Kernel | str] = {}
+_made: dict[Any, Any] = {}
 _checked: set[str] = set()
 _mutex = threading.RLock()
 
 
-def bound_to(call: RecurrentCall, i: int) -> Bound | str:
-    """The kernel of direction i, or why there is none."""
+def bound_to(call: RecurrentCall, i: int, make: Maker = make) -> Bound | str:
+    """The kernel of direction i by this backend, or why there is none."""
     cell, sites, weights = call.cell, call.sites[i], call.weights[i]
     if not all(isinstance(site, nn.Module) for site in sites.values()):
         return "a place has no module"
@@ -88,8 +90,8 @@ def bound_to(call: RecurrentCall, i: int) -> Bound | str:
     hr = None if weights.hr is None else weights.hr.shape
     there = weights.bias_ih is None, weights.bias_hh is None
     shapes = [(a.shape, a.dtype, a.requires_grad) for a in parameters]
-    narrow = is_narrow(call)
-    key = (form, weights.ih.shape[0], weights.hh.shape, hr, there, narrow, shapes)
+    narrow, sizes = is_narrow(call), (weights.ih.shape[0], weights.hh.shape)
+    key = (make.__module__, form, *sizes, hr, there, narrow, shapes)
     with _mutex:
         known = _bindings.setdefault(sites["input"], [])
         for binding in known:
@@ -99,7 +101,7 @@ def bound_to(call: RecurrentCall, i: int) -> Bound | str:
             reason = _refused(call, i, key, known)
             if reason is not None:
                 return reason
-            binding = _bind(call, i, form, key)
+            binding = _bind(call, i, form, key, make)
             known.append(binding)
     found = binding.kernel
     return found if isinstance(found, str) else Bound(found, form, parameters, narrow, binding)
@@ -111,6 +113,8 @@ def _refused(call: RecurrentCall, i: int, key: Any, known: list[Binding]) -> str
         reason = unsupported_site(site)
         if reason is not None:
             return f"at the place {role!r} {reason}"
+    if call.x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "a stream is captured"  # the check reads numbers back
     if len(known) < MOST_TRACES:
         return None
     if all(binding.key == key for binding in known):
@@ -119,12 +123,12 @@ def _refused(call: RecurrentCall, i: int, key: Any, known: list[Binding]) -> str
     return None
 
 
-def _bind(call: RecurrentCall, i: int, form: StepForm, key: Any) -> Binding:
+def _bind(call: RecurrentCall, i: int, form: StepForm, key: Any, make: Maker) -> Binding:
     binding = Binding(call, i, form, key)
     whole = (call.cell.name, len(call.cell.states), str(key), binding.watched.summary)
     kernel = _made.get(whole)
     if kernel is None:
-        kernel = _make(call, i, form, binding)
+        kernel = _make(call, i, form, binding, make)
         if len(_made) >= _REMEMBERED:
             _made.clear()
         _made[whole] = kernel
@@ -132,7 +136,7 @@ def _bind(call: RecurrentCall, i: int, form: StepForm, key: Any) -> Binding:
     return binding
 
 
-def _make(call: RecurrentCall, i: int, form: StepForm, binding: Binding) -> Kernel | str:
+def _make(call: RecurrentCall, i: int, form: StepForm, binding: Binding, make: Maker) -> Any:
     """A checked kernel, or why there is none."""
     cell, weights, narrow = call.cell, call.weights[i], is_narrow(call)
     try:
@@ -164,7 +168,7 @@ def _make(call: RecurrentCall, i: int, form: StepForm, binding: Binding) -> Kern
 
 def is_narrow(call: RecurrentCall) -> bool:
     """Whether products are in bfloat16."""
-    if product_dtype(call.x) != torch.bfloat16:
+    if call.x.device.type != "cpu" or product_dtype(call.x) != torch.bfloat16:
         return False
     from ln_zoo.kernels.native import build
     from ln_zoo.kernels.native.mixed_precision import MIN_MULTIPLICATIONS

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ln_zoo.kernels.generated import operator
 from ln_zoo.kernels.generated.operator import Direction, Tensors
+from ln_zoo.ops.precision import no_autocast
 
 #: Largest difference, as a part of the largest element, in float32 and with products in bfloat16.
 TOLERANCE, NARROW_TOLERANCE = 2e-3, 0.2
@@ -18,22 +19,18 @@ _NAMES = ("x", "weight_ih", "weight_hh", "weight_hr")
 
 def difference(d: Direction, like: Tensors) -> str | None:
     """What differs in outputs and gradients of two steps, or None."""
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.autocast("cpu", enabled=False),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
-        torch.manual_seed(0)
-        t = _tensors(d, like)
+    forward, backward = operator.passes(d)
+    with no_autocast(like.x), torch.inference_mode(False), torch.enable_grad():
+        generator = torch.Generator().manual_seed(0)
+        t = _tensors(d, like, generator)
         d = Direction(**{**vars(d), "sizes": None})
         flat = t.flat()
         needs = [a is not None and a.requires_grad for a in flat]
         with torch.no_grad():
-            out, finals, saved = operator._forward(d, t, saves=True)
-            grads: list[Tensor | None] = [torch.randn_like(a) for a in (out, *finals)]
-            found = [out, *finals, *operator._backward(d, t, saved, grads, needs)]
-            alone, *_ = operator._forward(d, t, saves=False)
+            out, finals, saved = forward(d, t, saves=True)
+            grads: list[Tensor | None] = [_normal(a, generator) for a in (out, *finals)]
+            found = [out, *finals, *backward(d, t, saved, grads, needs)]
+            alone, *_ = forward(d, t, saves=False)
         expected = operator._replay(d, flat)
         pairs = zip(expected, grads, strict=True)
         terms = [(a * g).sum() for a, g in pairs if a.requires_grad and g is not None]
@@ -56,17 +53,24 @@ def _names(d: Direction) -> list[str]:
     return [*(f"the gradient of {name}" for name in _NAMES), *states, *own, *masks]
 
 
-def _tensors(d: Direction, like: Tensors) -> Tensors:
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator).to(like)
+
+
+def _tensors(d: Direction, like: Tensors, generator: torch.Generator) -> Tensors:
     """Random tensors of two steps, with parameters near those of the call."""
     trace = d.kernel.trace
 
     def near(a: Tensor) -> Tensor:
         a = a.detach()
-        found = a + 0.1 * torch.randn_like(a) * a.abs().clamp(min=0.1)
+        found = a + 0.1 * _normal(a, generator) * a.abs().clamp(min=0.1)
         return found.requires_grad_()
 
     def random(*size: int) -> Tensor:
-        return torch.randn(size).requires_grad_()
+        return torch.randn(size, generator=generator).to(like.x.device).requires_grad_()
+
+    def mask(*size: int, share: float) -> Tensor:
+        return (torch.rand(size, generator=generator) < share).to(like.x.device)
 
     weights: Sequence[Tensor | None] = (like.w_ih, like.w_hh, like.w_hr)
     own = []
@@ -84,10 +88,10 @@ def _tensors(d: Direction, like: Tensors) -> Tensors:
         w_hr,
         tuple(random(_EXAMPLES, width) for width in trace.widths),
         tuple(own),
-        2 * (torch.rand(_EXAMPLES, trace.widths[0]) < 0.5).float() if form.drops else None,
-        torch.rand(_STEPS * _EXAMPLES) < 0.3 if form.resets else None,
+        2 * mask(_EXAMPLES, trace.widths[0], share=0.5).float() if form.drops else None,
+        mask(_STEPS * _EXAMPLES, share=0.3) if form.resets else None,
         tuple(
-            torch.rand(*lead, width) < 0.4 if share is None else None
+            mask(*lead, width, share=0.4) if share is None else None
             for share, width in zip(form.zoneout, trace.widths, strict=False)
         ),
     )

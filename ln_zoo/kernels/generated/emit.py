@@ -10,7 +10,7 @@ from ln_zoo.kernels.generated.rows import REDUCTIONS, UNIT, Node
 from ln_zoo.kernels.generated.schedule import Loop, Pass, Sink
 from ln_zoo.kernels.generated.trace import Product, Trace, Unsupported
 
-_INFIX = {
+INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
     "eq": "==", "ne": "!=",
 }  # fmt: skip
@@ -51,8 +51,8 @@ def source(plan: Plan) -> str:
 
 
 def _expression(node: Node, args: Sequence[str]) -> str:
-    if node.op in _INFIX:
-        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    if node.op in INFIX:
+        return f"{args[0]} {INFIX[node.op]} {args[1]}"
     if node.op == "where":
         return f"chosen({', '.join(args)})"
     if node.op == "neg":

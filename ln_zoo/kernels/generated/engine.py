@@ -1,4 +1,4 @@
-"""The kernel of cells and norms that no hand-written kernel knows, on CPUs."""
+"""The kernels of cells and norms that no hand-written kernel knows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ln_zoo.kernels.triton import engine as triton_engine
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.precision import no_autocast, product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
@@ -26,6 +27,7 @@ class GeneratedLayers:
     title = "C++ generated from the cell and its norms"
     rank = 95
     tasks: tuple[Task, ...] = ("layers",)
+    device = "cpu"
 
     def __init__(self) -> None:
         self._last = threading.local()
@@ -36,7 +38,7 @@ class GeneratedLayers:
         return build.compiler_missing() or build.status().reason
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        reason = no_custom_ops_reason() or _unsupported(call)
+        reason = no_custom_ops_reason() or self._unsupported(call)
         if reason is not None:
             return reason
         found = self._bound(call)
@@ -59,14 +61,46 @@ class GeneratedLayers:
         """The kernels of all directions, kept for this call; or why there are none."""
         from ln_zoo.kernels.generated.binding import bound_to
 
-        found = []
+        found, make = [], self._maker()
         for i in range(len(call.weights)):
-            bound = bound_to(call, i)
+            bound = bound_to(call, i, make)
             if isinstance(bound, str):
                 return bound
             found.append(bound)
         self._last.found = call, found
         return found
+
+    def _maker(self) -> Any:
+        from ln_zoo.kernels.generated.kernel import make
+
+        return make
+
+    def _unsupported(self, call: RecurrentCall) -> str | None:
+        if call.x.device.type != self.device:
+            return f"it runs on {self.device}, not on {call.x.device.type}"
+        return _unsupported(call)
+
+
+class GeneratedTriton(GeneratedLayers):
+    """The same for NVIDIA GPUs, as Triton kernels between products of cuBLAS."""
+
+    title = "Triton generated from the cell and its norms"
+    device = "cuda"
+
+    def missing(self) -> str | None:
+        return triton_engine.TritonEngine().missing()
+
+    def _maker(self) -> Any:
+        from ln_zoo.kernels.generated.triton_passes import make
+
+        return make
+
+    def _unsupported(self, call: RecurrentCall) -> str | None:
+        reason = super()._unsupported(call)
+        hidden = max((w.hh if w.hr is None else w.hr).shape[1] for w in call.weights)
+        if reason is None and hidden > triton_engine.MAX_HIDDEN:
+            reason = f"H is {hidden}; a program holds a row of at most {triton_engine.MAX_HIDDEN}"
+        return reason
 
 
 def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States]:
@@ -96,8 +130,6 @@ def _unsupported(call: RecurrentCall) -> str | None:
     from ln_zoo.kernels.generated.binding import DTYPES
 
     x, weights = call.x, call.weights
-    if x.device.type != "cpu":
-        return f"it runs on the CPU, not on {x.device.type}"
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return "something watches the operators of torch"
     if product_dtype(x) not in DTYPES or any(w.hh.dtype not in DTYPES for w in weights):

@@ -29,7 +29,7 @@ from ln_zoo.ops.replay import batched, differentiable
 class Direction:
     """A call of one direction, except for its tensors."""
 
-    kernel: Kernel
+    kernel: Any  # `Kernel`, or `TritonKernel` on a GPU
     cell: Cell
     sites: Sites
     weights: Weights  # the original ones, for their identities
@@ -74,8 +74,13 @@ def run(d: Direction, tensors: Tensors) -> tuple[Tensor, States]:
         out, *finals = _Function.apply(d, *flat)
     else:
         with torch.no_grad():
-            out, finals, _ = _forward(d, tensors, saves=False)
+            out, finals, _ = passes(d)[0](d, tensors, saves=False)
     return out, tuple(finals)
+
+
+def passes(d: Direction) -> Any:
+    """Forward and backward pass on the kernel's backend."""
+    return (_forward, _backward) if isinstance(d.kernel, Kernel) else d.kernel.passes
 
 
 # Arguments
@@ -211,22 +216,28 @@ class _Saved:
 # Passes
 
 
-def _forward(d: Direction, t: Tensors, saves: bool) -> tuple[Tensor, list[Tensor], _Saved]:
+def _forward(
+    d: Direction, t: Tensors, saves: bool
+) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
     arguments = _Arguments(d, t, saves)
     saved = _Saved.empty(d, t.x, t.states[0].shape[0], saves)
     arguments.saved(d, saved)
     finals = [torch.empty_like(s) for s in t.states]
     arguments.own("finals", finals)
     d.kernel.library.ln_zoo_cell_forward(byref(arguments.structure))
-    return saved.out, finals, saved
+    return saved.out, finals, saved.flat()
 
 
 def _backward(
-    d: Direction, t: Tensors, saved: _Saved, grads: Sequence[Tensor | None], needs: Sequence[bool]
+    d: Direction,
+    t: Tensors,
+    kept: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients of `Tensors.flat`, where needed."""
     arguments = _Arguments(d, t, saves=True)
-    arguments.saved(d, saved)
+    arguments.saved(d, _Saved.of(d.kernel, kept))
     s, trace = arguments.structure, d.kernel.trace
     d_out, *d_finals = grads
     wanted = Tensors.of(d, needs)
@@ -268,9 +279,9 @@ def _gradient_of(d: Direction, name: str, weight: Tensor | None) -> Tensor | Non
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, d: Direction, *flat: Tensor | None) -> tuple[Tensor, ...]:
-        out, finals, saved = _forward(d, Tensors.of(d, flat), saves=True)
+        out, finals, saved = passes(d)[0](d, Tensors.of(d, flat), saves=True)
         ctx.direction, ctx.count = d, len(flat)
-        ctx.save_for_backward(*flat, *saved.flat())
+        ctx.save_for_backward(*flat, *saved)
         ctx.set_materialize_grads(False)
         return out, *finals
 
@@ -282,8 +293,7 @@ class _Function(torch.autograd.Function):
         if torch.is_grad_enabled() or batched(grads):
             replayed = differentiable(lambda found: _replay(d, found), flat, grads, needs)
             return None, *replayed
-        saved = _Saved.of(d.kernel, kept)
-        return None, *_backward(d, Tensors.of(d, flat), saved, grads, needs)
+        return None, *passes(d)[1](d, Tensors.of(d, flat), kept, grads, needs)
 
 
 def _replay(d: Direction, flat: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ aten's terms. It is traced below autograd, so functions with their own derivativ
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -182,7 +183,7 @@ class _Step:
         n = self.examples
         found = {"v": torch.randn(n, self.gates)}
         found |= {f"s{i}": torch.randn(n, width) for i, width in enumerate(self.widths)}
-        found |= {f"p{i}": a.detach().float().clone() for i, a in enumerate(self.parameters)}
+        found |= {f"p{i}": a.detach().float().cpu().clone() for i, a in enumerate(self.parameters)}
         if self.form.drops:
             found["dropped"] = torch.rand(n, self.widths[0])
         for i, share in enumerate(self.form.zoneout):
@@ -305,7 +306,8 @@ def _joint(
     grads: Sequence[Tensor | None] = [None] * len(leaves)
     if pairs:
         # Of one number: torch imports a library of symbols to check gradients that are given.
-        loss = torch.stack([(a * d).sum() for a, d in pairs]).sum()
+        # Not stacked: a vector of as many numbers as units would look like units.
+        loss = functools.reduce(torch.add, [(a * d).sum() for a, d in pairs])
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     named = zip(leaves, grads, strict=True)
     return found | {f"d_{name}": d for name, d in named if d is not None}

@@ -60,7 +60,9 @@ def reason_of(layer: Any, caplog: pytest.LogCaptureFixture, x: Tensor | None = N
     with caplog.at_level(logging.INFO, logger="ln_zoo"):
         out, _ = layer(torch.randn(4, 3, 3) if x is None else x)
         out.sum().backward()
-    lines = [r.getMessage() for r in caplog.records if "not run by generated" in r.getMessage()]
+    lines = [
+        r.getMessage() for r in caplog.records if "not run by generated (C++" in r.getMessage()
+    ]
     assert len(lines) == 1, caplog.text
     assert "\n" not in lines[0]
     return lines[0]
