@@ -69,7 +69,8 @@ def summary(progress: Progress) -> str:
     """One line: runs that have finished, and the time left."""
     left = f"{duration(progress.left)} left" if progress.left else "time left: not known yet"
     done = sum(state.kind == FINISHED for state in progress.states.values())
-    return f"{done} of {len(progress.runs)} runs finished, {left}"
+    text = f"{done} of {len(progress.runs)} runs finished"
+    return text if done == len(progress.runs) else f"{text}, {left}"
 
 
 def label_rows(progress: Progress) -> list[list[str]]:

@@ -54,8 +54,12 @@ def test_a_page_shows_states_scores_and_curves(tmp_path: Path) -> None:
     page.path.unlink()
     page.checked(progress)
     assert not page.path.exists()
+    for run in progress.runs:
+        progress.states[run.name] = State(FINISHED, {"metrics": {"error": 0.25}})
     page.closed(progress)
-    assert "http-equiv" not in page.path.read_text()
+    text = page.path.read_text()
+    assert "http-equiv" not in text
+    assert '<p id="head">4 of 4 runs finished</p>' in text
 
 
 def test_a_full_disk_stops_the_page_only(tmp_path: Path) -> None:
