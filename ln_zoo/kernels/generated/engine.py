@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -82,7 +83,10 @@ class GeneratedLayers:
 
 
 class GeneratedTriton(GeneratedLayers):
-    """The same for NVIDIA GPUs, as Triton kernels between products of cuBLAS."""
+    """The same for NVIDIA GPUs, as Triton kernels between products of cuBLAS.
+
+    Only if ``LN_ZOO_KERNELS`` names ``generated``: these kernels have not been run on a GPU.
+    """
 
     title = "Triton generated from the cell and its norms"
     device = "cuda"
@@ -97,6 +101,8 @@ class GeneratedTriton(GeneratedLayers):
 
     def _unsupported(self, call: RecurrentCall) -> str | None:
         reason = super()._unsupported(call)
+        if reason is None and "generated" not in os.environ.get("LN_ZOO_KERNELS", ""):
+            return "it has only been run in Triton's interpreter: name it in LN_ZOO_KERNELS to try"
         hidden = max((w.hh if w.hr is None else w.hr).shape[1] for w in call.weights)
         if reason is None and hidden > triton_engine.MAX_HIDDEN:
             reason = f"H is {hidden}; a program holds a row of at most {triton_engine.MAX_HIDDEN}"
