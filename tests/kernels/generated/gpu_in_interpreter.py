@@ -15,7 +15,7 @@ from cells.peephole_lstm import PeepholeLSTM
 from cells.slstm import SLSTM
 from engines import names_of
 from kernels.engine_case import Marked
-from kernels.generated.generated_case import assert_exact, gated_cell, packed
+from kernels.generated.generated_case import PLACES, assert_exact, gated_cell, packed
 from kernels.triton.gpu_in_interpreter import patched_once  # noqa: F401
 from layer_results import randomised
 from own_cell import MGU, JointGRU
@@ -28,6 +28,7 @@ from ln_zoo.kernels.generated.engine import GeneratedLayers, GeneratedTriton
 from ln_zoo.kernels.triton import steps
 from ln_zoo.layers import LSTM, RecurrentLayer
 from ln_zoo.norms import LayerNorm, RMSNorm
+from ln_zoo.ops import Cell, linear
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_triton.py"
 
@@ -92,6 +93,18 @@ def test_noise_and_resets(noise: dict[str, float], layout: str) -> None:
         assert_exact(layer, packed(x, [2, 3]), None, packed(reset, [2, 3]))
     else:
         assert_exact(layer, x, None, reset)
+
+
+def test_a_state_is_replaced_after_the_last_product_that_reads_it() -> None:
+    def step(wx: Any, states: Any, w: Any, sites: Any, t: Any) -> Any:
+        _, c = states
+        (x, y), (first, second) = wx.chunk(2, -1), w.hh.chunk(2, 0)
+        new = (c + x).tanh()
+        return (linear(new, first) + linear(c, second) + y).tanh(), new
+
+    cell = Cell("early", step, PLACES, states=("h", "c"))
+    layer = randomised(RecurrentLayer(E, H, cell=cell, norm=LayerNorm()))
+    assert_exact(layer, torch.randn(T, N, E))
 
 
 def test_expected_zoneout_without_gradients() -> None:

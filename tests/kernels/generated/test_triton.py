@@ -91,3 +91,5 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GeneratedTriton, "device", "cpu")
     monkeypatch.setattr(engine, "MAX_HIDDEN", 5)
     assert "6" in str(kernel.unsupported_reason(call))
+    monkeypatch.delenv("LN_ZOO_KERNELS")
+    assert "LN_ZOO_KERNELS" in str(kernel.unsupported_reason(call))
