@@ -170,7 +170,8 @@ def test_a_norm_of_ones_own_is_short_and_passes_its_case(tmp_path: Path) -> None
     assert re.search(r"\d+ passed", done.out)
 
 
-LANGUAGES = {"python", "bash", "text", "bibtex", "{toctree}", "{include}", "{eval-rst}"}
+#: A `console` shows commands of the reader's own programs, which are not parsed.
+LANGUAGES = {"python", "bash", "console", "text", "bibtex", "{toctree}", "{include}", "{eval-rst}"}
 #: What stands for the commands of a page: it writes down the arguments as bash makes them, with
 #: loops, variables and arrays, and the names of the package's own variables.
 RECORD = r"""
