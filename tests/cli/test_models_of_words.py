@@ -66,7 +66,8 @@ def test_from_fit_to_load(
     (last,) = Path("runs").glob("*/version_0/checkpoints/last.ckpt")
     succeed("test", f"--ckpt_path={last}", *given, "--trainer.logger.save_dir=tested")
     (path,) = Path("tested").glob("*/version_0/test_results.json")
-    succeed("card", last, f"--results={path}", "--out=cards/words.tiny")
+    Path("facts.yaml").write_text("license: mit\n")
+    succeed("card", last, f"--results={path}", "--facts=facts.yaml", "--out=cards/words.tiny")
     dry = succeed("publish", "words.tiny", "--repo_id=someone/words", "--dry_run")
     assert "someone/words" in dry.out
 
