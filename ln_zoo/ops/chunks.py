@@ -223,7 +223,7 @@ def forward_chunks(
 def allocate_gradients(
     operands: Operands, needs: Sequence[bool], empty: Callable[..., Tensor]
 ) -> tuple[Tensor, ...]:
-    """Allocate gradients of the operands, without elements where there is none."""
+    """Allocate gradients of the operands; empty if absent or not needed."""
     x = operands.x
     return tuple(
         empty(

@@ -60,7 +60,7 @@ def test_a_stopped_owner_leaves_no_file(tmp_path: Path) -> None:
 def test_owners_on_other_hosts_are_known_by_their_touch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hour: int
 ) -> None:
-    """Whatever their clock says; only a file that does not change has no owner."""
+    """Clocks may differ by an hour: only a file that stops changing has no owner."""
     monkeypatch.setattr(locks, "_LEASE", 0.5)
     lock = tmp_path / ".owner"
     with owned(lock):

@@ -86,35 +86,16 @@ class _KernelPlan:
         return self._run(call)
 
 
-class _GeneratedPlan:
+class _GeneratedPlan(_KernelPlan):
     """Runs generated kernels, as long as nothing changes that their traces depend on."""
 
     def __init__(self, run: GeneratedLayers, call: RecurrentCall) -> None:
-        self._bound = run.bound_to(call)
-        self._call = without_tensors(call)
+        self._bound = bound = run.bound_to(call)
+        self._run, self._call = lambda call: run_bound(call, bound), without_tensors(call)
 
     def check(self) -> None:
         if not all(bound.unchanged() for bound in self._bound):
             raise RuntimeError("an attribute of a norm or cell has changed")
-
-    def __call__(
-        self,
-        found: None,
-        x: Tensor,
-        starts: Sequence[int] | None,
-        states: States,
-        dropout: float,
-        training: bool,
-        noise: Sequence[Noise] | None,
-        reset: Tensor | None,
-    ) -> tuple[Any, States]:
-        call = self._call._replace(
-            x=x, states=states, dropout=dropout, training=training, reset=reset
-        )
-        if noise is not None:
-            pairs = zip(call.weights, noise, strict=True)
-            call = call._replace(weights=[w._replace(noise=n) for w, n in pairs])
-        return run_bound(call, self._bound)
 
 
 class _AutocastPlan:

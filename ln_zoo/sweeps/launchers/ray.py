@@ -12,6 +12,7 @@ from typing import Any
 
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.launchers.base import Command, Handle, Launcher, run_in_job
+from ln_zoo.utils.errors import first_line
 
 #: How often Ray starts a run again whose worker or node is lost.
 _RETRIES = 3
@@ -49,7 +50,7 @@ class RayLauncher(Launcher):
                 configure_logging=False,
             )  # fmt: skip
         except (OSError, RuntimeError, ValueError) as error:
-            raise _no_cluster(_first_line(error)) from error
+            raise _no_cluster(first_line(error)) from error
         try:
             yield
         finally:
@@ -68,10 +69,6 @@ def _check_cluster(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
         except (OSError, OverflowError) as error:
             raise _no_cluster(str(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _no_cluster(why: str) -> SweepError:
@@ -94,7 +91,7 @@ class _Task(Handle):
         try:
             code: int = self.ray.get(self.reference)
         except self.ray.exceptions.RayError as error:
-            self._why = f"Ray: {_first_line(error)}"
+            self._why = f"Ray: {first_line(error)}"
             return 1
         return code
 
