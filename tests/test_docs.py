@@ -27,7 +27,7 @@ from ln_zoo.cli import _HELP, check_training, main, precheck
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.commands import parser_of
 from ln_zoo.cli.listing import markdown_table, results_csv
-from ln_zoo.cli.sweep import grid_of, sweep
+from ln_zoo.cli.sweep import grid_of, searched, sweep
 from ln_zoo.cli.sweep.check import check_grid
 from ln_zoo.zoo.catalog import list_models
 
@@ -101,12 +101,12 @@ MARK = re.compile(r"<!-- example: (slow)?(?:, )?(?:needs (\w+))? -->\n```python\
 
 def own_files() -> dict[str, str]:
     """Files that examples and commands name: those of the pages on one's own, and word vectors."""
-    data, model = blocks(ROOT / "docs/how-to/own_data_and_model.md", "python")[:2]
+    data, changed, *_, plain = blocks(ROOT / "docs/how-to/own_data_and_model.md", "python")
     words = ["it", "rained", "all", "day", "the", "dog", "barked", ".", "night", "umbrella"]
     return {
         "my_norm.py": blocks(ROOT / "docs/how-to/own_norm.md", "python")[0],
         "my_data.py": data,
-        "my_models.py": model,
+        "my_models.py": f"{changed}\n{plain}",
         "glove.txt": "\n".join(f"{word} {i} {i % 3} {-i}" for i, word in enumerate(words)),
     }
 
@@ -385,6 +385,8 @@ def test_sweeps_are_of_runs_that_can_start(tmp_path: Path, monkeypatch: pytest.M
         fit_options = options.strip("\0").split("\0") if options else []
         known = asked.keys() & inspect.signature(grid_of).parameters.keys()
         grid = grid_of(**{name: asked[name] for name in known}, fit_options=fit_options)
+        options = [asked.get(name) for name in ("search", "trials", "sampler", "pruner")]
+        grid = searched(grid, *options)
         assert check_grid(grid, tmp_path).lengths, where
 
 

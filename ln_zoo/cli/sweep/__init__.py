@@ -159,7 +159,7 @@ def sweep(
     else:
         seeds = "1" if search and seeds is None else seeds
         grid = grid_of(config, norms, seeds, set_, fit_options, threads, test, jobs, old)
-    grid = _searched(grid, search, trials, sampler, pruner, old)
+    grid = searched(grid, search, trials, sampler, pruner, old)
     make_folder(folder)
     engine = launcher_of(launcher, folder, jobs, grid.threads, gpus, slurm)
     searcher = _search_of(grid, folder, select)
@@ -229,9 +229,9 @@ def grid_of(
     )
 
 
-def _searched(
+def searched(
     grid: Grid, search: str | None, trials: int | None, sampler: str | None, pruner: str | None,
-    old: Grid | None,
+    old: Grid | None = None,
 ) -> Grid:  # fmt: skip
     """The grid with the options of a search; SweepError if they do not fit it."""
     before = old.search if old is not None else {}
