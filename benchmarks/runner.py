@@ -100,10 +100,10 @@ def row(size: Mapping[str, int], contestant: str, found: Times, base: Times) -> 
     }
 
 
-def ratio(row: Mapping[str, Any], kind: str = "wall") -> str:
+def ratio(row: Mapping[str, Any], kind: str = "wall", digits: int = 2) -> str:
     """Median and quartiles of the ratio of a row; ``kind`` is ``"wall"`` or ``"cpu"``."""
-    middle, low, high = (row[f"{kind}_ratio{end}"] for end in ("", "_low", "_high"))
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+    middle, low, high = (f"{row[f'{kind}_ratio{end}']:.{digits}f}" for end in ("", "_low", "_high"))
+    return f"{middle} ({low}-{high})"
 
 
 def report(

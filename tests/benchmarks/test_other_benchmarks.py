@@ -18,6 +18,7 @@ from engines import needs_native
 
 from benchmarks import (
     caption_cca,
+    checkouts,
     contestants,
     draw,
     export,
@@ -159,6 +160,14 @@ def test_steps_prints_a_table_by_rows_and_units(cell: str, capsys: Capture) -> N
     tables = [line.split("|")[1:-1] for line in lines if line.startswith("|")]
     assert [row[0].strip() for row in tables] == ["rows", "---", "1", "5"] * 2
     assert [a.strip() for a in tables[0][1:]] == ["H = 8", "H = 16"]
+
+
+def test_checkouts_are_timed_in_processes_of_their_own(capsys: Capture) -> None:
+    options = ["--sizes=1,2,3,5", "--rounds=1", "--seconds=0.01"]
+    assert checkouts.main([str(Path(__file__).parents[2]), *options]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"GRUCell LayerNorm 1,2,3,5 infer \| [\d.]+ \| \d\.\d{3} \(", printed)
+    assert "Median of 24" in printed
 
 
 def test_trainer_is_timed_beside_a_bare_loop(capsys: Capture) -> None:
