@@ -50,8 +50,9 @@ class RecurrentLayer(nn.RNNBase):
         class MyLayer(RecurrentLayer):
             cell = MY_CELL
 
-    It runs on the generic loop, which the logger ``ln_zoo`` reports. The base is
-    `torch.nn.RNNBase`, not `torch.nn.LSTM`, `GRU` or `RNN`, which torch.compile does not trace.
+    It runs on a kernel generated from the cell's step, or on the generic loop; the logger
+    ``ln_zoo`` reports which, and why. The base is `torch.nn.RNNBase`, not `torch.nn.LSTM`, `GRU` or
+    `RNN`, which torch.compile does not trace.
 
     Args:
         input_size: size I of each input.

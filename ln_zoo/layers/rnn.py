@@ -29,9 +29,9 @@ class LSTM(RecurrentLayer):
 
     Args:
         peephole: gates see cell states (Graves 2013, eq. 7-10): i and f the previous one, o the new
-            one, each by a weight per unit. Runs on the generic loop.
+            one, each by a weight per unit. No hand-written kernel has them.
         derivative_bound: clip the derivative of the loss with respect to each gate's sum to this
-            size (Graves 2013, section 2.1), on the generic loop; default: no clipping.
+            size (Graves 2013, section 2.1), in no hand-written kernel; default: no clipping.
 
     Further arguments: see `RecurrentLayer`. Parameters: as there, with G = 4H; gains (4H,) at the
     sites ``"input"`` and ``"recurrent"``, gain and shift (H,) at ``"cell"``; ``weight_peephole_l0``

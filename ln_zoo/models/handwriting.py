@@ -107,7 +107,7 @@ class Handwriting(ZooModule):
         clip_mode: ``"norm"`` clips the global gradient norm, ``"value"`` each element. ``"graves"``
             clips the derivatives of the loss with respect to pre-activations to ``clip_bound``, and
             with respect to the outputs to ten times that; it is meant for
-            ``loss_reduction="line"``, and runs on the generic loop. ``"none"`` disables clipping.
+            ``loss_reduction="line"``. No hand-written kernel has it. ``"none"`` disables clipping.
             The trainer's ``gradient_clip_val`` overrides ``"norm"`` and ``"value"``.
         clip_bound: default 10 for ``"norm"`` and ``"graves"``, 1 for ``"value"``.
         weight_noise: standard deviation of noise added to all weights in each training step.
