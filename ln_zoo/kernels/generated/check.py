@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ def difference(d: Direction, like: Tensors) -> str | None:
         generator = torch.Generator().manual_seed(0)
         t = _tensors(d, like, generator)
         d = Direction(**{**vars(d), "sizes": None})
+        with torch.no_grad():  # to states that the cell can have: a counter is never negative
+            _, *reached = operator._replay(d, t.flat())
+        t = replace(t, states=tuple(s.requires_grad_() for s in reached))
         flat = t.flat()
         needs = [a is not None and a.requires_grad for a in flat]
         with torch.no_grad():
@@ -58,7 +62,7 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _tensors(d: Direction, like: Tensors, generator: torch.Generator) -> Tensors:
-    """Random tensors of two steps, with parameters near those of the call."""
+    """Random tensors of two steps from zeros, with parameters near those of the call."""
     trace = d.kernel.trace
 
     def near(a: Tensor) -> Tensor:
@@ -86,7 +90,7 @@ def _tensors(d: Direction, like: Tensors, generator: torch.Generator) -> Tensors
         w_ih,
         w_hh,
         w_hr,
-        tuple(random(_EXAMPLES, width) for width in trace.widths),
+        tuple(torch.zeros(_EXAMPLES, width, device=like.x.device) for width in trace.widths),
         tuple(own),
         2 * mask(_EXAMPLES, trace.widths[0], share=0.5).float() if form.drops else None,
         mask(_STEPS * _EXAMPLES, share=0.3) if form.resets else None,

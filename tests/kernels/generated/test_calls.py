@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from engines import names_of
-from kernels.generated.generated_case import assert_exact, gated_cell, packed
+from kernels.generated.generated_case import PLACES, assert_exact, gated_cell, packed
 from layer_results import randomised
 from own_cell import MGU, JointGRU
 from torch import nn
 
 from ln_zoo.layers import LSTM, RecurrentLayer
 from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
-from ln_zoo.ops import lstm_cell
+from ln_zoo.ops import Cell, linear, lstm_cell
 
 T, N, E, H = 5, 4, 3, 6
 
@@ -43,6 +43,19 @@ def test_layers_directions_and_states(layout: str) -> None:
     x = torch.randn(T, N, E)
     given = packed(x, [5, 2, 4, 4]) if layout == "packed" else x
     assert_exact(layer, given, [torch.randn(4, N, H)])
+
+
+def test_a_state_of_one_sign() -> None:
+    """Random states would make it NaN."""
+
+    def step(wx: Any, states: Any, w: Any, sites: Any, t: Any) -> Any:
+        h, count = states
+        a, _ = (wx + sites["recurrent"](linear(h, w.hh), t)).chunk(2, -1)
+        return a.tanh() * (count + 1).rsqrt(), count + 1
+
+    counting = Cell("counting", step, PLACES, states=("h", "count"))
+    layer = randomised(RecurrentLayer(E, H, cell=counting, norm=LayerNorm()))
+    assert_exact(layer, torch.randn(T, N, E), [torch.randn(1, N, H), torch.rand(1, N, H)])
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
