@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from benchmarks import memory, runner
 from benchmarks.timing import interleave, ratios
+from ln_zoo.kernels import draw
 from ln_zoo.ops import (
     KERNELS,
     Affine,
@@ -34,7 +35,6 @@ from ln_zoo.ops import (
     draw_forward,
     select_draw_kernel,
 )
-from ln_zoo.ops.loops import draw
 
 BASELINE = "products"
 NORMS = ("LayerNorm", "none")
@@ -264,7 +264,7 @@ class Timed:
     """Steps of a glimpse, with the processor time that each kind takes.
 
     Args:
-        steps: as `ln_zoo.ops.loops.draw.DrawSteps`.
+        steps: as `ln_zoo.kernels.draw.DrawSteps`.
         seconds: to be added to, by the name of the function.
     """
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ln_zoo.kernels.cluster.engine import ClusterEngine
+from ln_zoo.kernels.draw import DrawKernel
 from ln_zoo.kernels.generated.engine import GeneratedLayers, GeneratedTriton
 from ln_zoo.kernels.native.engine import NativeEngine, NativeLayers
 from ln_zoo.kernels.native.mixed_precision import MixedPrecision
 from ln_zoo.kernels.triton.engine import TritonEngine
+from ln_zoo.kernels.window import WindowKernel
 from ln_zoo.ops import registry
-from ln_zoo.ops.loops.draw import DrawKernel
-from ln_zoo.ops.loops.window import WindowKernel
 from ln_zoo.ops.recurrent_kernel import Recurrence
 
 _TRITON, _NATIVE = TritonEngine(), NativeEngine()

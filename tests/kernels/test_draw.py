@@ -24,6 +24,7 @@ from kernels.loop_case import Function, LoopCase, cast
 from reference import Direction, Site
 from torch import Tensor
 
+from ln_zoo.kernels import draw
 from ln_zoo.kernels.native import build
 from ln_zoo.kernels.native.runtime import unavailable_reason
 from ln_zoo.kernels.triton import draw as gpu_draw
@@ -41,7 +42,6 @@ from ln_zoo.ops import (
     draw_forward,
     select_draw_kernel,
 )
-from ln_zoo.ops.loops import draw
 from ln_zoo.ops.registry import kernel_named
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.kernels.ctypes_arguments import Arguments
-from ln_zoo.kernels.native.mixed_precision import is_widened
-from ln_zoo.kernels.native.runtime import constant, library, multiply, packed
-from ln_zoo.kernels.native.steps import RowArguments, row_arguments
-from ln_zoo.ops.loops.draw import (
+from ln_zoo.kernels.draw import (
     Back,
     DrawOperands,
     DrawPlan,
@@ -21,6 +18,9 @@ from ln_zoo.ops.loops.draw import (
     Kept,
     Made,
 )
+from ln_zoo.kernels.native.mixed_precision import is_widened
+from ln_zoo.kernels.native.runtime import constant, library, multiply, packed
+from ln_zoo.kernels.native.steps import RowArguments, row_arguments
 from ln_zoo.ops.precision import product_dtype
 
 

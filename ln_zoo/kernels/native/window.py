@@ -11,8 +11,9 @@ from torch import Tensor
 from ln_zoo.kernels.ctypes_arguments import Arguments, Packed
 from ln_zoo.kernels.native.runtime import packed
 from ln_zoo.kernels.native.steps import NativeSteps
+from ln_zoo.kernels.window import WindowChunk, WindowGrads
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads
-from ln_zoo.ops.loops.window import WindowChunk, WindowGrads, WindowOperands
+from ln_zoo.ops.loops.window import WindowOperands
 from ln_zoo.ops.spec import Operands, Spec
 
 
@@ -40,7 +41,7 @@ class WindowArguments(Arguments):
 
 
 class NativeWindow:
-    """`ln_zoo.ops.loops.window.WindowSteps` in C++; ``operands`` are the layer's."""
+    """`ln_zoo.kernels.window.WindowSteps` in C++; ``operands`` are the layer's."""
 
     def __init__(
         self,

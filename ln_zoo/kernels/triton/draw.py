@@ -17,17 +17,17 @@ from torch import Tensor
 
 from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
-from ln_zoo.kernels.triton.steps import OPTIONS, block, rule
-from ln_zoo.ops.loops.draw import (
+from ln_zoo.kernels.draw import (
     Back,
     DrawOperands,
     DrawPlan,
     DrawRun,
     DrawSteps,
-    DrawWeights,
     Kept,
     Made,
 )
+from ln_zoo.kernels.triton.steps import OPTIONS, block, rule
+from ln_zoo.ops.loops.draw import DrawWeights
 
 _ENCODER, _DECODER = 0, 1
 #: Warps of a program for an image, and for a row of states.

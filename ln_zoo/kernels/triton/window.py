@@ -18,8 +18,9 @@ from ln_zoo.kernels.ctypes_arguments import address, check_steps
 from ln_zoo.kernels.triton import steps
 from ln_zoo.kernels.triton.steps import OPTIONS, Buffers, Prepared, block, starts
 from ln_zoo.kernels.triton.window_slots import BACKWARD_SLOTS, FORWARD_SLOTS
+from ln_zoo.kernels.window import WindowChunk, WindowGrads
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads
-from ln_zoo.ops.loops.window import WindowChunk, WindowGrads, WindowOperands
+from ln_zoo.ops.loops.window import WindowOperands
 from ln_zoo.ops.spec import Operands, Spec
 
 #: Warps of a program of a window, and of a tile of a product.
@@ -31,7 +32,7 @@ TILE_ROWS, TILE_COLS, TILE_DEPTH = 16, 64, 32
 
 
 class TritonWindow:
-    """`ln_zoo.ops.loops.window.WindowSteps` as kernels; ``operands`` are the layer's."""
+    """`ln_zoo.kernels.window.WindowSteps` as kernels; ``operands`` are the layer's."""
 
     def __init__(
         self,
