@@ -50,7 +50,7 @@ class GLM:
             invariance to the scale of weights and data only for 0.
 
     Raises:
-        TypeError: unless tensors have one floating-point dtype.
+        RuntimeError: of torch, unless sizes fit and tensors have one dtype.
         ValueError: for a sigma of 0.
 
     Example:
@@ -74,38 +74,17 @@ class GLM:
     def __post_init__(self) -> None:
         check_choice("family", self.family, get_args(Family))
         check_choice("norm", self.norm, get_args(Normalization))
-        sizes = [*self.inputs.shape, *self.weight.shape]
-        if self.inputs.dim() != 2 or self.weight.dim() != 2 or 0 in sizes or sizes[1] != sizes[3]:
-            raise ValueError(
-                "inputs must be (N, D) and weight (H, D), with sizes of at least 1, got "
-                f"{_sizes(self.inputs, self.weight)}"
-            )
         if (self.gain is None) != (self.norm == "none"):
             given = "none" if self.gain is None else "one"
             wanted = "none" if self.norm == "none" else "a gain (H,)"
             raise ValueError(f"norm={self.norm!r} takes {wanted}, got {given}")
-        for name in ("bias", "gain"):
-            value = getattr(self, name)
-            if value is not None and value.shape != (self.units,):
-                raise ValueError(f"{name} must be ({self.units},), got {_sizes(value)}")
-        if self.units < 2 and (self.norm == "ln" or self.family == "categorical"):
-            raise ValueError(
-                f"{self.norm}, {self.family}: needs at least 2 units, got {self.units}"
-            )
-        if len(self.inputs) < 2 and self.norm == "bn":
-            raise ValueError("bn needs at least 2 examples, got 1")
-        tensors = {name: getattr(self, name) for name in ("inputs", "weight", "bias", "gain")}
-        dtypes = {name: a.dtype for name, a in tensors.items() if a is not None}
-        if len(set(dtypes.values())) > 1 or not self.weight.is_floating_point():
-            given = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
-            raise TypeError(
-                f"all tensors must have one floating-point dtype, ideally float64; got {given}"
-            )
         check_dispersion(self.family, self.dispersion)
         takes_eps = self.norm in ("bn", "ln")
         if not 0 <= self.eps < math.inf or (self.eps and not takes_eps):
             wanted = "0 or more, and finite" if takes_eps else f"0 for norm={self.norm!r}"
             raise ValueError(f"eps must be {wanted}, got {self.eps}")
+        with torch.no_grad():
+            self.natural_parameters()  # raises if sizes or dtypes do not fit
         self._check_sigma()
 
     def _check_sigma(self) -> None:
@@ -234,15 +213,16 @@ def _check_vector(model: GLM, vector: Tensor, size: int, what: str) -> None:
         raise TypeError(f"{what} must be {model.weight.dtype}, got {vector.dtype}")
 
 
-def _distribution(model: GLM, s: Tensor) -> distributions.Distribution:
+def _distribution(model: GLM, s: Tensor, validate: bool = False) -> distributions.Distribution:
     # Validation fails inside torch.func transforms.
+    if model.family == "categorical":
+        return distributions.OneHotCategorical(logits=s, validate_args=validate)
+    each: distributions.Distribution
     if model.family == "gaussian":
-        normal = distributions.Normal(s, model.dispersion**0.5, validate_args=False)
-        return distributions.Independent(normal, 1, validate_args=False)
-    if model.family == "bernoulli":
-        bernoulli = distributions.Bernoulli(logits=s, validate_args=False)
-        return distributions.Independent(bernoulli, 1, validate_args=False)
-    return distributions.OneHotCategorical(logits=s, validate_args=False)
+        each = distributions.Normal(s, model.dispersion**0.5, validate_args=validate)
+    else:
+        each = distributions.Bernoulli(logits=s, validate_args=validate)
+    return distributions.Independent(each, 1, validate_args=validate)
 
 
 def _generator(model: GLM, seed: int) -> torch.Generator:
@@ -329,41 +309,17 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
     0 to H - 1, for ``"categorical"``.
 
     Raises:
-        TypeError: for class indices that are not integers.
-        ValueError: if sizes or values do not fit the family.
+        RuntimeError: of torch, for class indices that are not integers from 0 to H - 1.
+        ValueError: of torch, if values do not fit the family.
     """
     s = model.natural_parameters()
-    if model.family == "categorical" and targets.shape == s.shape[:1]:
-        targets = _one_hot(targets, model.units)
-    if targets.shape != s.shape:
-        numbers = f" or ({s.shape[0]},)" if model.family == "categorical" else ""
-        raise ValueError(f"targets must be {tuple(s.shape)}{numbers}, got {_sizes(targets)}")
+    if model.family == "categorical" and targets.dim() == 1:
+        classes = targets.to(torch.promote_types(targets.dtype, torch.int64))
+        targets = F.one_hot(classes, model.units)
     targets = targets.to(s)
-    if not targets.isfinite().all():
-        raise ValueError("targets must be finite, got NaN or infinite values")
-    if model.family != "gaussian" and not ((targets == 0) | (targets == 1)).all():
-        raise ValueError(
-            f"targets of family={model.family!r} must be 0 or 1, got values from "
-            f"{targets.min():g} to {targets.max():g}"
-        )
-    if model.family == "categorical" and not (targets.sum(1) == 1).all():
-        raise ValueError(
-            "targets of family='categorical' must be one-hot, got rows that do not sum to 1; "
-            f"class indices ({len(s)},) are accepted as well"
-        )
+    _distribution(model, s, validate=True).log_prob(targets)  # raises for other values
     scores = _scores(model, s, targets)
     return _pulled_back(model, scores[:, :, None] * scores[:, None, :])
-
-
-def _one_hot(classes: Tensor, units: int) -> Tensor:
-    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
-        raise TypeError(f"class indices must be integers, got {classes.dtype}: give targets.long()")
-    if classes.min() < 0 or classes.max() >= units:
-        raise ValueError(
-            f"class indices must be from 0 to {units - 1}, one per unit; got values from "
-            f"{int(classes.min())} to {int(classes.max())}"
-        )
-    return F.one_hot(classes.long(), units)
 
 
 def _scores(model: GLM, s: Tensor, y: Tensor) -> Tensor:
@@ -521,13 +477,6 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
     a constant added to all logits) and of the data (fewer examples than parameters). ``fisher``
     (P, P) is positive semidefinite; eigenvalues up to ``rtol`` times the largest count as 0.
     """
-    if fisher.dim() != 2 or fisher.shape[0] != fisher.shape[1] or not len(fisher):
-        raise ValueError(f"a Fisher information matrix must be (P, P), got {_sizes(fisher)}")
-    if not fisher.isfinite().all():
-        raise ValueError(
-            "a Fisher information matrix must be finite, got NaN or infinite values: check the "
-            "model"
-        )
     values, vectors = torch.linalg.eigh(fisher)
     return vectors[:, values <= rtol * values[-1]]
 

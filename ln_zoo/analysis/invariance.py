@@ -122,21 +122,10 @@ def measure_invariance(
         ['weight_vector_rescaling', 'dataset_recentering']
     """
     _check(inputs, factors)
-    parameters = dict(layer.named_parameters())
-    if weight not in parameters or parameters[weight].dim() != 2:
-        raise ValueError(
-            f"weight must name a parameter (F, I) of the {type(layer).__name__}, which has "
-            f"{', '.join(parameters)}; got {weight!r}"
-        )
-    if inputs.dtype != parameters[weight].dtype:
-        raise TypeError(
-            f"inputs must have the dtype of {weight}, {parameters[weight].dtype}, got "
-            f"{inputs.dtype}: convert one of them, ideally to float64"
-        )
     layer = copy.deepcopy(layer)
     if frozen:
         _freeze(layer, inputs)
-    matrix = parameters[weight].detach()
+    matrix = layer.get_parameter(weight).detach()
     before = _output(layer, weight, matrix, inputs, frozen)
     spread = _spread(before)
     if not spread:
@@ -252,15 +241,11 @@ def _set_training(modules: Sequence[nn.Module], mode: bool) -> None:
 
 
 def _check(inputs: Tensor, factors: Sequence[float]) -> None:
-    if not isinstance(inputs, Tensor):
-        raise TypeError(f"inputs must be a tensor (N, I), got {type(inputs).__name__}")
     if inputs.dim() != 2 or len(inputs) < 2 or not inputs.shape[1]:
         raise ValueError(
             "inputs must be (N, I), at least 2 examples of at least 1 number, got "
             f"{tuple(inputs.shape)}"
         )
-    if not inputs.isfinite().all():
-        raise ValueError("inputs must be finite, got NaN or infinite values")
     if not factors or not all(0 < factor < math.inf and factor != 1 for factor in factors):
         raise ValueError(
             f"factors must be one or more positive numbers other than 1, got {[*factors]}"
@@ -681,8 +666,6 @@ def invariance_table(
         WeightNorm yes no yes no no no
     """
     inputs = _in_float64(inputs, factors, features)
-    if isinstance(norms, Norm | type):
-        raise TypeError(f"norms must be a list, such as [LayerNorm()]; got {norms!r}")
     if not 0 < weight_scale < math.inf:
         raise ValueError(f"weight_scale must be positive and finite, got {weight_scale}")
     rows = []

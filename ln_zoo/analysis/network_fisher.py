@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
@@ -65,15 +66,9 @@ class FisherBlock:
         return self.matrix[self._slice(row), self._slice(row if column is None else column)]
 
     def _slice(self, name: str) -> slice:
-        if name not in self.parameters:
-            raise ValueError(f"no parameter {name!r} in this block: {', '.join(self.parameters)}")
-        start = 0
-        for other, shape in self.parameters.items():
-            stop = start + torch.Size(shape).numel()
-            if other == name:
-                break
-            start = stop
-        return slice(start, stop)
+        sizes = {other: torch.Size(shape).numel() for other, shape in self.parameters.items()}
+        stop = dict(zip(sizes, itertools.accumulate(sizes.values()), strict=True))[name]
+        return slice(stop - sizes[name], stop)
 
 
 def layer_blocks(network: nn.Module) -> dict[str, list[str]]:
@@ -142,8 +137,8 @@ def network_fisher(
             on products with vectors; otherwise NaN.
 
     Raises:
-        ValueError: for batch statistics of one example, a network without trainable parameters,
-            natural parameters that are not (N, \*, K) or do not depend on the network.
+        ValueError: for batch statistics of one example, a network without trainable parameters, or
+            natural parameters that do not depend on it.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -154,10 +149,9 @@ def network_fisher(
         {'0': (36, 36), '2': (21, 21)}
     """
     _check(family, dispersion, max_size, outputs_at_once)
-    named = dict(network.named_parameters())
-    chosen = _chosen(network, blocks)
     parameters = {
-        block: {name: named[name].detach() for name in names} for block, names in chosen.items()
+        block: {name: network.get_parameter(name).detach() for name in names}
+        for block, names in _chosen(network, blocks).items()
     }
     together = statistics == "batch" and batch_dependent(network)
     examples = _examples(batch)
@@ -214,13 +208,7 @@ def network_empirical_fisher(
     """
 
     def natural(part: Batch) -> Tensor:
-        found = log_likelihood(part)
-        if not isinstance(found, Tensor) or found.shape != (_examples(part),):
-            raise ValueError(
-                f"log-likelihoods must be a tensor ({_examples(part)},), one for each example, got "
-                f"{_described(found)}"
-            )
-        return found.unsqueeze(1)
+        return log_likelihood(part).view(_examples(part), 1)
 
     # The score equals the derivative of the mean of one Gaussian output of variance 1.
     return network_fisher(
@@ -236,38 +224,13 @@ def network_empirical_fisher(
 
 
 def _chosen(network: nn.Module, blocks: Mapping[str, Sequence[str]] | None) -> dict[str, list[str]]:
-    kind, named = type(network).__name__, dict(network.named_parameters())
-    if blocks is None:
-        found = layer_blocks(network)
-        if not found:
-            raise ValueError(
-                f"no parameter of this {kind} requires gradients: set requires_grad, or name the "
-                "parameters in blocks"
-            )
-        return found
-    if not blocks:
+    found = layer_blocks(network) if blocks is None else {b: [*own] for b, own in blocks.items()}
+    if not found or not all(found.values()):
         raise ValueError(
-            "blocks must have at least one block, got none; None makes one for each layer"
+            f"no parameter of this {type(network).__name__} in a block: set requires_grad, or name "
+            "the parameters in blocks"
         )
-    for block, names in blocks.items():
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise TypeError(
-                f"blocks must have lists of names of parameters, such as ['{next(iter(named), '')}'"
-                f"], got {names!r} for {block!r}"
-            )
-        if not names or len(set(names)) < len(names):
-            raise ValueError(
-                f"a block must have at least one parameter, and each only once, got {[*names]} "
-                f"for {block!r}"
-            )
-        unknown = sorted(set(names) - set(named))
-        if unknown:
-            raise ValueError(f"no parameters {', '.join(unknown)} in this {kind}")
-    return {block: [*names] for block, names in blocks.items()}
-
-
-def _described(value: object) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+    return found
 
 
 class _Sum:
@@ -315,19 +278,6 @@ class _Model:
         # Noise of models must be equal in all passes.
         with same_random_numbers(self.network):
             s: Tensor = torch.func.functional_call(call, replaced, (batch,))
-        name, examples = type(self.network).__name__, _examples(batch)
-        if not isinstance(s, Tensor) or not s.is_floating_point():
-            given = s.dtype if isinstance(s, Tensor) else f"a {type(s).__name__}"
-            raise TypeError(
-                f"natural parameters must be a floating-point tensor ({examples}, *, K), this "
-                f"{name} gave {given}: pass natural=, a function that computes them from a batch; "
-                "for other families of outputs use network_empirical_fisher"
-            )
-        if s.dim() < 2 or len(s) != examples:
-            raise ValueError(
-                f"natural parameters must be ({examples}, *, K), got {tuple(s.shape)} of this "
-                f"{name}: pass natural=, a function that computes them from a batch"
-            )
         return s.flatten(0, -2)
 
     def check_dependence(self, parameters: Mapping[str, Tensor], batch: Batch) -> None:

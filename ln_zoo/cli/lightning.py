@@ -496,7 +496,7 @@ class ZooCLI(LightningCLI):
             self._loaded = self.source.state
             if not plain_modules.is_late(self.model):
                 normalize_as_trained(self.model, self.source.checkpoint)
-                loading.check_fits(self.model, self._loaded, self.source.where)
+                loading.fill(self.model, self._loaded, self.source.where)
             notes.check_complete(self.source.checkpoint, self.source.where, str(self.subcommand))
         else:
             normalize_as_trained(self.model, self.source.checkpoint or {})

@@ -69,13 +69,8 @@ class Conv2d(nn.Conv2d):
         batched = sums.dim() == 4
         output = self.site(sums if batched else sums.unsqueeze(0))
         if self.bias is not None:
-            if self.bias.shape != (self.out_channels,):
-                raise RuntimeError(
-                    f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional "
-                    f"with {self.out_channels} elements, but got bias of size "
-                    f"{list(self.bias.shape)} instead"
-                )
-            output = output + self.bias.view(-1, 1, 1)
+            # `view` refuses a bias of another size, which would broadcast.
+            output = output + self.bias.view(self.out_channels, 1, 1)
         return (output if batched else output.squeeze(0)).to(sums.dtype)
 
     def reset_parameters(self) -> None:

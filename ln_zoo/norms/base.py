@@ -108,18 +108,6 @@ def check_norm(norm: object) -> None:
         )
 
 
-class _NormKey(str):
-    """A missing key of a state dict that adds a hint to torch's error message.
-
-    Only the message of a strict load formats missing keys; otherwise they are plain strings.
-    """
-
-    hint: str
-
-    def __format__(self, spec: str) -> str:
-        return str(self) + self.hint
-
-
 class Site(nn.Module):
     r"""A place in a layer where a norm acts; it owns the norm's parameters and buffers.
 
@@ -326,22 +314,6 @@ class Site(nn.Module):
         return vector.view(-1, *[1] * (a.dim() - 2))
 
     # nn.Module
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        missing: list[str] = rest[2]
-        own = [n for n, a in self._parameters.items() if a is not None and prefix + n in missing]
-        # The layer's weights are present, the norm's parameters are missing.
-        of_layer = prefix.rpartition("site")[0] + "weight"
-        if own and not any(k.startswith(of_layer) or isinstance(k, _NormKey) for k in missing):
-            key = _NormKey(prefix + own[0])
-            key.hint = (
-                f"; a plain layer has no {' and '.join(own)} of {type(self.norm).__name__}: load "
-                "its weights with strict=False (with WeightNorm, then call the layer's "
-                "reset_norm()), or convert the plain model with "
-                "ln_zoo.normalize_(model, norm, calibrate=batch)"
-            )
-            missing[missing.index(prefix + own[0])] = key
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Site:
         before = dict(self._buffers)

@@ -76,24 +76,22 @@ def read_activity(paths: Sequence[Path]) -> dict[str, Activity]:
 
 
 def _read(path: Path) -> dict[str, Activity]:
-    values: dict[str, dict[tuple[int, int], list[float]]] = {}
+    values: dict[str, list[list[float]]] = {}
+    heights = {}
     with path.open(newline="") as file:
         try:
             for line in csv.DictReader(file):
-                place = int(line["row"]), int(line["column"])
                 # Files of 0.2.0 and before have no `rare`.
                 found = {"rare": "nan", **line}
-                values.setdefault(line["layer"], {})[place] = [float(found[q]) for q in QUANTITIES]
-        except (KeyError, TypeError, ValueError) as error:
+                values.setdefault(line["layer"], []).append([float(found[q]) for q in QUANTITIES])
+                heights[line["layer"]] = int(line["row"]) + 1
+            return {
+                layer: Activity(*table.unflatten(1, (heights[layer], -1)))
+                for layer, rows in values.items()
+                for table in [torch.tensor(rows, dtype=torch.float64).T]
+            }
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is not an activity.csv of ActivityByPosition") from error
-    activities = {}
-    for layer, places in values.items():
-        height, width = (1 + max(place[axis] for place in places) for axis in (0, 1))
-        grid = torch.full((len(QUANTITIES), height, width), torch.nan, dtype=torch.float64)
-        for (row, column), numbers in places.items():
-            grid[:, row, column] = torch.tensor(numbers, dtype=torch.float64)
-        activities[layer] = Activity(*grid)
-    return activities
 
 
 def ratio(activity: Activity, quantity: str) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -35,17 +33,6 @@ def plot_attention(questions: Sequence[Attended], title: str = "") -> Figure:
     """
     from matplotlib.figure import Figure
 
-    if not questions:
-        raise ValueError("questions is empty: give at least one")
-    for i, question in enumerate(questions):
-        words, weights = len(question.passage), torch.as_tensor(question.attention)
-        if len(weights) != words or not words:
-            raise ValueError(
-                f"question {i} has {words} words and {len(weights)} attention weights; "
-                "expected one weight per word"
-            )
-        if not (weights.isfinite() & (weights >= 0)).all():
-            raise ValueError(f"the attention of question {i} must be finite and at least 0")
     lines = [_layout(question) for question in questions]
     rows = sum(len(part) + 1 for part in lines) + bool(title)
     size = (2 * _MARGIN + _LETTERS * _WIDTH, 2 * _MARGIN + rows * _HEIGHT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,31 +36,23 @@ _PANELS = 4
 _LOG_RANGE = 2.0
 #: Label of an axis, and whether it is logarithmic, by the suffix of a metric's name.
 _KINDS = {"nll": ("negative log-likelihood (nats)", True), "loss": ("loss", True)}
-_NAMES = {
-    "epoch_train_nll": "training NLL (nats per example)",
-    "epoch_train_batch_nll": "training NLL, batch statistics (nats per example)",
-    "epoch_test_error": "test error",
-    "epoch_test_nll": "test NLL (nats per example)",
-    "step_train_nll": "training NLL (nats per example)",
-    "step_train_error": "training error",
-    "step_val_error": "validation error",
-    "step_train_sequence_nll": "training NLL (nats per line)",
-    "step_val_sequence_nll": "validation NLL (nats per line)",
-    "val_sequence_nll": "validation NLL (nats per line)",
-    "step_train_token_nll": "training NLL (nats per token)",
-    "step_val_token_nll": "validation NLL (nats per token)",
-    "val_token_nll": "validation NLL (nats per token)",
-    "step_train_bound": "training bound (nats per image)",
-    "step_val_bound": "validation bound (nats per image)",
-    "step_val_kl": "divergence, validation (nats per image)",
-    "val_bound": "validation bound (nats per image)",
-    **{f"val_image_r{k}": f"image retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
-    **{f"val_caption_r{k}": f"caption retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
-    **{f"step_{task}": f"{task.upper()} (%)" for task in ("mr", "cr", "subj", "mpqa")},
-    "step_sick_pearson": "SICK, Pearson's r",
-    "step_sick_spearman": "SICK, Spearman's rho",
-    "step_sick_mse": "SICK, mean squared error",
-    "val_kl": "divergence, validation (nats per image)",
+#: A logged metric: when, its set, and the quantity.
+_LOGGED = re.compile(r"(?:epoch_|step_)?(?:(train|val|test)_)?(\w+)")
+_SETS = {"train": "training ", "val": "validation ", "test": "test ", None: ""}
+_QUANTITIES = {
+    "nll": "NLL (nats per example)",
+    "batch_nll": "NLL, batch statistics (nats per example)",
+    "sequence_nll": "NLL (nats per line)",
+    "token_nll": "NLL (nats per token)",
+    "error": "error",
+    "bound": "bound (nats per image)",
+    "kl": "divergence (nats per image)",
+    **{f"image_r{k}": f"image retrieval R@{k} (%)" for k in (1, 5, 10)},
+    **{f"caption_r{k}": f"caption retrieval R@{k} (%)" for k in (1, 5, 10)},
+    **{task: f"{task.upper()} (%)" for task in ("mr", "cr", "subj", "mpqa")},
+    "sick_pearson": "SICK, Pearson's r",
+    "sick_spearman": "SICK, Spearman's rho",
+    "sick_mse": "SICK, mean squared error",
 }
 
 #: Labels of a legend within a panel; longer legends are placed below.
@@ -292,7 +285,9 @@ def _name_axes(axis: Axes, metric: str, x: str, wide: bool) -> None:
     axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]
     name, logarithmic = _KINDS.get(ending, (plain_name(metric).replace("_", " "), False))
-    axis.set_ylabel(_NAMES.get(metric, name))
+    if (logged := _LOGGED.fullmatch(metric)) and logged[2] in _QUANTITIES:
+        name = f"{_SETS[logged[1]]}{_QUANTITIES[logged[2]]}"
+    axis.set_ylabel(name)
     if logarithmic and wide:
         set_log_scale(axis)
     axis.grid(alpha=0.3)

@@ -92,15 +92,12 @@ def nearest_images(samples: Images, images: Images | Iterable[Images]) -> Neares
         array([0.25])
     """
     wanted = _images("samples", samples)
-    size = wanted.shape[1:]
     rows = wanted.reshape(len(wanted), -1)
     squares = np.square(rows).sum(1, keepdims=True)
     best = np.full(len(rows), np.inf)
     found = np.zeros_like(rows)
     searched = 0
     for part in _parts(images):
-        if part.ndim != 3 or part.shape[1:] != size:
-            raise ValueError(f"images must be (M, {size[0]}, {size[1]}), got {tuple(part.shape)}")
         others = _numbers(part).reshape(len(part), -1)
         searched += len(others)
         distances = squares - 2 * rows @ others.T + np.square(others).sum(1)
@@ -166,17 +163,12 @@ def plot_filmstrip(
         title: title of the picture.
     """
     drawn = _canvases(canvases)
-    last = len(drawn) - 1
     places = _places(windows, drawn)
-    glimpses = chosen_glimpses(last) if glimpses is None else list(glimpses)
-    if not glimpses or not all(0 <= t <= last for t in glimpses):
-        raise ValueError(f"glimpses must be from 0 to {last}, got {glimpses}")
+    glimpses = chosen_glimpses(len(drawn) - 1) if glimpses is None else list(glimpses)
     tiles, boxes = drawn[glimpses], places[glimpses]
     headings = [f"t = {t}" for t in glimpses]
     if images is not None:
         seen = _images("images", images)
-        if seen.shape != drawn.shape[1:]:
-            raise ValueError(f"images must be {drawn.shape[1:]}, as canvases, got {seen.shape}")
         tiles = np.concatenate([seen[None], tiles])
         boxes = np.concatenate([np.full_like(boxes[:1], np.nan), boxes])
         headings = ["image", *headings]
@@ -235,10 +227,6 @@ def plot_pairs(
 ) -> Figure:
     """Draw images (N, B, A), each above its reconstruction; other arguments as `plot_grid`."""
     upper, lower = _images("images", images), _images("reconstructions", reconstructions)
-    if upper.shape != lower.shape:
-        raise ValueError(
-            f"images and reconstructions must be of one shape, got {upper.shape} and {lower.shape}"
-        )
     columns = math.isqrt(2 * len(upper) - 1) + 1 if columns is None else columns
     above, below = _in_rows(upper, columns), _in_rows(lower, columns)
     tiles = np.stack([above, below], 1).reshape(2 * len(above), *above.shape[1:])
@@ -254,11 +242,6 @@ def plot_nearest(
     ``columns``: pairs per row; default: about half as many as rows.
     """
     left, right = _images("samples", samples), _images("nearest images", nearest.images)
-    if left.shape != right.shape or len(nearest.distances) != len(left):
-        raise ValueError(
-            f"samples {left.shape}, nearest images {right.shape} and {len(nearest.distances)} "
-            "distances must match in number and size"
-        )
     columns = math.isqrt((len(left) - 1) // 2) + 1 if columns is None else columns
     pairs = np.stack([_in_rows(left, columns), _in_rows(right, columns)], 2)
     tiles = pairs.reshape(len(pairs), -1, *left.shape[1:])
@@ -282,16 +265,8 @@ def plot_divergence(
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     nats = np.atleast_2d(as_array(divergence))
-    rows, glimpses = nats.shape if nats.ndim == 2 else (0, 0)
-    if not nats.size or nats.ndim != 2 or not np.isfinite(nats).all():
-        raise ValueError(
-            f"divergence must be finite numbers (T,) or (E, T), got an array {nats.shape}"
-        )
+    rows, glimpses = nats.shape
     epochs = list(range(1, rows + 1)) if epochs is None else list(epochs)
-    if len(epochs) != rows:
-        raise ValueError(
-            f"epochs must have {rows} numbers, as divergence has rows, got {len(epochs)}"
-        )
     several = rows > 1
     figure = new_figure(7, 6 if several else 3)
     axes = figure.subplots(1 + several, 1, squeeze=False, sharex=True)[:, 0]
@@ -524,14 +499,6 @@ def _places(windows: Windows | None, drawn: np.ndarray) -> np.ndarray:
     if windows is None:
         return boxes
     places = as_array(windows.places)
-    expected = (len(drawn) - 1, drawn.shape[1], 5)
-    if places.shape != expected or windows.size < 1:
-        raise ValueError(
-            f"windows must be {expected} for these canvases, of at least one filter, got "
-            f"{places.shape} of {windows.size}"
-        )
-    if not np.isfinite(places[..., :4]).all():
-        raise ValueError("windows must be finite")
     # The stride of a single filter has no effect.
     side = (windows.size - 1) * places[..., 2]
     boxes[1:] = np.stack([places[..., 0], places[..., 1], side, places[..., 3]], -1)

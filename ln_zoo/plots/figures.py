@@ -28,12 +28,14 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = False) -> None:
+def save_figure(
+    figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = False, title: str = ""
+) -> None:
     """Write a figure and create its folder. Equal figures make equal files.
 
     The suffix of ``picture`` names the format; ValueError if matplotlib does not know it. ``dpi``
     is pixels per inch; ``quantize`` reduces a PNG to 256 colours, as
-    `ln_zoo.utils.files.quantize_png`.
+    `ln_zoo.utils.files.quantize_png`; ``title`` is stored in SVG and PDF.
     """
     import matplotlib
     from matplotlib.backend_bases import FigureCanvasBase
@@ -42,7 +44,9 @@ def save_figure(figure: Figure, picture: Path, dpi: int = DPI, quantize: bool = 
     if kind.removeprefix(".") not in FigureCanvasBase.get_supported_filetypes():
         raise ValueError(f"{picture} does not name a picture: end it in .svg, .png or .pdf")
     picture.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
+    dates: dict[str, dict[str, str | None]]
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    metadata = dates[kind] | ({"Title": title} if title else {}) if kind in dates else None
     with naming(picture), matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
         figure.savefig(picture, dpi=dpi, metadata=metadata)
         if quantize:

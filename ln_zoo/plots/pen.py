@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from xml.etree import ElementTree
 
 import numpy as np
 import torch
@@ -38,8 +37,6 @@ _WIDEST, _TALLEST = 16.0, 300.0
 _MARGIN, _GAP, _LABEL, _TITLE = 0.25, 0.12, 0.24, 0.35
 #: Font sizes, points, and the approximate width of a letter, inches per point.
 _SMALL, _LARGE, _LETTER = 8, 11, 0.0095
-#: SVG units per inch. Integer coordinates keep the file small.
-_SVG_UNITS = 1000
 
 
 def strokes(offsets: Offsets, pen_down: bool = True) -> list[np.ndarray]:
@@ -97,7 +94,7 @@ class Page:
         strokes: strokes in the order of writing.
         words: labels.
         units_per_inch: units of the data per inch.
-        title: accessible title of the SVG.
+        title: title in the metadata of the file.
     """
 
     width: float
@@ -108,15 +105,8 @@ class Page:
     title: str = ""
 
     def save(self, picture: Path, thickness: float = THICKNESS) -> None:
-        """Write an SVG with a path per stroke, or another format of matplotlib.
-
-        ``thickness`` is the width of the pen, points.
-        """
-        if picture.suffix.lower() != ".svg":
-            save_figure(self.figure(thickness), picture)
-            return
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_text(self.svg(thickness), encoding="utf-8")
+        """Write the page in a format of matplotlib; ``thickness`` of the pen in points."""
+        save_figure(self.figure(thickness), picture, title=printable(self.title))
 
     def figure(self, thickness: float = THICKNESS) -> Figure:
         from matplotlib.figure import Figure
@@ -127,52 +117,9 @@ class Page:
         axis.set(xlim=(0, self.width), ylim=(0, self.height))
         draw(axis, self.strokes, thickness)
         for words in self.words:
-            axis.text(words.x, words.y, words.text, size=words.size, parse_math=False)
+            text = printable(words.text)
+            axis.text(words.x, words.y, text, size=words.size, parse_math=False)
         return figure
-
-    def svg(self, thickness: float = THICKNESS) -> str:
-        """The page as SVG in thousandths of an inch."""
-        width, height = round(_SVG_UNITS * self.width), round(_SVG_UNITS * self.height)
-        point = _SVG_UNITS / 72
-        root = ElementTree.Element(
-            "svg",
-            {
-                "xmlns": "http://www.w3.org/2000/svg",
-                "width": f"{self.width:.3f}in",
-                "height": f"{self.height:.3f}in",
-                "viewBox": f"0 0 {width} {height}",
-                "style": "background:#fff",
-                "fill": "none",
-                "stroke": INK,
-                "stroke-width": f"{thickness * point:.1f}",
-                "stroke-linecap": "round",
-                "stroke-linejoin": "round",
-            },
-        )
-        if self.title:
-            ElementTree.SubElement(root, "title").text = printable(self.title)
-        for stroke in self.strokes:
-            places = np.rint(_SVG_UNITS * stroke.points).astype(int)
-            path = ElementTree.SubElement(
-                root, "path", d=_path(places[:, 0], height - places[:, 1])
-            )
-            if stroke.colour != INK:
-                path.set("stroke", stroke.colour)
-        for words in self.words:
-            text = ElementTree.SubElement(
-                root,
-                "text",
-                {
-                    "x": f"{_SVG_UNITS * words.x:.0f}",
-                    "y": f"{height - _SVG_UNITS * words.y:.0f}",
-                    "font-family": "sans-serif",
-                    "font-size": f"{words.size * point:.0f}",
-                    "fill": INK,
-                    "stroke": "none",
-                },
-            )
-            text.text = printable(words.text)
-        return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def page(
@@ -188,7 +135,7 @@ def page(
         lines: offsets (T, 3) of each line; None is a blank line.
         given: offsets (T, 3) of the strokes that primed each line.
         show_given: draw the priming strokes, in another colour.
-        title: accessible title; it is not printed.
+        title: title in the metadata of the file; it is not printed.
 
     Example:
         >>> line = np.array([[2.0, 1.0, 1], [3, 0, 0], [0, -1, 1]])
@@ -209,10 +156,6 @@ def sheet(
     ``{"real": ..., "sample": ...}``; ``labels`` belong to the rows, such as their texts.
     """
     named = columns if isinstance(columns, Mapping) else {"": columns}
-    if not named:
-        raise ValueError("columns is empty: give the lines of at least one")
-    for heading, lines in named.items():
-        _check_labels(lines, labels, f" under {heading!r}" if heading else "")
     drawn = [[inks(line) for line in lines] for lines in named.values()]
     return _lay_out(drawn, list(named), labels, title)
 
@@ -342,17 +285,3 @@ def _units_per_inch(lines: Sequence[list[Stroke]]) -> float:
     sizes = [high - low for low, high in map(extent, lines)] or [np.zeros(2)]
     wide, tall = max(size[0] for size in sizes), sum(size[1] for size in sizes)
     return float(max(natural, wide / _WIDEST, tall / _TALLEST))
-
-
-def _check_labels(lines: Sequence[object], labels: Sequence[str], where: str = "") -> None:
-    if not labels or len(lines) != len(labels):
-        raise ValueError(
-            f"there are {len(lines)} lines{where} and {len(labels)} labels: give one label per line"
-        )
-
-
-def _path(x: np.ndarray, y: np.ndarray) -> str:
-    # A line of length zero is drawn by its round caps.
-    steps = np.diff(np.stack([x, y], -1), axis=0).tolist() or [[0, 0]]
-    numbers = "".join(f"{n}" if n < 0 else f" {n}" for n in itertools.chain.from_iterable(steps))
-    return f"M{x[0]} {y[0]}l{numbers.strip()}"

@@ -96,13 +96,7 @@ def position_density(
     ``mean`` and ``std`` (2,) standardised the offsets; see `ln_zoo.models.Handwriting`.
     """
     strokes(offsets)  # validates
-    if tuple(mixture.end.shape) != (len(offsets),):
-        raise ValueError(
-            f"mixture must have one step per offset, {len(offsets)}, got {tuple(mixture.end.shape)}"
-        )
     shift, scale = as_array(mean), as_array(std)
-    if shift.shape != (2,) or scale.shape != (2,) or not (scale > 0).all():
-        raise ValueError(f"mean and std must be (2,), and std positive; got {mean} and {std}")
     moves = as_array(offsets)[:, :2]
     before = np.concatenate([np.zeros((1, 2)), np.cumsum(moves, axis=0)])[:-1]
     weights = as_array(mixture.log_weights.exp()).ravel()
@@ -152,8 +146,6 @@ def plot_density(
     from matplotlib.colors import PowerNorm
 
     drawn = inks(offsets)
-    if not drawn:
-        raise ValueError("offsets is empty: give (T, 3) with T at least 1")
     low, high = extent(drawn)
     margin = 0.06 * (high - low).max() or 1.0
     low, high = low - margin, high + margin

@@ -43,8 +43,6 @@ def plot_retrieval(
     pixels, uint8 (B, A, 3), by name, or None to print the name.
     """
     rows = len(images) + len(captions)
-    if not rows:
-        raise ValueError("images and captions are empty: give at least one query")
     columns = max((len(found.answers) for found in images), default=4)
     figure = new_figure((columns + 2.6) * _SIDE, rows * 1.12 * _SIDE)
     grid = figure.add_gridspec(rows, columns + 1, width_ratios=[2.6] + [1.0] * columns)

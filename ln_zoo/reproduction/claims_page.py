@@ -20,6 +20,7 @@ from ln_zoo.reproduction.claims import (
     content,
 )
 from ln_zoo.utils.package_data import render_template
+from ln_zoo.utils.tables import markdown_table
 
 #: Paths in the repository.
 PAGE, HISTORY = "docs/results/claims.md", "docs/results/protocol_history.md"
@@ -148,28 +149,23 @@ def history() -> str:
         UNDECIDED: (UNDECIDED,),
         NOT_MEASURED: (NOT_MEASURED,),
     }
-    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-    for kind, words in kinds.items():
-        counts = [str(sum(count[word] for word in words)) for count in columns.values()]
-        lines.append(f"| {kind} | {' | '.join(counts)} |")
-    judged = sum(outcome.judged for *_, outcome in entries())
-    lines.append(f"| judged, of all these | 0 | {judged} | {judged} |")
-    lines += [
-        "",
-        "| claim | comparison | before | now | without Holm | reason |",
-        "|---|---|---|---|---|---|",
+    rows = [
+        [kind, *(str(sum(count[word] for word in words)) for count in columns.values())]
+        for kind, words in kinds.items()
     ]
-    lines += list(_changes())
-    return "\n".join(lines)
+    judged = str(sum(outcome.judged for *_, outcome in entries()))
+    counts = markdown_table(["", *columns], [*rows, ["judged, of all these", "0", judged, judged]])
+    head = ["claim", "comparison", "before", "now", "without Holm", "reason"]
+    return f"{counts}\n\n{markdown_table(head, _changes())}"
 
 
-def _changes() -> Iterator[str]:
+def _changes() -> Iterator[list[str]]:
     for claim, row, outcome in entries():
         judged = "" if outcome.judged or claim.group == "theory" else ", exploratory"
         word = outcome.word + (judged if outcome.number else "")
         reason = row.because or ("unchanged" if row.old else "added")
         words = [row.old or "-", word, outcome.uncorrected or outcome.word, reason]
-        yield f"| [{claim.name}](claims.md#{claim.name}) | {row.of} | {' | '.join(words)} |"
+        yield [f"[{claim.name}](claims.md#{claim.name})", row.of, *words]
 
 
 def with_part(text: str, part: str) -> str:

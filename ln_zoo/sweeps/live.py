@@ -26,8 +26,6 @@ _COLORS = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f",
     "#bcbd22", "#17becf",
 )  # fmt: skip
-#: Place of the curves in their picture: left, right, top, bottom.
-_BOX = (60, 452, 12, 216)
 
 
 class LivePage(Watcher):
@@ -101,25 +99,13 @@ class LivePage(Watcher):
         found = [(run, self._curve(run, metric, progress)) for run in progress.runs]
         points = [point for _, curve in found for point in curve.items()] or [(0, 0.0)]
         steps, values = zip(*points, strict=True)
-        low, high, first, last = min(values), max(values), min(steps), max(steps)
-        left, right, top, bottom = _BOX
-
-        def place(step: float, value: float) -> str:
-            x = left + (right - left) * (step - first) / max(last - first, 1)
-            y = bottom - (bottom - top) * (value - low) / ((high - low) or 1)
-            return f"{x:.1f},{y:.1f}"
-
         lines = [
-            {
-                "name": run.name,
-                "color": colors[run.label],
-                "points": " ".join(place(*point) for point in _thinned(curve)),
-            }
+            {"name": run.name, "color": colors[run.label], "points": _thinned(curve)}
             for run, curve in found
             if curve
         ]
-        ends = {"first": f"{first:,.0f}", "last": f"{last:,.0f}"}
-        return ends | {"metric": metric, "lines": lines, "low": f"{low:.4g}", "high": f"{high:.4g}"}
+        ends = {"first": min(steps), "last": max(steps), "low": min(values), "high": max(values)}
+        return {"metric": metric, "lines": lines, **ends}
 
     def _curve(self, run: Run, metric: str, progress: Progress) -> Curve:
         key = (run.name, metric)

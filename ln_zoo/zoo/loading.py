@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import textwrap
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
@@ -143,8 +144,7 @@ class Source:
 
     def _filled(self) -> LightningModule:
         model = self.build()
-        check_fits(model, self.state, self.where)
-        model.load_state_dict(self.state)
+        fill(model, self.state, self.where)
         return model
 
     def load_into(self, model: LightningModule, new_head: bool = False) -> tuple[str, ...]:
@@ -157,8 +157,7 @@ class Source:
         head = {name: own[name] for name in head_weights(model)} if new_head else {}
         if all(state[k].shape == value.shape for k, value in head.items() if k in state):
             head = {}
-        check_fits(model, state | head, self.where)
-        model.load_state_dict(state | head)
+        fill(model, state | head, self.where)
         of_model: Any = model
         of_model.new_weights, of_model.training_runs = tuple(head), self.runs()
         return tuple(head)
@@ -341,6 +340,8 @@ def load_model_of(cls: type[_M], text: str, lacks: str) -> _M:
 
 #: Upper bound for untrusted weights; ours have at most 32 tensors.
 _MAX_TENSORS = 10_000
+#: Letters of torch's reasons why weights do not fit, which name every tensor.
+_LONGEST_REASON = 1000
 
 
 class _Limited(TorchFunctionMode):
@@ -392,25 +393,17 @@ def check_size(
             f"{where} says {parameters:,} parameters, the model it describes has {count:,}: the "
             "card was written by hand, or by another ln_zoo"
         )
-    check_fits(sketch, state, where)
+    with warnings.catch_warnings(action="ignore"):  # nothing is copied to the meta device
+        fill(sketch, state, where)
 
 
-def check_fits(model: torch.nn.Module, state: Mapping[str, Tensor], where: str) -> None:
-    """Raises CardError, naming the keys, unless the state has the model's keys and shapes."""
-    expected = model.state_dict()
-    differing = [f"{k} is missing" for k in expected if k not in state]
-    differing += [f"{k:.80} is not in the model" for k in state if k not in expected]
-    differing += [
-        f"{k} is {tuple(state[k].shape)}, the model has {tuple(expected[k].shape)}"
-        for k in expected
-        if k in state and state[k].shape != expected[k].shape
-    ]
-    if differing:
-        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
-        raise CardError(
-            f"the weights of {where} do not fit this {type(model).__name__}, which has another "
-            f"norm or size: {'; '.join(differing[:8])}{more}"
-        )
+def fill(model: torch.nn.Module, state: Mapping[str, Tensor], where: str) -> None:
+    """Load weights; CardError, with torch's reasons, if they have other names or shapes."""
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        why = textwrap.shorten(str(error), _LONGEST_REASON)
+        raise CardError(f"the weights of {where} are of another norm or size: {why}") from error
 
 
 def with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:

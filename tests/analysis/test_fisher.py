@@ -301,8 +301,6 @@ def test_empirical_fisher_takes_the_labels_of_the_data(family: str, norm: str) -
 
 GOOD = random_glm("bernoulli", "ln", units=3, features=2, examples=5)
 ONE_UNIT = {"weight": GOOD.weight[:1], "bias": GOOD.bias[:1], "gain": GOOD.gain[:1]}
-NO_FEATURES = {"weight": GOOD.weight[:, :0], "inputs": GOOD.inputs[:, :0]}
-WHOLE = {name: getattr(GOOD, name).long() for name in ("inputs", "weight", "bias", "gain")}
 
 
 @pytest.mark.parametrize(
@@ -310,18 +308,8 @@ WHOLE = {name: getattr(GOOD, name).long() for name in ("inputs", "weight", "bias
     [
         ({"family": "poisson"}, "family.*'poisson'"),
         ({"norm": "LayerNorm"}, "norm.*'LayerNorm'"),
-        ({"inputs": GOOD.inputs[0]}, r"inputs.*\(2,\)"),
-        ({"inputs": GOOD.inputs[:0]}, r"inputs.*\(0, 2\)"),
-        ({"inputs": GOOD.inputs[:, :1]}, r"inputs.*\(5, 1\) and \(3, 2\)"),
         ({"gain": None}, "norm='ln'.*gain"),
         ({"norm": "none"}, "norm='none'"),
-        ({"bias": GOOD.bias[:2]}, r"bias.*\(2,\)"),
-        ({"gain": GOOD.gain[:, None]}, r"gain.*\(3, 1\)"),
-        (ONE_UNIT, "2 units.*1"),
-        ({**ONE_UNIT, "norm": "bn", "family": "categorical"}, "2 units.*1"),
-        ({"norm": "bn", "inputs": GOOD.inputs[:1]}, "2 examples.*1"),
-        ({**ONE_UNIT, "weight": GOOD.weight[:0]}, r"weight.*\(0, 2\)"),
-        (NO_FEATURES, r"weight.*\(3, 0\)"),
         ({"dispersion": 2.0}, "dispersion.*2.0"),
         ({"family": "gaussian", "dispersion": 0.0}, "dispersion.*0.0"),
         ({"family": "gaussian", "dispersion": math.nan}, "dispersion.*nan"),
@@ -329,14 +317,25 @@ WHOLE = {name: getattr(GOOD, name).long() for name in ("inputs", "weight", "bias
         ({"eps": -1.0}, "eps.*-1.0"),
         ({"eps": math.nan}, "eps.*nan"),
         ({"norm": "wn", "eps": 0.1}, "eps.*norm='wn'.*0.1"),
-        ({"inputs": GOOD.inputs.float()}, "torch.float32.*torch.float64"),
-        (WHOLE, "torch.int64"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
 def test_models_that_do_not_fit(changes: dict[str, object], words: str) -> None:
-    error = TypeError if "torch." in words else ValueError
-    with pytest.raises(error, match=words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(GOOD, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": GOOD.inputs[:, :1]},
+        {"bias": GOOD.bias[:2]},
+        {"gain": GOOD.gain[:, None]},
+        {"inputs": GOOD.inputs.float()},
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_torch(changes: dict[str, object]) -> None:
+    with pytest.raises(RuntimeError, match=r"match|multiplied|dtype"):
         dataclasses.replace(GOOD, **changes)
 
 
@@ -353,6 +352,8 @@ def test_a_sigma_of_0_is_refused() -> None:
         (GOOD, {"norm": "wn", "weight": weight}, r"'wn'.*unit\(s\) 1:"),
         (GOOD, {"norm": "bn", "weight": weight}, r"'bn'.*unit\(s\) 1:.*eps"),
         (constant, {"norm": "bn"}, r"'bn'.*unit\(s\) 0:"),
+        (GOOD, ONE_UNIT, r"'ln'.*example\(s\) 0, 1, 2, 3, 4:"),
+        (GOOD, {"norm": "bn", "inputs": inputs[:1]}, r"'bn'.*unit\(s\) 0, 1, 2:"),
         (GOOD, {"inputs": 0 * inputs}, r"'ln'.*example\(s\) 0, 1, 2, 3, 4:.*eps"),
         (GOOD, {"weight": GOOD.weight[:1].expand(3, 2)}, r"'ln'.*example\(s\) 0, 1, 2, 3, 4:"),
     ):
@@ -389,22 +390,28 @@ CLASSES = torch.tensor([0, 1, 2, 3, 0])
         (lambda: gain_step(SOFTMAX, torch.zeros(12)), r"gains.*\(3,\).*\(12,\)"),
         (lambda: gain_step(SOFTMAX, torch.zeros(3)), "gains.*torch.float64.*torch.float32"),
         (lambda: monte_carlo_fisher(SOFTMAX, 0), "draws.*1.*0"),
-        (lambda: empirical_fisher(SOFTMAX, CLASSES[:4]), r"\(5, 3\) or \(5,\).*\(4,\)"),
-        (lambda: empirical_fisher(BERNOULLI, torch.zeros(5)), r"\(5, 3\).*\(5,\)"),
-        (lambda: empirical_fisher(SOFTMAX, CLASSES), "0 to 2.*0 to 3"),
-        (lambda: empirical_fisher(SOFTMAX, CLASSES.clamp(max=1) - 1), "0 to 2.*-1 to 0"),
-        (lambda: empirical_fisher(SOFTMAX, CLASSES.double()), "integers.*torch.float64"),
-        (lambda: empirical_fisher(SOFTMAX, CLASSES > 1), "integers.*torch.bool"),
-        (lambda: empirical_fisher(SOFTMAX, torch.ones(5, 3)), r"one-hot.*\(5,\)"),
-        (lambda: empirical_fisher(SOFTMAX, torch.full((5, 3), -1.0)), "0 or 1.*-1"),
-        (lambda: empirical_fisher(BERNOULLI, torch.full((5, 3), 0.5)), "0 or 1.*0.5"),
-        (lambda: empirical_fisher(GAUSSIAN, torch.ones(5, 3) / 0), "targets.*finite"),
-        (lambda: null_space_basis(torch.full((3, 3), math.nan)), "NaN or infinite"),
-        (lambda: null_space_basis(torch.ones(3)), r"\(P, P\).*\(3,\)"),
-        (lambda: null_space_basis(torch.ones(3, 2)), r"\(P, P\).*\(3, 2\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_arguments_that_do_not_fit(call: Callable[[], object], words: str) -> None:
     with pytest.raises(TypeError if "torch." in words else ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: empirical_fisher(SOFTMAX, CLASSES), "smaller than num_classes"),
+        (lambda: empirical_fisher(SOFTMAX, CLASSES.double()), "LongTensor"),
+        (lambda: empirical_fisher(SOFTMAX, torch.ones(5, 3)), "support.*OneHot"),
+        (lambda: empirical_fisher(BERNOULLI, torch.full((5, 3), 0.5)), "support.*Boolean"),
+        (lambda: empirical_fisher(GAUSSIAN, torch.full((5, 3), math.nan)), "support.*Real"),
+        (lambda: null_space_basis(torch.ones(3, 2)), "square"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_that_do_not_fit_are_refused_by_torch(
+    call: Callable[[], object], words: str
+) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=words):
         call()

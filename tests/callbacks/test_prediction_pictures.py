@@ -81,20 +81,6 @@ def test_long_passages_go_on_in_the_next_line() -> None:
     plot_attention([QUESTION._replace(passage=["x" * 200], attention=[1.0])])
 
 
-@pytest.mark.parametrize(
-    ("questions", "message"),
-    [
-        ([], "questions is empty"),
-        ([QUESTION._replace(attention=[1.0])], "question 0 has 4 words and 1 "),
-        ([QUESTION._replace(passage=[], attention=[])], "question 0 has 0 words"),
-        ([QUESTION._replace(attention=[0.5, 0.5, float("nan"), 0])], "must be finite and at least"),
-        ([QUESTION, QUESTION._replace(attention=[-1.0, 0, 0, 0])], "attention of question 1 must"),
-    ],
-)
-def test_wrong_input(questions: list[Attended], message: str) -> None:
-    refuses(message, plot_attention, questions)
-
-
 def test_prediction_draws_once(tmp_path: Path) -> None:
     data = SyntheticClozeQA(train_size=20, val_size=5, test_size=20)
     torch.manual_seed(0)
@@ -202,7 +188,7 @@ def test_wrong_input_is_told(in_tmp: Path) -> None:
     model = OrderEmbedding(data.vocabulary, 256, 4, 5)
     message = r"RetrievalPictures .*captioned and thumbnail.*Digits"
     refuses(message, predict, RetrievalPictures(), model, Digits())
-    refuses("images and captions", plot_retrieval, [], [], {}.get)
+    refuses("Number of rows", plot_retrieval, [], [], {}.get)
 
 
 class TestRetrievalPictures(CallbackCase):

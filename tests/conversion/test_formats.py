@@ -483,7 +483,7 @@ COUPLED = {k: v for k, v in tflite_state().items() if k != "input_to_input_weigh
         ("keras", KERAS | {"kernel": ["a"]}, "'kernel'"),
         ("keras", KERAS | {"kernel": torch.ones(2, 8, dtype=torch.int8)}, "torch.int8"),
         ("haste", HASTE | {"gamma": torch.ones(2, 8)}, r"haste: .*recurrent\.gain"),
-        ("haste", HASTE | {"kernel": torch.ones(X, 7)}, "haste: 'kernel' .*4 gates"),
+        ("haste", HASTE | {"kernel": torch.ones(X, 7)}, "haste: .*'kernel'"),
         ("keras", KERAS_GRU | {"bias": torch.zeros(3 * H, dtype=F64)}, "reset_after"),
         ("tflite", tflite_state(peephole=True), "peepholes"),
         ("tflite", tflite_state() | {"projection_bias": torch.ones(P)}, "projection"),

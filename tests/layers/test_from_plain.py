@@ -17,35 +17,18 @@ from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentCell, Recu
 from ln_zoo.norms import LayerNorm, Norm, WeightNorm
 from ln_zoo.ops import CELLS
 
-HINT = "; a plain layer has no "
-
 
 @pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm()], ids=["LayerNorm", "WeightNorm"])
-def test_a_strict_load_of_plain_weights_names_what_to_do(norm: Norm) -> None:
+def test_a_load_of_plain_weights_names_what_the_norm_has(norm: Norm) -> None:
     plain = nn.Sequential(nn.LSTM(2, 3, 2), nn.Linear(3, 3), nn.Conv2d(1, 2, 3))
     ours = nn.Sequential(
         LSTM(2, 3, 2, norm=norm), ln_zoo.Linear(3, 3, norm=norm), ln_zoo.Conv2d(1, 2, 3, norm=norm)
     )
     for a, b in ((ours, plain), *zip(ours, plain, strict=True)):
-        message = refuses("Missing key", a.load_state_dict, b.state_dict(), error=RuntimeError)
-        assert message.count(HINT) == 1
-        assert type(norm).__name__ in message.partition(HINT)[2]
-        assert "strict=False" in message
-        assert "ln_zoo.normalize_" in message
         missing, unexpected = a.load_state_dict(b.state_dict(), strict=False)
         assert not unexpected
         assert set(missing) == set(a.state_dict()) - set(b.state_dict())
-        assert HINT not in repr(missing)
-
-
-def test_other_failures_of_loading_have_no_such_hint() -> None:
-    layer = LSTM(2, 3, norm=LayerNorm())
-    own = layer.state_dict()
-    layer.load_state_dict(own)
-    fewer = {name: value for name, value in own.items() if name != "weight_hh_l0"}
-    for state in ({}, {"rnn." + name: value for name, value in own.items()}, fewer):
-        missing = r"Missing key.*\n?.*weight_hh_l0"
-        assert HINT not in refuses(missing, layer.load_state_dict, state, error=RuntimeError)
+        refuses([*missing], a.load_state_dict, b.state_dict(), error=RuntimeError)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from ln_zoo.plots.draw import (
 from ln_zoo.plots.figures import save_figure
 
 SIZE = 7, 9
+ONE = torch.zeros(1, 28, 28)
 
 
 def images(number: int, seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
@@ -346,13 +347,6 @@ def test_divergence(tmp_path: Path) -> None:
     assert bars.get_title() == "4.75 nats in total"
 
 
-ONE, NEAREST = torch.zeros(1, 28, 28), Nearest(images(2).numpy(), np.zeros(1))
-
-
-def framed(windows: torch.Tensor, size: int) -> None:
-    plot_filmstrip(black(2, 2), Windows(windows, size))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -363,21 +357,8 @@ def framed(windows: torch.Tensor, size: int) -> None:
         (lambda: plot_grid(torch.zeros(2, 4, 4), 0), "columns must .*got 0"),
         (lambda: plot_filmstrip(torch.zeros(1, 2, 4, 4)), "canvases must .* least one glimpse"),
         (lambda: plot_filmstrip(torch.zeros(3, 4, 4)), r"canvases must be .*\(3, 4, 4\)"),
-        (lambda: framed(torch.zeros(3, 2, 5), 2), r"windows .*\(2, 2, 5\) .*got \(3, 2, 5\) of 2"),
-        (lambda: framed(torch.zeros(2, 2, 5), 0), "one filter"),
-        (lambda: framed(torch.full((2, 2, 5), math.inf), 2), "windows must be finite"),
-        (lambda: plot_filmstrip(black(2, 2), glimpses=[1, 3]), r"from 0 to 2, got \[1, 3\]"),
-        (lambda: plot_filmstrip(black(2, 2), glimpses=[]), r"from 0 to 2, got \[\]"),
-        (lambda: plot_filmstrip(black(2, 2), images=ONE), r"images .*\(2, 28, 28\).*\(1, 28, 28\)"),
-        (lambda: plot_pairs(images(2), images(3)), r"one shape, got \(2, 7, 9\) and \(3, 7, 9\)"),
-        (lambda: plot_nearest(images(2), NEAREST), r"nearest images .* 1 distances"),
         (lambda: nearest_images(images(2), []), "images is empty"),
         (lambda: nearest_images(images(2), torch.zeros(0, *SIZE)), "images is empty"),
-        (lambda: nearest_images(images(2), torch.zeros(4, 7, 8)), r"\(M, 7, 9\), got \(4, 7, 8\)"),
-        (lambda: plot_divergence(torch.zeros(2, 2, 2)), r"\(T,\) or \(E, T\), got .*\(2, 2, 2\)"),
-        (lambda: plot_divergence([]), r"\(T,\) or \(E, T\), got"),
-        (lambda: plot_divergence([1.0, math.nan]), "divergence must be finite"),
-        (lambda: plot_divergence(torch.zeros(2, 3), [1]), r"epochs .*2.*got 1"),
         (lambda: chosen_glimpses(0), r"glimpses .*got 0"),
         (lambda: chosen_glimpses(4, 1), r"number .*got 1"),
         (lambda: save_animation(black(2, 2), Path("a.png")), "a.png does not name an animation"),
@@ -385,6 +366,21 @@ def framed(windows: torch.Tensor, size: int) -> None:
 )
 def test_what_cannot_be_drawn(make, message: str) -> None:
     refuses(message, make)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: plot_filmstrip(black(2, 2), Windows(torch.zeros(3, 2, 5), 2)),
+        lambda: plot_filmstrip(black(2, 2), glimpses=[1, 3]),
+        lambda: plot_filmstrip(black(2, 2), images=ONE),
+        lambda: plot_pairs(images(2), images(3)),
+        lambda: nearest_images(images(2), torch.zeros(4, 7, 8)),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_by_numpy(make) -> None:
+    with pytest.raises((ValueError, IndexError), match=r"shape|size|dimension|out of bounds"):
+        make()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

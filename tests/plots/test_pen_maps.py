@@ -101,20 +101,11 @@ def test_the_density_picture() -> None:
     assert max(left, bottom) < 0 < min(right, top)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"offsets": line(4)}, r"mixture .*4, got \(3,\)"),
-        ({"std": (1.0, 0.0)}, "std positive; got"),
-        ({"mean": (1.0,)}, r"mean and std must be \(2,\)"),
-        ({"offsets": line(3) * torch.nan}, "3 of 3 offsets are not finite"),
-    ],
-)
-def test_densities_of_wrong_input(change: dict, message: str) -> None:
-    arguments = {"mixture": mixture(3), "offsets": line(3), "mean": MEAN, "std": STD, **change}
-    refuses(message, position_density, **arguments, x=grid(5), y=grid(5))
-    refuses(message, plot_density, **arguments)
-    refuses("offsets", plot_density, mixture(0), torch.zeros(0, 3))
+def test_densities_of_wrong_input() -> None:
+    arguments = {"mixture": mixture(3), "mean": MEAN, "std": STD}
+    refuses("3 of 3 offsets are not finite", plot_density, offsets=line(3) * torch.nan, **arguments)
+    with pytest.raises(ValueError, match="broadcast"):
+        plot_density(offsets=line(4), **arguments)
 
 
 def test_the_window_picture() -> None:

@@ -49,7 +49,7 @@ def test_a_page_shows_states_scores_and_curves(tmp_path: Path) -> None:
     (picture,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     lines = ET.fromstring(picture).findall("g/polyline")
     assert len(lines) == 3
-    assert lines[0].get("points", "").split()[0] == "60.0,12.0"
+    assert lines[0].get("points", "").split()[0] == "10,1.0"
     # Not again at once.
     page.path.unlink()
     page.checked(progress)

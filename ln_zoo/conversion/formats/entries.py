@@ -267,21 +267,11 @@ class Form:
         if entry.join == "sum":
             return {names[0]: joined, names[1]: torch.zeros_like(joined)}
         if entry.join == "rows":
-            if joined.dim() != 2 or len(joined) != len(names):
-                raise ValueError(
-                    f"{keys.dialect}: {found[0]!r} should be ({len(names)}, gates), got "
-                    f"{tuple(joined.shape)}"
-                )
-            return dict(zip(names, joined, strict=True))
+            rows = joined.split([1] * len(names))
+            return {name: row.squeeze(0) for name, row in zip(names, rows, strict=True)}
         if len(names) == 1:
             return {names[0]: self._shaped(entry.names[0], joined)}
-        gates = self.cell.gates
-        hidden = len(joined) // gates
-        if joined.dim() != 2 or joined.shape[1] <= hidden:
-            raise ValueError(
-                f"{keys.dialect}: the weight should be of {gates} gates over states and inputs, "
-                f"got {tuple(joined.shape)} as outputs and inputs"
-            )
+        hidden = len(joined) // self.cell.gates
         rest = joined.shape[1] - hidden
         widths = [hidden if name == "weight_hh" else rest for name in entry.names]
         return dict(zip(names, joined.split(widths, 1), strict=True))
@@ -293,14 +283,6 @@ class Form:
         if entry.layers:
             pieces = [piece[direction.layer] for piece in pieces]
         axis = -1 if entry.join == "rows" else 0
-        gates = self.cell.gates
-        for key, piece in zip(found, pieces, strict=True):
-            dim = piece.dim() - 1 if entry.transposed or axis else 0
-            if entry.cut and (not piece.dim() or (len(pieces) == 1 and piece.shape[dim] % gates)):
-                raise ValueError(
-                    f"{keys.dialect}: {key!r} should hold {gates} gates along dimension "
-                    f"{max(dim, 0)}, got shape {tuple(piece.shape)}"
-                )
         joined = torch.cat([p.t() if entry.transposed else p for p in pieces], axis)
         return _permuted(joined, *self.order, axis) if entry.cut and self.order else joined
 
@@ -407,8 +389,8 @@ def _shape(layer: RecurrentLayer | RecurrentCell) -> tuple[int, int, int]:
 
 
 def _permuted(tensor: Tensor, given: str, wanted: str, dim: int) -> Tensor:
-    parts = dict(zip(given, tensor.chunk(len(given), dim), strict=True))
-    return torch.cat([parts[gate] for gate in wanted], dim)
+    gates = tensor.movedim(dim, 0).unflatten(0, (len(given), -1))
+    return gates[[given.index(gate) for gate in wanted]].flatten(0, 1).movedim(0, dim)
 
 
 def build(
@@ -416,35 +398,25 @@ def build(
 ) -> RecurrentLayer:
     """The layer with these weights; ValueError for mismatched sizes."""
     ih, hr = weights["weight_ih_l0"], weights.get("weight_hr_l0")
-    for name in ("weight_ih_l0", "weight_hh_l0", "weight_hr_l0"):
-        shape = tuple(weights[name].shape) if name in weights else (1, 1)
-        if len(shape) != 2:
-            raise ValueError(f"{dialect}: our {name} should be a matrix, got shape {shape}")
     cls: Any = kind
     if isinstance(kind, Cell):
         cls, arguments["cell"] = RecurrentLayer, kind
     gates = kind.gates if isinstance(kind, Cell) else kind.cell.gates
     if hr is not None:
         arguments["proj_size"] = len(hr)
-        if len(hr) >= len(ih) // gates:
-            raise ValueError(
-                f"{dialect}: sizes do not fit each other: a projection of {len(ih) // gates} units "
-                f"to {len(hr)}"
-            )
     layers = [key for key in weights if key.startswith("weight_hh") and not key.endswith("reverse")]
-    layer = cls(
-        ih.shape[1],
-        len(ih) // gates,
-        num_layers=len(layers),
-        bias="bias_ih_l0" in weights,
-        bidirectional="weight_ih_l0_reverse" in weights,
-        dtype=ih.dtype,
-        device=ih.device,
-        **arguments,
-    )
     try:
+        layer = cls(
+            ih.shape[1],
+            len(ih) // gates,
+            num_layers=len(layers),
+            bias="bias_ih_l0" in weights,
+            bidirectional="weight_ih_l0_reverse" in weights,
+            dtype=ih.dtype,
+            device=ih.device,
+            **arguments,
+        )
         layer.load_state_dict(weights)
-    except RuntimeError as error:
-        lines = " ".join(str(error).split("\n", 1)[-1].split())
-        raise ValueError(f"{dialect}: sizes do not fit each other: {lines}") from None
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise ValueError(f"{dialect}: {' '.join(str(error).split())}") from None
     return layer

@@ -22,6 +22,7 @@ import numpy as np
 
 from ln_zoo.data.archives import ARCHIVES, read_archive, read_file, read_rest
 from ln_zoo.data.pen.files import PenLines, first_names
+from ln_zoo.utils import schema
 from ln_zoo.utils.files import atomic_write_text, check_output_folder
 
 LISTS = {
@@ -223,14 +224,10 @@ def _contents(places: Mapping[str, _Place]) -> Iterator[tuple[str, Callable[[], 
 
 def _read_conversion(path: Path) -> Conversion:
     try:
-        found = Conversion(**json.loads(read_file(path, MAX_BYTES)))
-        for name, default in vars(Conversion()).items():
-            if not isinstance(getattr(found, name), type(default)):
-                raise ValueError(f"{name} has another type")
-        counts = (*found.lines.values(), *found.points.values())
-        if found.lines.keys() != found.points.keys() or not all(type(n) is int for n in counts):
-            raise ValueError("lines and points must be integers of the same sets")
-    except (ValueError, TypeError, RecursionError) as error:
+        found = schema.read(Conversion, json.loads(read_file(path, MAX_BYTES)), "it")
+        if found.lines.keys() != found.points.keys():
+            raise ValueError("lines and points are of different sets")
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not the result of a conversion ({error}): remove it to convert into this "
             "folder again, or give an empty folder"

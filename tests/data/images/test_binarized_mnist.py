@@ -240,7 +240,6 @@ def as_if_published(monkeypatch: pytest.MonkeyPatch) -> None:
         facts = binarized._Published(
             word,
             len(images),
-            int(images.sum()),
             hashlib.sha256(np.packbits(images, axis=1).tobytes()).hexdigest(),
         )
         monkeypatch.setitem(binarized._PUBLISHED, name, facts)
@@ -256,11 +255,10 @@ def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> 
     images = pixels("test")
     flipped = images.copy()
     flipped[3, 100] ^= 1
-    tests = {"19": images[:19], "40": images.repeat(2, 0), f"{flipped.sum():,}": flipped}
-    for wanted, test in (tests | {"order": images[::-1]}).items():
+    for test in (images[:19], images.repeat(2, 0), flipped, images[::-1]):
         matrices = {word: pixels(word) for word in ROWS} | {"test": test}
         root = write_files(tmp_path / "it", matrices, packed=packed)
-        refuses(rf"test\.amat.*{wanted}.*published", ready, root, **sizes)
+        refuses(rf"test\.amat.* {len(test)} .*published", ready, root, **sizes)
         data = ready(root, published=False, **sizes)
         assert len(in_order(data, "test")) == len(test)
         assert data.metadata["dataset"] == "binarized_mnist-unpublished"
