@@ -187,6 +187,7 @@ LARGE = ("handwriting/paper.yaml", "order_embedding/paper.yaml", "order_embeddin
 TRAINED = of_each_model([base for base in BASES if name(base) not in LARGE])
 
 
+@pytest.mark.filterwarnings("ignore:the alphabet")  # of quickstarts has few characters
 @pytest.mark.parametrize(
     "base",
     [

@@ -65,6 +65,7 @@ def test_scores_are_those_of_the_whole_sets(precision: str, rounding: float) -> 
     assert last["epoch_seconds"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:no validation batch has 2 examples")
 @pytest.mark.parametrize(
     ("norm", "sizes"),
     [(LayerNorm(), {}), (BatchNorm(), {"train_size": 20, "eval_batch_size": 1})],

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import reference
 import torch
+from accuracy import generic_loop
+from engines import cpu_engines, names_of, needs_native
 from layer_results import assert_close, flat, gradients, made
 from refusals import refuses
 from torch import nn
@@ -72,6 +74,21 @@ def test_zoneout_is_its_equations(cls: type, training: bool, loop: str) -> None:
     drawn = drawn_as_layer_draws(cls, p, 0.0)
     held = tuple(d.double() for d in drawn.zoneout) if training else p
     check(layer, states, {"held": (*held, 0.0)[:2]})
+
+
+@needs_native
+@pytest.mark.parametrize("kernels", [*cpu_engines(), "generated"])
+def test_each_state_has_its_own_expected_zoneout(
+    kernels: str, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = made(LSTM, zoneout=(0.4, 0.2)).float().eval()
+    x = torch.randn(16, N, E)  # generated kernels run calls of 16 steps or more
+    with generic_loop():
+        expected = flat(layer(x))
+    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+    chosen.clear()
+    assert_close(flat(layer(x)), expected, 1e-4)
+    assert names_of(chosen) == [kernels]
 
 
 # Recurrent dropout (Gal and Ghahramani 2016, section 4)

@@ -114,6 +114,7 @@ small_skip_thought = partial(SkipThought, hidden_size=8, embedding_features=5)
 LEGACY = {"softmax": "sampled", "adam_bias_correction": "legacy"}
 
 
+@pytest.mark.filterwarnings("ignore:the alphabet")
 @pytest.mark.parametrize(
     ("data", "model"),
     [
@@ -168,6 +169,7 @@ class Gradients(Callback):
         self.found = torch.cat([p.grad.flatten() for p in pl_module.parameters()])
 
 
+@pytest.mark.filterwarnings("ignore:the alphabet")
 @pytest.mark.parametrize(
     ("data", "model", "of_trainer", "expected"),
     [

@@ -15,6 +15,7 @@ import pytest
 import torch
 from accuracy import generic_loop
 from engines import names_of, needs_native
+from equations import resets_for
 from layer_results import flat
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -225,6 +226,24 @@ def test_float32_plans_under_autocast_need_weights_in_float32(
     torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
 
 
+@needs_native
+@pytest.mark.parametrize("kernels", ["native", "generated"])
+def test_calls_with_and_without_resets_have_plans_of_their_own(
+    kernels: str, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = LSTM(7, 20, norm=LayerNorm()), torch.randn(16, 3, 7)
+    resets = (None, resets_for(16, 3).view(16, 3))
+    with generic_loop():
+        wanted = [flat(layer(x, reset=reset)) for reset in resets]
+    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+    chosen.clear()
+    for _ in range(2):
+        for reset, expected in zip(resets, wanted, strict=True):
+            found = flat(layer(x, reset=reset))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert names_of(chosen) == [kernels] * 2
+
+
 @every_module
 def test_copies_begin_without_plans(kind: str) -> None:
     module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
@@ -249,19 +268,6 @@ def test_a_shallow_copy_may_have_other_parameters() -> None:
     }
     assert_right(twin, x)
     assert_right(cell, x)
-
-
-def test_a_shallow_copy_may_have_other_options() -> None:
-    layer, x = GRU(7, 20, norm=LayerNorm(), zoneout=0.3).eval(), torch.randn(2, 3, 7)
-    wanted = flat(layer(x))
-    twin = copy.copy(layer)
-    twin.zoneout = (0.0,)
-    plain = copy.deepcopy(twin)
-    for first, second in ((twin, layer), (layer, twin)):
-        for module in (first, second):
-            expected = wanted if module is layer else flat(plain(x))
-            torch.testing.assert_close(flat(module(x)), expected)
-    assert not torch.allclose(wanted[0], flat(plain(x))[0])
 
 
 @every_module

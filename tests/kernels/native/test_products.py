@@ -194,13 +194,3 @@ def test_threads_share_the_units_where_each_part_fits_its_cache() -> None:
     assert shares_of_units(4, hidden, 2, False) == 1
     torch.set_num_threads(64)
     assert shares_of_units(4, hidden, 1, False) < 64  # small shares would mostly wait
-
-
-@needs_native
-def test_nan_reaches_its_own_example_alone() -> None:
-    layer, x = LSTM(20, 37, norm=LayerNorm()), torch.randn(4, 3, 20)
-    x[1, 2, 5] = torch.nan
-    output, _ = layer(x)
-    assert output[1:, 2].isnan().all()
-    assert not output[:, :2].isnan().any()
-    assert not output[0].isnan().any()
