@@ -1,22 +1,28 @@
-// Passes of a generated kernel over all steps. Before it: the constants, `hoist`, `forward` and
-// `backward` of a step.
+// Passes of a generated kernel over all steps. Before it: the constants, `hoist`, and the levels of
+// a step, FORWARD and BACKWARD.
 
 #pragma once
 
 namespace {
 
 const int64_t K = int64_t(PRODUCTS.size()), STATES = int64_t(WIDTHS.size());
+// Places in `Call::given`.
+constexpr int64_t GIVEN_WEIGHTS = 2, GIVEN_STATES = 4, GIVEN_PARAMETERS = 4 + WIDTHS.size();
+constexpr int64_t GIVEN_DROPPED = GIVEN_PARAMETERS + SIZES.size();
 
 // Tensors of a step
 
+const bool* Work::held(int64_t i) const {
+  return reinterpret_cast<const bool*>(given[GIVEN_DROPPED + 2 + i]);
+}
 const float* Work::before(int64_t t, int64_t i) const {
-  return t ? after(t - 1, i) : initial[i];
+  return t ? after(t - 1, i) : given[GIVEN_STATES + i];
 }
 float* Work::after(int64_t t, int64_t i) const {
-  return states[i] + (kept[i] ? offsets[t] : t % 2 * examples) * WIDTHS[i];
+  return states[i] + (i == 0 || (saves && KEPT[i]) ? offsets[t] : t % 2 * examples) * WIDTHS[i];
 }
 float* Work::gradient(int64_t t, int64_t i) const {
-  return gradients[i] + t % 2 * examples * WIDTHS[i];
+  return dstates[i] + t % 2 * examples * WIDTHS[i];
 }
 float* Work::product(int64_t t, int64_t k) const {
   return terms[k] + (saves ? offsets[t] * PRODUCTS[k].width : 0);
@@ -31,22 +37,24 @@ const float* Work::left_of(int64_t t, int64_t k) const {
 
 // Products of a step
 
-void Work::multiply_forward(int64_t k, int64_t t, int64_t first, int64_t end) const {
+void Work::multiply_forward(int64_t k, int64_t t, int64_t first, int64_t end, int64_t share,
+                            int64_t shares) const {
   const Product& p = PRODUCTS[k];
   const float* const from = left_of(t, k) + first * p.inner;
   float* const to = product(t, k) + first * p.width;
   if (t == 0 && all_zero(from, (end - first) * p.inner)) {
-    std::fill(to, to + (end - first) * p.width, 0.0f);
+    if (share == 0) std::fill(to, to + (end - first) * p.width, 0.0f);
   } else {
-    forward[k].multiply(end - first, from, p.inner, 1, to, false);
+    matrices[k].multiply(end - first, from, p.inner, 1, to, false, share, shares);
   }
 }
 
-void Work::multiply_backward(int64_t k, int64_t t, int64_t first, int64_t end, float* to,
-                             bool add) const {
+void Work::multiply_backward(int64_t k, int64_t t, int64_t first, int64_t end, int64_t share,
+                             int64_t shares) const {
   const Product& p = PRODUCTS[k];
   const float* const from = du[k] + (offsets[t] + first) * p.width;
-  transposed[k].multiply(end - first, from, p.width, 1, to, add);
+  float* const to = p.gradient_state < 0 ? dlefts[k] : gradient(t, p.gradient_state);
+  matrices[k].multiply(end - first, from, p.width, 1, to + first * p.inner, p.adds, share, shares);
 }
 
 // Packing
@@ -118,32 +126,105 @@ int64_t most_rows(const Work& a, const std::vector<Span>& chunks) {
   return most;
 }
 
-// First examples of each thread's part, of about equally many rows.
-std::vector<int64_t> parts_of(const Work& a, int64_t threads) {
-  std::vector<int64_t> found{0};
+// Shares of the columns of products, one per thread; 1: threads split the examples.
+int64_t shares_of(const Call& a) {
+  int64_t numbers = 0;
+  for (const Product& p : PRODUCTS) numbers += p.width * p.inner;
+  if (!numbers || a.narrow) return 1;
+  return a.products->shares(numbers, H, a.examples, threads_for(a.threads, a.threads));
+}
+
+// Each thread's examples, of about equally many rows, with its memory.
+std::vector<Part> parts_of(const Work& a, const Pass& pass, int64_t threads, Arena& arena) {
+  std::vector<int64_t> starts{0};
   int64_t t = a.steps, rows = 0;
   for (int64_t n = 0; n < a.examples; n++) {
-    if (rows >= a.offsets[a.steps] * int64_t(found.size()) / threads) found.push_back(n);
+    if (rows >= a.offsets[a.steps] * int64_t(starts.size()) / threads) starts.push_back(n);
     while (t > 0 && a.sizes[t - 1] <= n) t--;
     rows += t;
   }
-  found.push_back(a.examples);
+  starts.resize(threads + 1, a.examples);
+  std::vector<Part> found;
+  for (int64_t i = 0; i < threads; i++) {
+    const int64_t first = starts[i], last = starts[i + 1], count = last - first;
+    found.push_back({first, last, {}, arena.take((pass.rows_apart ? count : 1) * pass.spills),
+                     arena.take(count * pass.crossing)});
+  }
   return found;
 }
 
-template <class Body>
-void over_examples(const std::vector<int64_t>& parts, Body body) {
-  const int64_t count = int64_t(parts.size()) - 1;
-  in_parallel(count, [&](int64_t i) { body(parts[i], parts[i + 1], i); });
+// Run a chunk. Each thread runs its own examples, without waiting; or, with shares of products, all
+// wait for each other after each level and after each product.
+void run(const Work& a, const Pass& pass, const Span& chunk, const std::vector<Part>& parts,
+         bool shared) {
+  const int64_t count = int64_t(parts.size()), steps = chunk.to - chunk.from;
+  const auto multiply = [&](int64_t level, int64_t t, int64_t first, int64_t end, int64_t share,
+                            int64_t shares) {
+    if (first >= end) return;
+    pass.backward ? a.multiply_backward(K - 1 - level, t, first, end, share, shares)
+                  : a.multiply_forward(level, t, first, end, share, shares);
+  };
+  if (shared) {
+    std::vector<Stage> stages;
+    for (int64_t level = 0; level <= K; level++) {
+      const Level rows = pass.levels[level];
+      if (rows) {
+        stages.push_back([&, rows](int64_t i, int64_t k) { rows(a, parts[i], chunk.from + k); });
+      }
+      if (level == K) break;
+      stages.push_back([&, level](int64_t i, int64_t k) {
+        multiply(level, chunk.from + k, 0, a.sizes[chunk.from + k], i, count);
+      });
+    }
+    return by_steps(count, steps, pass.backward, stages);
+  }
+  in_parallel(count, [&](int64_t i) {
+    const Part& part = parts[i];
+    for (int64_t k = 0; k < steps; k++) {
+      const int64_t t = pass.backward ? chunk.to - 1 - k : chunk.from + k;
+      for (int64_t level = 0; level <= K; level++) {
+        if (pass.levels[level]) pass.levels[level](a, part, t);
+        if (level < K) multiply(level, t, part.first, std::min(part.last, a.sizes[t]), 0, 1);
+      }
+    }
+  });
+}
+
+// Place in memory what a forward pass writes and the backward pass reads; returns its size.
+int64_t lay_out(Work& a, float* memory) {
+  const int64_t rows = a.offsets[a.steps], some = a.saves ? rows : a.examples;
+  int64_t size = 0;
+  const auto take = [&](int64_t n) {
+    float* const found = memory ? memory + size : nullptr;
+    size += (n + 15) / 16 * 16;
+    return found;
+  };
+  a.v = a.saves ? take(rows * G) : nullptr;
+  a.stats = take(some * STATS);
+  a.states = {a.output}, a.terms.clear(), a.lefts.clear();
+  for (int64_t i = 1; i < STATES; i++) {
+    a.states.push_back(take((a.saves && KEPT[i] ? rows : 2 * a.examples) * WIDTHS[i]));
+  }
+  for (const Product& p : PRODUCTS) {
+    a.terms.push_back(take(some * p.width));
+    a.lefts.push_back(p.left_state < 0 ? take(some * p.inner) : nullptr);
+  }
+  return size;
+}
+
+Work work_of(const Call& call) {
+  Work a{call, call.kept != nullptr};
+  a.offsets.resize(a.steps + 1);
+  for (int64_t t = 0; t < a.steps; t++) a.offsets[t + 1] = a.offsets[t] + a.sizes[t];
+  a.parameters = a.given + GIVEN_PARAMETERS, a.dropped = a.given[GIVEN_DROPPED];
+  a.reset = reinterpret_cast<const bool*>(a.given[GIVEN_DROPPED + 1]);
+  return a;
 }
 
 Work work_of(const Call& call, Arena& arena) {
-  Work a{call, {}, {}, {}, {}, nullptr, nullptr};
-  a.offsets.resize(a.steps + 1);
-  for (int64_t t = 0; t < a.steps; t++) a.offsets[t + 1] = a.offsets[t] + a.sizes[t];
-  int64_t widest = H;
-  for (int64_t width : WIDTHS) widest = std::max(widest, width);
-  a.hoisted = arena.take(HOISTED * widest + 1);
+  Work a = work_of(call);
+  lay_out(a, a.saves ? a.kept : arena.take(lay_out(a, nullptr)));
+  a.hoisted = arena.take(HOISTED);
   hoist(a, a.hoisted);
   return a;
 }
@@ -184,14 +265,17 @@ class WeightGradients {
   }
 
   // Write them, or add to them if later chunks have written.
-  void add(const Work& a, const Span& c, const float* dv, bool more) const {
+  void add(const Work& a, const Span& c, const float* dv, const std::vector<float*>& du,
+           bool more) const {
     const int64_t first = a.offsets[c.from], count = a.offsets[c.to] - first;
-    if (a.dw_ih) of(a, count, dv, G, a.x + first * a.inputs, a.inputs, a.dw_ih, more);
+    const float* const x = a.given[0] + first * a.inputs;
+    if (a.gradients[1]) of(a, count, dv, G, x, a.inputs, a.gradients[1], more);
     for (int64_t k = 0; k < K; k++) {
       const Product& p = PRODUCTS[k];
-      if (!a.dweights[p.weight]) continue;
-      of(a, count, a.du[k], p.width, rows_of_left(a, c, k, copies_), p.inner,
-         a.dweights[p.weight] + p.first * p.inner, more || ADDS[k]);
+      float* const to = a.gradients[GIVEN_WEIGHTS + p.weight];
+      if (!to) continue;
+      of(a, count, du[k], p.width, rows_of_left(a, c, k, copies_), p.inner,
+         to + p.first * p.inner, more || ADDS[k]);
     }
   }
 
@@ -209,7 +293,7 @@ class WeightGradients {
   }
 };
 
-// A thread's sums of the gradients of parameters.
+// Sums of the gradients of parameters, a thread's own.
 std::vector<float*> zeros_of_parameters(Arena& arena) {
   std::vector<float*> found;
   for (int64_t size : SIZES) {
@@ -219,13 +303,26 @@ std::vector<float*> zeros_of_parameters(Arena& arena) {
   return found;
 }
 
-void write_sums(const Work& a, const std::vector<std::vector<float*>>& sums) {
+void write_sums(const Work& a, const std::vector<Part>& parts) {
   for (size_t i = 0; i < SIZES.size(); i++) {
-    float* const to = a.dparameters[i];
+    float* const to = a.gradients[GIVEN_PARAMETERS + i];
     if (!to) continue;
     std::fill(to, to + SIZES[i], 0.0f);
-    for (const auto& own : sums) {
-      for (int64_t j = 0; j < SIZES[i]; j++) to[j] += own[SAME_SUMS[i]][j];
+    for (const Part& part : parts) {
+      for (int64_t j = 0; j < SIZES[i]; j++) to[j] += part.sums[SAME_SUMS[i]][j];
+    }
+  }
+}
+
+// Gradients of states, of the last step and the one before in turn; both start as those after the
+// last step.
+void start_gradients(Work& a, Arena& arena) {
+  for (int64_t i = 0; i < STATES; i++) {
+    const int64_t size = a.examples * WIDTHS[i];
+    float* const to = arena.take(2 * size);
+    a.dstates.push_back(to);
+    for (float* half : {to, to + size}) {
+      a.dfinals[i] ? std::copy_n(a.dfinals[i], size, half) : std::fill_n(half, size, 0.0f);
     }
   }
 }
@@ -236,33 +333,37 @@ extern "C" {
 
 int64_t ln_zoo_abi() { return LN_ZOO_ABI; }
 
+int64_t ln_zoo_cell_keeps(const Call* call) {
+  Work a = work_of(*call);
+  a.saves = true;
+  return lay_out(a, nullptr);
+}
+
 void ln_zoo_cell_forward(const Call* call) {
   Arena arena;
   Work a = work_of(*call, arena);
-  const int64_t I = a.inputs, rows = a.offsets[a.steps];
-  const int64_t threads = threads_for(a.threads, a.examples);
-  const std::vector<int64_t> parts = parts_of(a, threads);
+  const int64_t I = a.inputs, rows = a.offsets[a.steps], shares = shares_of(a);
+  const int64_t threads = shares > 1 ? shares : threads_for(a.threads, a.examples);
+  const int64_t of_product = shares > 1 ? 1 : a.examples / threads;
+  const float* const w = a.given[1];
   const Matrix w_ih =
-      packed(arena, a, a.w_ih, 1, I, I, G, rows, means_of(arena, a.w_ih, G / H, H, I, INPUT_GROUPS),
-             H);
+      packed(arena, a, w, 1, I, I, G, rows, means_of(arena, w, G / H, H, I, INPUT_GROUPS), H);
   for (const Product& p : PRODUCTS) {
-    const float* const w = a.weights[p.weight] + p.first * p.inner;
+    const float* const w = a.given[GIVEN_WEIGHTS + p.weight] + p.first * p.inner;
     const float* const means =
         means_of(arena, w, p.width / p.unit, p.unit, p.inner, p.groups.data());
-    a.forward.push_back(packed(arena, a, w, 1, p.inner, p.inner, p.width, a.examples / threads,
-                               means, p.unit));
+    a.matrices.push_back(
+        packed(arena, a, w, 1, p.inner, p.inner, p.width, of_product, means, p.unit));
   }
+  const std::vector<Part> parts = parts_of(a, FORWARD, threads, arena);
   const std::vector<Span> chunks = chunks_of(a);
-  float* const room = a.v ? a.v : arena.take(most_rows(a, chunks) * G);
+  float* const room = a.saves ? a.v : arena.take(most_rows(a, chunks) * G);
   for (const Span& c : chunks) {
     const int64_t first = a.offsets[c.from], count = a.offsets[c.to] - first;
     float* const v = a.saves ? room + first * G : room;
-    multiply_rows(w_ih, count, a.x + first * I, I, 1, v, false, a.threads);
-    Work part = a;
-    part.v = v - first * G;
-    over_examples(parts, [&](int64_t from, int64_t end, int64_t) {
-      forward(part, c.from, c.to, from, end);
-    });
+    multiply_rows(w_ih, count, a.given[0] + first * I, I, 1, v, false, a.threads);
+    a.v = v - first * G;
+    run(a, FORWARD, c, parts, shares > 1);
   }
   write_finals(a);
 }
@@ -270,37 +371,45 @@ void ln_zoo_cell_forward(const Call* call) {
 void ln_zoo_cell_backward(const Call* call) {
   Arena arena;
   Work a = work_of(*call, arena);
-  const int64_t I = a.inputs, threads = threads_for(a.threads, a.examples);
-  const std::vector<int64_t> parts = parts_of(a, threads);
+  const int64_t I = a.inputs, shares = shares_of(a);
+  const int64_t threads = shares > 1 ? shares : threads_for(a.threads, a.examples);
+  const int64_t of_product = shares > 1 ? 1 : a.examples / threads;
   const std::vector<Span> chunks = chunks_of(a);
   const int64_t most = most_rows(a, chunks);
   int64_t widest = I;
+  std::vector<float*> du;
   for (const Product& p : PRODUCTS) {
-    const float* const w = a.weights[p.weight] + p.first * p.inner;
-    a.transposed.push_back(
-        packed(arena, a, w, p.inner, 1, p.width, p.inner, a.examples / threads));
-    a.du.push_back(arena.take(most * p.width));
+    const float* const w = a.given[GIVEN_WEIGHTS + p.weight] + p.first * p.inner;
+    a.matrices.push_back(packed(arena, a, w, p.inner, 1, p.width, p.inner, of_product));
+    du.push_back(arena.take(most * p.width));
+    a.dlefts.push_back(p.gradient_state < 0 ? arena.take(a.examples * p.inner) : nullptr);
     widest = std::max(widest, p.inner);
   }
   float* const dv = arena.take(most * G);
+  float* const dx = a.gradients[0];
   Matrix w_ih{};
-  if (a.dx) w_ih = packed(arena, a, a.w_ih, I, 1, G, I, a.offsets[a.steps]);
+  if (dx) w_ih = packed(arena, a, a.given[1], I, 1, G, I, a.offsets[a.steps]);
   const WeightGradients gradients(a, arena, most, widest);
-  std::vector<std::vector<float*>> sums(parts.size() - 1);
-  for (auto& own : sums) own = zeros_of_parameters(arena);
+  std::vector<Part> parts = parts_of(a, BACKWARD, threads, arena);
+  for (Part& part : parts) part.sums = zeros_of_parameters(arena);
+  float* const zeros = arena.take(WIDTHS[0]);
+  std::fill_n(zeros, WIDTHS[0], 0.0f);
+  a.zeros = zeros;
+  start_gradients(a, arena);
   for (size_t i = chunks.size(); i-- > 0;) {
     const Span& c = chunks[i];
     const int64_t first = a.offsets[c.from], count = a.offsets[c.to] - first;
-    Work part = a;
-    part.dv = dv - first * G;
-    for (int64_t k = 0; k < K; k++) part.du[k] -= first * PRODUCTS[k].width;
-    over_examples(parts, [&](int64_t from, int64_t end, int64_t thread) {
-      backward(part, c.from, c.to, from, end, sums[thread]);
-    });
-    gradients.add(a, c, dv, i + 1 < chunks.size());
-    if (a.dx) multiply_rows(w_ih, count, dv, G, 1, a.dx + first * I, false, a.threads);
+    a.dv = dv - first * G, a.du = du;
+    for (int64_t k = 0; k < K; k++) a.du[k] -= first * PRODUCTS[k].width;
+    run(a, BACKWARD, c, parts, shares > 1);
+    gradients.add(a, c, dv, du, i + 1 < chunks.size());
+    if (dx) multiply_rows(w_ih, count, dv, G, 1, dx + first * I, false, a.threads);
   }
-  write_sums(a, sums);
+  write_sums(a, parts);
+  for (int64_t i = 0; i < STATES; i++) {
+    float* const to = a.gradients[GIVEN_STATES + i];
+    if (to) std::copy_n(a.gradient(0, i), a.examples * WIDTHS[i], to);
+  }
 }
 
 }  // extern "C"

@@ -40,7 +40,9 @@ def literal(value: float) -> str:
 
 def source(plan: Plan) -> str:
     """The C++ of a step."""
-    lines = [*_constants(plan), *_hoist(plan), *_forward(plan), *_backward(plan)]
+    lines = [*_constants(plan), *_hoist(plan)]
+    lines += _levels("forward", plan, plan.forward, _forward_pointers(plan))
+    lines += _levels("backward", plan, plan.backward, _backward_pointers(plan))
     body = "\n".join(lines)
     return (
         f'#include "loop.h"\n\nnamespace {{\n\n{body}\n\n}}  // namespace\n\n#include "calls.h"\n'
@@ -72,7 +74,7 @@ def _at(name: str, block: int, width: int) -> str:
 
 
 class _Level:
-    """Statements of one level of a pass, for one row."""
+    """Statements of one level of a pass, for one row; ``width`` of hoisted and kept vectors."""
 
     def __init__(self, pass_: Pass, level: int, width: int) -> None:
         self._pass, self._level, self._width = pass_, level, width
@@ -119,7 +121,7 @@ class _Level:
         return _at("spill", self._pass.spilled[node], self._width)
 
     def _add_loop(self, loop: Loop) -> None:
-        body = _LoopBody(self._pass, loop, self._number, self._kept_at)
+        body = _LoopBody(self._pass, loop, self._number, self._kept_at, self._width)
         self.lines += body.before
         if body.lines:
             self.lines.append(f"for_units({loop[2]}, [&](int64_t j, auto block) {{")
@@ -135,9 +137,9 @@ class _LoopBody:
     """Statements of one loop over units."""
 
     def __init__(
-        self, pass_: Pass, loop: Loop, number: Namer, kept_at: Callable[[Node], str]
+        self, pass_: Pass, loop: Loop, number: Namer, kept_at: Callable[[Node], str], width: int
     ) -> None:
-        self._pass, self._time = pass_, loop[:2]
+        self._pass, self._time, self._width = pass_, loop[:2], width
         self._number, self._kept_at = number, kept_at
         self._names: dict[Node, str] = {}
         self.lines: list[str] = []
@@ -183,7 +185,8 @@ class _LoopBody:
             what = "all_flags" if node.condition else "all"
             return f"{what}({self._number(node)})"
         if node.op == "load":
-            text = f"block.read({_at(node.data[0], node.data[1], node.width)} + j)"
+            width = self._width if node.data[0] == "hoisted" else node.width
+            text = f"block.read({_at(node.data[0], node.data[1], width)} + j)"
             if node.data[0] == "ds0":  # the state is also the output
                 text += f" + block.read({_at('dout', node.data[1], node.width)} + j)"
         elif node.op == "flag":
@@ -205,8 +208,12 @@ class _LoopBody:
 
 
 def _array(name: str, values: Iterable[int]) -> str:
-    numbers = [str(int(value)) for value in values]
-    return f"constexpr std::array<int64_t, {len(numbers)}> {name}{{{', '.join(numbers)}}};"
+    numbers = list(values)
+    return f"constexpr std::array<int64_t, {len(numbers)}> {name}{{{_numbers(numbers)}}};"
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ", ".join(str(int(value)) for value in values)
 
 
 def _groups(plan: Plan, name: str, width: int) -> str:
@@ -221,21 +228,22 @@ def _groups(plan: Plan, name: str, width: int) -> str:
 def _constants(plan: Plan) -> list[str]:
     trace, products = plan.trace, plan.trace.products
     unit = {k: blocks_of(trace, p.width)[1] for k, p in enumerate(products)}
-    widest = max([trace.gates, *(p.width for p in products)])
     names = [f"p{i}" for i in range(len(trace.parameters))]
     # A parameter without gradient is its own sum of zeros.
     same = [int(plan.same_sums.get(name, name)[1:]) for name in names]
     rows = ", ".join(
         f"{{{int(p.weight == 'hr')}, {p.first}, {p.width}, {p.inner}, {unit[k]}, "
-        f"{plan.left_states.get(k, -1)}, {_groups(plan, f'u{k}', p.width)}}}"
+        f"{plan.left_states.get(k, -1)}, {_numbers(plan.added.get(k, (-1, 0)))}, "
+        f"{_groups(plan, f'u{k}', p.width)}}}"
         for k, p in enumerate(products)
     )
     return [
         f"constexpr int64_t G = {trace.gates}, H = {trace.hidden}, STATS = {max(1, plan.stats)};",
-        f"constexpr int64_t HOISTED = {len(plan.hoisted)}, WIDEST = {widest};",
+        f"constexpr int64_t HOISTED = {len(plan.hoisted) * _most_units(trace)};",
         f"constexpr int64_t INPUT_GROUPS[] = {_groups(plan, 'v', trace.gates)};",
         f"const std::vector<Product> PRODUCTS{{{rows}}};",
         _array("WIDTHS", trace.widths),
+        _array("KEPT", plan.kept),
         _array("SIZES", (a.numel() for a in trace.parameters)),
         _array("SAME_SUMS", same),
         # Whether an earlier product has written to some of the same rows.
@@ -250,14 +258,6 @@ def _overlaps(products: Sequence[Product], k: int) -> bool:
         p.weight == now.weight and p.first < now.first + now.width and now.first < p.first + p.width
         for p in products[:k]
     )
-
-
-def _parameters(trace: Trace) -> list[str]:
-    lines = ["  const float* const hoisted = a.hoisted;", "  (void)hoisted;"]
-    for i in range(len(trace.parameters)):
-        lines.append(f"  const float* const p{i} = a.parameters[{i}];")
-        lines.append(f"  (void)p{i};")
-    return lines
 
 
 def _hoist(plan: Plan) -> list[str]:
@@ -289,35 +289,45 @@ def _most_units(trace: Trace) -> int:
     return max(blocks_of(trace, width)[1] for width in (trace.hidden, *trace.widths))
 
 
-def _pass_start(name: str, plan: Plan, pass_: Pass, more: str = "") -> list[str]:
-    width = _most_units(plan.trace)
-    apart = "(last - first) * " if pass_.rows_apart else ""
-    spills, crossing = max(1, len(pass_.spilled)) * width, max(1, len(pass_.crossing))
-    return [
-        f"void {name}(const Work& a, int64_t from, int64_t to, int64_t first, int64_t last"
-        f"{more}) {{",
-        f"  std::vector<float> spills({apart}{spills}), crossing((last - first) * {crossing});",
-        *_parameters(plan.trace),
+def _levels(name: str, plan: Plan, pass_: Pass, pointers: Sequence[str]) -> list[str]:
+    """Functions for the levels of a pass, and the pass."""
+    width, lines, functions = _most_units(plan.trace), [], []
+    spills, crossing = len(pass_.spilled) * width, len(pass_.crossing)
+    pointers = [
+        *pointers,
+        f"float* const spill = part.spills{_row_of(spills) if pass_.rows_apart else ''};",
+        f"float* const numbers = part.crossing{_row_of(crossing)};",
     ]
+    parameters = range(len(plan.trace.parameters))
+    outside = [f"const float* const p{i} = a.parameters[{i}];" for i in parameters]
+    outside += [f"float* const d_p{i} = part.sums[{i}];" for i in parameters]
+    outside.append("const float* const hoisted = a.hoisted;")
+    for level in range(len(plan.trace.products) + 1):
+        code = _Level(pass_, level, width).lines
+        functions.append(f"{name}_{level}" if code else "nullptr")
+        if not code:
+            continue
+        used = _words("\n".join(code))
+        lines += [
+            f"void {name}_{level}(const Work& a, const Part& part, int64_t t) {{",
+            *(f"  {p}" for p in outside if _name_of(p) in used),
+            "  const int64_t end = std::min(part.last, a.sizes[t]);",
+            "  for (int64_t n = part.first; n < end; n++) {",
+            "    const int64_t row = a.offsets[t] + n;",
+            "    (void)row;",
+            *(f"    {p}" for p in pointers if _name_of(p) in used),
+            *(f"    {c}" for c in code),
+            "  }",
+            "}",
+            "",
+        ]
+    flags = f"{str(pass_.rows_apart).lower()}, {str(name == 'backward').lower()}"
+    levels = f"{{{', '.join(functions)}}}"
+    return [*lines, f"const Pass {name.upper()}{{{levels}, {spills}, {crossing}, {flags}}};", ""]
 
 
-def _rows_of(plan: Plan, pass_: Pass, level: int, pointers: Sequence[str]) -> list[str]:
-    """The loop over the rows of a step, for one level."""
-    code = _Level(pass_, level, _most_units(plan.trace)).lines
-    if not code:
-        return []
-    width, crossing = _most_units(plan.trace), max(1, len(pass_.crossing))
-    apart = f" + (n - first) * {max(1, len(pass_.spilled)) * width}" if pass_.rows_apart else ""
-    lines = [
-        "    for (int64_t n = first; n < end; n++) {",
-        "      const int64_t row = a.offsets[t] + n;",
-        f"      float* const spill = spills.data(){apart};",
-        f"      float* const numbers = crossing.data() + (n - first) * {crossing};",
-        "      (void)row, (void)spill, (void)numbers;",
-    ]
-    text = "\n".join(code)
-    used = [p for p in pointers if _name_of(p) in _words(text)]
-    return [*lines, *(f"      {p}" for p in used), *(f"      {c}" for c in code), "    }"]
+def _row_of(size: int) -> str:
+    return f" + (n - part.first) * {size}"
 
 
 def _name_of(declaration: str) -> str:
@@ -338,64 +348,24 @@ def _pointers(plan: Plan) -> list[str]:
     ]
     for i, width in enumerate(trace.widths):
         found.append(f"const float* const s{i} = a.before(t, {i}) + n * {width};")
-        found.append(f"const bool* const held{i} = a.held[{i}] + row * {width};")
+        found.append(f"const bool* const held{i} = a.held({i}) + row * {width};")
     for k, product in enumerate(trace.products):
         found.append(f"const float* const u{k} = a.product(t, {k}) + n * {product.width};")
     return found
 
 
-def _forward(plan: Plan) -> list[str]:
-    trace, count = plan.trace, len(plan.trace.products)
-    lines = _pass_start("forward", plan, plan.forward)
-    lines.append("  for (int64_t t = from; t < to; t++) {")
-    lines.append("    const int64_t end = std::min(last, a.sizes[t]);")
-    lines.append("    if (end <= first) break;")
-    pointers = _pointers(plan)
+def _forward_pointers(plan: Plan) -> list[str]:
+    trace, found = plan.trace, _pointers(plan)
     for i, width in enumerate(trace.widths):
-        pointers.append(f"float* const n{i} = a.after(t, {i}) + n * {width};")
+        found.append(f"float* const n{i} = a.after(t, {i}) + n * {width};")
     for k, product in enumerate(trace.products):
-        pointers.append(f"float* const l{k} = a.left(t, {k}) + n * {product.inner};")
-    pointers.append("float* const stats = a.stats + (a.saves ? row : n) * STATS;")
-    for level in range(count + 1):
-        lines += _rows_of(plan, plan.forward, level, pointers)
-        if level < count:
-            lines.append(f"    a.multiply_forward({level}, t, first, end);")
-    return [*lines, "  }", "}", ""]
+        found.append(f"float* const l{k} = a.left(t, {k}) + n * {product.inner};")
+    found.append("float* const stats = a.stats + (a.saves ? row : n) * STATS;")
+    return found
 
 
-def _backward(plan: Plan) -> list[str]:
-    trace, count = plan.trace, len(plan.trace.products)
-    more = ", const std::vector<float*>& sums"
-    lines = _pass_start("backward", plan, plan.backward, more)
-    for i in range(len(trace.parameters)):
-        lines += [f"  float* const d_p{i} = sums[{i}];", f"  (void)d_p{i};"]
-    lines.append("  const std::vector<float> zeros(WIDTHS[0]);")
-    rooms = [k for k in range(count) if k not in plan.added]
-    lines += [
-        f"  std::vector<float> room{k}((last - first) * {trace.products[k].inner});" for k in rooms
-    ]
-    lines.append("  (void)sums;")
-    lines.append("  for (int64_t t = to - 1; t >= from; t--) {")
-    lines.append("    const int64_t end = std::min(last, a.sizes[t]);")
-    lines.append("    if (end <= first) continue;")
-    pointers = _backward_pointers(plan, rooms)
-    for level in range(count + 1):
-        lines += _rows_of(plan, plan.backward, level, pointers)
-        k = count - 1 - level
-        if k < 0:
-            continue
-        to, add = f"room{k}.data()", "false"
-        if k in plan.added:
-            state, adds = plan.added[k]
-            inner = trace.products[k].inner
-            to, add = f"a.gradient(t, {state}) + first * {inner}", str(adds).lower()
-        lines.append(f"    a.multiply_backward({k}, t, first, end, {to}, {add});")
-    return [*lines, "  }", "}", ""]
-
-
-def _backward_pointers(plan: Plan, rooms: Sequence[int]) -> list[str]:
-    trace = plan.trace
-    found = _pointers(plan)
+def _backward_pointers(plan: Plan) -> list[str]:
+    trace, found = plan.trace, _pointers(plan)
     found.append("float* const dv = a.dv + row * G;")
     for i, width in enumerate(trace.widths):
         found.append(f"const float* const n{i} = a.after(t, {i}) + n * {width};")
@@ -403,9 +373,7 @@ def _backward_pointers(plan: Plan, rooms: Sequence[int]) -> list[str]:
         found.append(f"float* const ps{i} = a.gradient(t, {i}) + n * {width};")
     for k, product in enumerate(trace.products):
         found.append(f"float* const du{k} = a.du[{k}] + row * {product.width};")
-    for k in rooms:
-        inner = trace.products[k].inner
-        found.append(f"const float* const dl{k} = room{k}.data() + (n - first) * {inner};")
+        found.append(f"const float* const dl{k} = a.dlefts[{k}] + n * {product.inner};")
     found.append("const float* const stats = a.stats + row * STATS;")
-    found.append("const float* const dout = a.dout ? a.dout + row * WIDTHS[0] : zeros.data();")
+    found.append("const float* const dout = a.dout ? a.dout + row * WIDTHS[0] : a.zeros;")
     return found

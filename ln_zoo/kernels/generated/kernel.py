@@ -27,22 +27,17 @@ _SOURCE = Path(__file__).with_name("generated.cpp")  # not a file: its text is g
 class ProductFunctions(Structure):
     """``Products`` of loop.h."""
 
-    _fields_ = tuple((name, c_void_p) for name in ("kind", "size", "pack", "product"))
+    _fields_ = tuple((name, c_void_p) for name in ("kind", "size", "pack", "product", "shares"))
 
 
 class CallArguments(Structure):
     """``Call`` of loop.h."""
 
     _fields_ = (
-        *(
-            (name, c_int64)
-            for name in ("steps", "examples", "inputs", "threads", "saves", "narrow", "chunk")
-        ),
+        *((n, c_int64) for n in ("steps", "examples", "inputs", "threads", "narrow", "chunk")),
         ("products", POINTER(ProductFunctions)),
-        *((name, c_void_p) for name in ("sizes", "x", "w_ih", "weights", "v", "initial")),
-        *((name, c_void_p) for name in ("states", "kept", "finals", "terms", "lefts", "stats")),
-        *((name, c_void_p) for name in ("parameters", "dropped", "held", "reset", "dout")),
-        *((name, c_void_p) for name in ("gradients", "dx", "dw_ih", "dweights", "dparameters")),
+        *((name, c_void_p) for name in ("sizes", "given", "output", "finals", "kept")),
+        *((name, c_void_p) for name in ("dout", "dfinals", "gradients")),
     )
 
 
@@ -75,18 +70,16 @@ class Kernel:
         return [tuple(a.shape) for a in self.trace.parameters]
 
     @functools.cached_property
+    def names(self) -> list[str]:
+        """Names of the float32 tensors of a call, in the order of `Tensors`."""
+        states = [f"state {i}" for i in range(len(self.trace.widths))]
+        parameters = [f"parameter {i}" for i in range(len(self.trace.parameters))]
+        return ["x", "w_ih", "w_hh", "w_hr", *states, *parameters, "the mask of dropout"]
+
+    @functools.cached_property
     def has_gradient(self) -> list[bool]:
         """Whether the step depends on each parameter."""
         return [f"d_p{i}" in self.trace.outputs for i in range(len(self.trace.parameters))]
-
-    def kept_states(self, saves: bool) -> list[bool]:
-        """States of which the values after all steps are kept; the first is the output."""
-        return self._kept if saves else [i == 0 for i in range(len(self.trace.widths))]
-
-    @functools.cached_property
-    def _kept(self) -> list[bool]:
-        read = {0, *self.plan.reads_states, *self.plan.left_states.values()}
-        return [i in read for i in range(len(self.trace.widths))]
 
 
 _libraries: dict[str, ctypes.CDLL] = {}
@@ -110,13 +103,14 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
         return Kernel(traced, planned, _libraries[text], text, products, matrices)
 
 
-def _load(text: str, name: str) -> ctypes.CDLL:
+def _load(text: str, cell: str) -> ctypes.CDLL:
     try:
         product_functions()
-        what = f"the generated kernel of {name}"
+        what = f"the generated kernel of {cell}"
         library = NativeLibrary(_SOURCE, text=text, what=what, seconds=SECONDS).load()
     except Unavailable as error:
         raise Unsupported(error.reason) from error
-    for function in (library.ln_zoo_cell_forward, library.ln_zoo_cell_backward):
-        function.argtypes, function.restype = (POINTER(CallArguments),), None
+    for name, result in (("keeps", c_int64), ("forward", None), ("backward", None)):
+        function = getattr(library, f"ln_zoo_cell_{name}")
+        function.argtypes, function.restype = (POINTER(CallArguments),), result
     return library

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "../native/scratch.h"
-#include "../native/threads.h"
+#include "../native/stages.h"
 #include "functions.h"
 
 extern "C" {
@@ -18,35 +18,28 @@ struct Products {
   void (*pack)(int64_t kind, const float* from, int64_t row, int64_t column, int64_t K, int64_t N,
                float* to, const float* means, int64_t hidden, int64_t threads);
   void (*product)(int64_t kind, int64_t M, int64_t K, int64_t N, const float* a, int64_t row,
-                  int64_t column, const float* packed, float* c, int64_t add);
+                  int64_t column, const float* packed, float* c, int64_t add, int64_t share,
+                  int64_t shares);
+  int64_t (*shares)(int64_t numbers, int64_t hidden, int64_t examples, int64_t threads);
 };
 
 // Arguments of a call; Python mirrors them. Step t has sizes[t] rows, the first of the examples;
 // sizes never grow. Widths of states, products and left operands are constants of the kernel.
 struct Call {
-  int64_t steps, examples, inputs, threads, saves, narrow, chunk;
+  int64_t steps, examples, inputs, threads, narrow, chunk;
   const Products* products;
   const int64_t* sizes;
-  const float *x, *w_ih;           // (rows, I), (G, I)
-  const float* const* weights;     // w_hh and w_hr
-  float* v;                        // (rows, G), or null unless saved
-  const float* const* initial;     // states before the first step, (N, width) each
-  float* const* states;            // after each step, (rows, width) each; or (2 N, width), in turn
-  const int64_t* kept;             // whether all steps of a state are kept
-  float* const* finals;            // (N, width) each
-  float* const* terms;             // products, (rows, width) each; (N, width) unless saved
-  float* const* lefts;             // their left operands, likewise; null where it is a state
-  float* stats;                    // (rows, STATS), (N, STATS) unless saved
-  const float* const* parameters;
-  const float* dropped;            // mask of recurrent dropout, (N, width), or null
-  const bool* const* held;         // masks of zoneout, (rows, width) each, or null
-  const bool* reset;               // (rows,), or null
+  // x (rows, I), w_ih (G, I), w_hh, w_hr, states before the first step (N, width), parameters,
+  // the mask of recurrent dropout (N, width), resets (rows,), masks of zoneout (rows, width); null
+  // where absent.
+  const float* const* given;
+  float* output;         // (rows, width)
+  float* const* finals;  // states after the last step, (N, width) each
+  float* kept;           // ln_zoo_cell_keeps() numbers for the backward pass, or null
   // Backward only.
-  const float* dout;               // (rows, width), or null
-  float* const* gradients;         // of states, (2, N, width) each, in turn; both start as the last
-  float *dx, *dw_ih;               // or null
-  float* const* dweights;
-  float* const* dparameters;
+  const float* dout;            // (rows, width), or null
+  const float* const* dfinals;  // (N, width) each, or null
+  float* const* gradients;      // of `given` up to the parameters; null where not needed
 };
 
 }
@@ -55,8 +48,10 @@ namespace {
 
 // A cut product of a step; the first of the rows of its weight.
 struct Product {
-  int64_t weight, first, width, inner, unit, left_state;
-  std::vector<int64_t> groups;  // first block of the group of each block, or -1: not centred
+  int64_t weight, first, width, inner, unit;
+  int64_t left_state;               // the state that is its left operand, or -1
+  int64_t gradient_state, adds;     // the state to whose gradient it is written, or -1, or added
+  std::vector<int64_t> groups;      // first block of the group of each block, or -1: not centred
 };
 
 struct Matrix {
@@ -64,28 +59,56 @@ struct Matrix {
   int64_t kind, K, N;
   float* data;
 
-  // C (M, N) = A (M, K) times the matrix, or C +=, on this thread.
-  void multiply(int64_t M, const float* a, int64_t row, int64_t column, float* c, bool add) const {
-    of->product(kind, M, K, N, a, row, column, data, c, add);
+  // C (M, N) = A (M, K) times the matrix, or C +=, or a share of its columns, on this thread.
+  void multiply(int64_t M, const float* a, int64_t row, int64_t column, float* c, bool add,
+                int64_t share = 0, int64_t shares = 1) const {
+    of->product(kind, M, K, N, a, row, column, data, c, add, share, shares);
   }
 };
 
 // The arguments with what one pass allocates.
 struct Work : Call {
+  bool saves;                    // whether a backward pass follows
   std::vector<int64_t> offsets;  // first row of each step
-  std::vector<Matrix> forward, transposed;
-  std::vector<float*> du;
-  float *dv = nullptr, *hoisted = nullptr;
+  std::vector<Matrix> matrices;  // of products
+  const float* const* parameters;
+  const float* dropped;
+  const bool* reset;
+  float *v, *stats, *hoisted;  // v: (rows, G), of a chunk unless it saves
+  std::vector<float*> states, terms, lefts;
+  // Backward only; of a chunk.
+  float* dv;
+  const float* zeros;
+  std::vector<float*> du, dlefts, dstates;
 
+  const bool* held(int64_t i) const;
   const float* before(int64_t t, int64_t i) const;
   float* after(int64_t t, int64_t i) const;
   float* gradient(int64_t t, int64_t i) const;
   float* product(int64_t t, int64_t k) const;
   float* left(int64_t t, int64_t k) const;
   const float* left_of(int64_t t, int64_t k) const;
-  void multiply_forward(int64_t k, int64_t t, int64_t first, int64_t end) const;
-  void multiply_backward(int64_t k, int64_t t, int64_t first, int64_t end, float* to,
-                         bool add) const;
+  void multiply_forward(int64_t k, int64_t t, int64_t first, int64_t end, int64_t share,
+                        int64_t shares) const;
+  void multiply_backward(int64_t k, int64_t t, int64_t first, int64_t end, int64_t share,
+                         int64_t shares) const;
+};
+
+// Examples of a thread, its sums of the gradients of parameters, and memory for vectors and numbers
+// of rows.
+struct Part {
+  int64_t first, last;
+  std::vector<float*> sums;
+  float *spills, *crossing;
+};
+
+// What rows of a part compute at step t before, between or after products.
+using Level = void (*)(const Work& a, const Part& part, int64_t t);
+
+struct Pass {
+  std::vector<Level> levels;  // null where there is nothing to do
+  int64_t spills, crossing;   // numbers per row
+  bool rows_apart, backward;  // whether each row has its spills
 };
 
 }  // namespace

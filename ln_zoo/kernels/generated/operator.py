@@ -96,121 +96,48 @@ class _Arguments:
     """A structure for C++, which holds what it points to."""
 
     def __init__(self, d: Direction, t: Tensors, saves: bool) -> None:
-        trace = d.kernel.trace
-        steps, examples = t.x.shape[0], t.states[0].shape[0]
-        self.lead = t.x.shape[:-1]
-        rows, inputs = self.lead.numel(), t.x.shape[-1]
+        kernel, trace, lead = d.kernel, d.kernel.trace, t.x.shape[:-1]
+        examples, rows, inputs = t.states[0].shape[0], lead.numel(), t.x.shape[-1]
         if d.sizes is None:
-            sizes = _equal_sizes(steps, examples)
+            sizes = _equal_sizes(t.x.shape[0], examples)
         else:
             check_steps(d.sizes, rows, examples)
             sizes = (c_int64 * len(d.sizes))(*d.sizes)
-        self._alive: list[Any] = [t]
-        s = self.structure = CallArguments(
+        self._alive: list[Any] = []
+        self.structure = CallArguments(
             steps=len(sizes),
             examples=examples,
             inputs=inputs,
             threads=torch.get_num_threads(),
-            saves=saves,
             narrow=d.narrow,
             chunk=rows_of_chunk(rows, saves),
-            products=d.kernel.products,
+            products=kernel.products,
         )
         self._keep("sizes", sizes)
-        s.x, s.w_ih = addresses(
-            ("x", "w_ih"), (t.x, t.w_ih), ((*self.lead, inputs), (trace.gates, inputs))
-        )
-        self.many("weights", (t.w_hh, t.w_hr), d.kernel.matrices)
-        self.many("initial", t.states, [(examples, w) for w in trace.widths])
-        self.many("parameters", t.parameters, d.kernel.shapes)
-        if d.form.drops:
-            (s.dropped,) = addresses(("dropped",), (t.dropped,), ((examples, trace.widths[0]),))
-        if t.reset is not None:
-            s.reset = address("reset", t.reset, torch.bool, (rows,))
-        held = t.held or (None,) * len(trace.widths)
-        found = [
-            None if a is None else address("held", a, torch.bool, (*self.lead, w))
-            for a, w in zip(held, trace.widths, strict=True)
-        ]
-        self._keep("held", (c_void_p * len(found))(*found))
-
-    def many(
-        self,
-        name: str,
-        tensors: Sequence[Tensor | None],
-        shapes: Sequence[tuple[int, ...] | None],
-    ) -> None:
-        """Set an array of addresses of tensors that this module did not make."""
-        found = addresses([name] * len(tensors), tensors, shapes)
-        self._keep(name, (c_void_p * (len(found) or 1))(*found))
+        dropped = (examples, trace.widths[0]) if d.form.drops else None
+        states = [(examples, width) for width in trace.widths]
+        shapes = ((*lead, inputs), (trace.gates, inputs), *kernel.matrices, *states)
+        wide = (t.x, t.w_ih, t.w_hh, t.w_hr, *t.states, *t.parameters, t.dropped)
+        given = addresses(kernel.names, wide, (*shapes, *kernel.shapes, dropped))
+        given.append(_flags("resets", t.reset, rows))
+        held = t.held or (None,) * len(states)
+        widths = zip(held, trace.widths, strict=True)
+        given += [_flags("a mask of zoneout", a, *lead, width) for a, width in widths]
+        self._keep("given", (c_void_p * len(given))(*given))
 
     def own(self, name: str, tensors: Sequence[Tensor | None]) -> None:
         """Set an array of addresses of tensors that this module made."""
         found = [None if a is None else a.data_ptr() for a in tensors]
         self._alive.append(tensors)
-        self._keep(name, (c_void_p * (len(found) or 1))(*found))
+        self._keep(name, (c_void_p * len(found))(*found))
 
     def _keep(self, name: str, array: Any) -> None:
         self._alive.append(array)
         setattr(self.structure, name, addressof(array))
 
-    def saved(self, d: Direction, s: _Saved) -> None:
-        """What the forward pass writes and the backward pass reads."""
-        kept = d.kernel.kept_states(bool(self.structure.saves))
-        self._keep("kept", (c_int64 * len(kept))(*kept))
-        self.own("states", (s.out, *s.states))
-        self.own("terms", s.terms)
-        self.own("lefts", s.lefts)
-        self.structure.stats = s.stats.data_ptr()
-        if s.v is not None:
-            self.structure.v = s.v.data_ptr()
 
-
-@dataclass(frozen=True)
-class _Saved:
-    """Tensors between the passes."""
-
-    out: Tensor
-    v: Tensor | None
-    stats: Tensor
-    states: tuple[Tensor, ...]  # without the first
-    terms: tuple[Tensor, ...]
-    lefts: tuple[Tensor | None, ...]
-
-    def flat(self) -> list[Tensor | None]:
-        return [self.out, self.v, self.stats, *self.states, *self.terms, *self.lefts]
-
-    @classmethod
-    def of(cls, kernel: Kernel, flat: Sequence[Any]) -> _Saved:
-        states, count = len(kernel.trace.widths) - 1, len(kernel.trace.products)
-        cuts = 3 + states, 3 + states + count
-        parts = flat[3 : cuts[0]], flat[cuts[0] : cuts[1]], flat[cuts[1] :]
-        return cls(*flat[:3], *map(tuple, parts))
-
-    @classmethod
-    def empty(cls, d: Direction, x: Tensor, examples: int, saves: bool) -> _Saved:
-        trace, plan, lead = d.kernel.trace, d.kernel.plan, x.shape[:-1]
-        total = lead.numel()
-        rows = total if saves else examples
-
-        def new(*size: int) -> Tensor:
-            if not saves:
-                return x.new_empty(size)
-            return memory.pooled_empty(*size, like=x, dtype=torch.float32)
-
-        kept = d.kernel.kept_states(saves)
-        states = zip(kept[1:], trace.widths[1:], strict=True)
-        return cls(
-            out=memory.empty(*lead, trace.widths[0], like=x, dtype=torch.float32),
-            v=new(rows, trace.gates) if saves else None,
-            stats=new(rows, max(1, plan.stats)),
-            states=tuple(new(total if all_of else 2 * examples, w) for all_of, w in states),
-            terms=tuple(new(rows, p.width) for p in trace.products),
-            lefts=tuple(
-                None if k in plan.left_states else new(rows, p.inner)
-                for k, p in enumerate(trace.products)
-            ),
-        )
+def _flags(name: str, a: Tensor | None, *shape: int) -> int:
+    return 0 if a is None else address(name, a, torch.bool, shape)
 
 
 # Passes
@@ -219,13 +146,19 @@ class _Saved:
 def _forward(
     d: Direction, t: Tensors, saves: bool
 ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    arguments = _Arguments(d, t, saves)
-    saved = _Saved.empty(d, t.x, t.states[0].shape[0], saves)
-    arguments.saved(d, saved)
-    finals = [torch.empty_like(s) for s in t.states]
+    arguments, library = _Arguments(d, t, saves), d.kernel.library
+    s = arguments.structure
+    out = memory.empty(*t.x.shape[:-1], d.kernel.trace.widths[0], like=t.x, dtype=torch.float32)
+    s.output = out.data_ptr()
+    finals = [torch.empty_like(a) for a in t.states]
     arguments.own("finals", finals)
-    d.kernel.library.ln_zoo_cell_forward(byref(arguments.structure))
-    return saved.out, finals, saved.flat()
+    kept: list[Tensor | None] = []
+    if saves:
+        numbers = library.ln_zoo_cell_keeps(byref(s))
+        room = memory.pooled_empty(numbers, like=t.x, dtype=torch.float32)
+        s.kept, kept = room.data_ptr(), [out, room]
+    library.ln_zoo_cell_forward(byref(s))
+    return out, finals, kept
 
 
 def _backward(
@@ -237,34 +170,33 @@ def _backward(
 ) -> list[Tensor | None]:
     """Gradients of `Tensors.flat`, where needed."""
     arguments = _Arguments(d, t, saves=True)
-    arguments.saved(d, _Saved.of(d.kernel, kept))
     s, trace = arguments.structure, d.kernel.trace
-    d_out, *d_finals = grads
-    wanted = Tensors.of(d, needs)
+    s.output, s.kept = (a.data_ptr() for a in kept)
+    d_out, *d_finals = (None if a is None else _dense(a) for a in grads)
     if d_out is not None:
-        d_out = d_out.float().resolve_neg().contiguous()
-        shape = (*arguments.lead, trace.widths[0])
+        shape = (*t.x.shape[:-1], trace.widths[0])
         (s.dout,) = addresses(("the gradient of the output",), (d_out,), (shape,))
-    gradients = [a.new_empty(2, *a.shape) for a in t.states]
-    for a, final in zip(gradients, d_finals, strict=True):
-        a.zero_() if final is None else a.copy_(final)
-    arguments.own("gradients", gradients)
-    dx = memory.empty(*t.x.shape, like=t.x, dtype=t.x.dtype) if wanted.x else None
-    dw_ih = torch.empty_like(t.w_ih) if wanted.w_ih else None
-    s.dx = None if dx is None else dx.data_ptr()
-    s.dw_ih = None if dw_ih is None else dw_ih.data_ptr()
-    d_weights = [
-        _gradient_of(d, name, a) if need else None
-        for name, a, need in (("hh", t.w_hh, wanted.w_hh), ("hr", t.w_hr, wanted.w_hr))
-    ]
-    arguments.own("dweights", d_weights)
+    arguments.own("dfinals", d_finals)
+    wanted = Tensors.of(d, needs)
     used = zip(t.parameters, d.kernel.has_gradient, wanted.parameters, strict=True)
-    d_own = [torch.empty_like(a) if there and need else None for a, there, need in used]
-    arguments.own("dparameters", d_own)
+    found = [
+        memory.empty(*t.x.shape, like=t.x, dtype=t.x.dtype) if wanted.x else None,
+        torch.empty_like(t.w_ih) if wanted.w_ih else None,
+        _gradient_of(d, "hh", t.w_hh) if wanted.w_hh else None,
+        _gradient_of(d, "hr", t.w_hr) if wanted.w_hr else None,
+        *(
+            torch.empty_like(a) if need else None
+            for a, need in zip(t.states, wanted.states, strict=True)
+        ),
+        *(torch.empty_like(a) if there and need else None for a, there, need in used),
+    ]
+    arguments.own("gradients", found)
     d.kernel.library.ln_zoo_cell_backward(byref(s))
-    d_states = [a[0] if need else None for a, need in zip(gradients, wanted.states, strict=True)]
-    masks = len(needs) - 4 - len(t.states) - len(t.parameters)
-    return [dx, dw_ih, *d_weights, *d_states, *d_own, *[None] * masks]
+    return [*found, *[None] * (len(needs) - len(found))]
+
+
+def _dense(a: Tensor) -> Tensor:
+    return a.float().resolve_neg().contiguous()
 
 
 def _gradient_of(d: Direction, name: str, weight: Tensor | None) -> Tensor | None:

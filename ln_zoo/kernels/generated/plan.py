@@ -44,7 +44,7 @@ class Plan:
     added: dict[int, tuple[int, bool]]
     #: Parameter whose sum is that of each parameter.
     same_sums: dict[str, str]
-    reads_states: list[int]  # states, before or after a step, that the backward pass reads
+    kept: list[bool]  # states of which the backward pass reads the values of all steps
 
 
 def plan(trace: Trace, lowering: Lowering, centres: bool = True) -> Plan:
@@ -78,7 +78,8 @@ def plan(trace: Trace, lowering: Lowering, centres: bool = True) -> Plan:
     levels |= {f"dl{k}": count - k for k in range(count)}
     backward = Pass(levels, sinks, totals, count)
     read = {node.data[0] for node in loads([*(s.node for s in sinks), *(t.node for t in totals)])}
-    reads = [i for i in range(len(trace.widths)) if {f"s{i}", f"n{i}"} & read]
+    left = left_states.values()
+    kept = [i in (0, *left) or bool({f"s{i}", f"n{i}"} & read) for i in range(len(trace.widths))]
     return Plan(
         trace,
         forward,
@@ -89,7 +90,7 @@ def plan(trace: Trace, lowering: Lowering, centres: bool = True) -> Plan:
         left_states,
         added,
         {name.removeprefix("d_"): other.removeprefix("d_") for name, other in same.items()},
-        reads,
+        kept,
     )
 
 

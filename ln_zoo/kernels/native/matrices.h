@@ -70,14 +70,25 @@ void ln_zoo_matrix_pack(int64_t kind, const float* from, int64_t row, int64_t co
   pack(rounded.data(), N, int64_t(1), K, N, reinterpret_cast<bfloat*>(to), threads, Center{});
 }
 
-// C (M, N) = A (M, K) B, or C += A B, on the calling thread; B (K, N) packed.
+// C (M, N) = A (M, K) B, or C += A B, on the calling thread; B (K, N) packed. On vectors, of
+// several shares of the columns one only.
 void ln_zoo_matrix_product(int64_t kind, int64_t M, int64_t K, int64_t N, const float* a,
-                           int64_t row, int64_t column, const float* packed, float* c,
-                           int64_t add) {
+                           int64_t row, int64_t column, const float* packed, float* c, int64_t add,
+                           int64_t share, int64_t shares) {
   const Left<float> left{a, row, column};
   if (kind == IN_PARTS) return parts_product(M, K, left, {{packed, N, c}}, add);
-  if (kind == ON_VECTORS) return product(M, N, K, left, packed, c, N, add);
-  narrow_product(M, K, N, left, reinterpret_cast<const bfloat*>(packed), c, add);
+  if (kind == NARROW) {
+    return narrow_product(M, K, N, left, reinterpret_cast<const bfloat*>(packed), c, add);
+  }
+  constexpr int64_t wide = WIDTH * L;  // of a panel
+  const int64_t panels = (N + wide - 1) / wide, first = panels * share / shares * wide;
+  const int64_t columns = std::min(N, panels * (share + 1) / shares * wide) - first;
+  if (columns > 0) product(M, columns, K, left, packed + first * K, c + first, N, add);
+}
+
+// `ln_zoo_shares` for products with `numbers` weights in all, whose columns are shared.
+int64_t ln_zoo_matrix_shares(int64_t numbers, int64_t H, int64_t examples, int64_t threads) {
+  return ln_zoo_shares((numbers + H * H - 1) / (H * H), H, examples, threads);
 }
 
 }  // extern "C"
