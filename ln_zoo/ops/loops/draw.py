@@ -18,7 +18,7 @@ Under autocast, products of the LSTMs and of the posterior run in bfloat16, the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
