@@ -45,6 +45,7 @@ from ln_zoo.norms import (
     keeps_statistics,
     population_statistics,
 )
+from ln_zoo.norms.base import check_norm
 from ln_zoo.utils.checks import check_at_least, check_not_negative
 from ln_zoo.utils.tables import csv_table, markdown_table, rich_table, write_csv
 
@@ -325,7 +326,7 @@ def eps_effect(
     ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else [*ratios]
     if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
         raise ValueError(f"ratios must be one or more positive, finite numbers, got {ratios}")
-    _check_norm(norm)
+    check_norm(norm)
     norm = _with_eps(norm, eps)
     if not _has_eps(norm) or not getattr(norm, "eps", 0):
         raise ValueError(
@@ -428,14 +429,6 @@ def _in_float64(inputs: Tensor | None, factors: Sequence[float], features: int) 
         inputs = random_inputs()
     _check(inputs, factors)
     return inputs.double()
-
-
-def _check_norm(norm: object) -> None:
-    if not isinstance(norm, Norm):
-        raise TypeError(
-            "norms must be instances of subclasses of ln_zoo.norms.Norm, such as LayerNorm(); "
-            f"got {norm!r}"
-        )
 
 
 def _has_eps(norm: Norm) -> bool:
@@ -670,7 +663,7 @@ def invariance_table(
         raise ValueError(f"weight_scale must be positive and finite, got {weight_scale}")
     rows = []
     for norm in norms:
-        _check_norm(norm)
+        check_norm(norm)
         unknown = set(norm.invariances or ()) - set(INVARIANCES)
         if unknown:
             raise ValueError(

@@ -91,25 +91,18 @@ def nearest_images(samples: Images, images: Images | Iterable[Images]) -> Neares
         >>> nearest_images(torch.tensor([[[0.75, 0.0]]]), images).distances
         array([0.25])
     """
+    from scipy.spatial.distance import cdist  # slow to import
+
     wanted = _images("samples", samples)
     rows = wanted.reshape(len(wanted), -1)
-    squares = np.square(rows).sum(1, keepdims=True)
-    best = np.full(len(rows), np.inf)
-    found = np.zeros_like(rows)
-    searched = 0
+    parts = []
     for part in _parts(images):
-        others = _numbers(part).reshape(len(part), -1)
-        searched += len(others)
-        distances = squares - 2 * rows @ others.T + np.square(others).sum(1)
-        closest = distances.argmin(1)
-        least = distances.min(1)
-        closer = least < best
-        best[closer], found[closer] = least[closer], others[closest[closer]]
-    if not searched:
+        others = _numbers(part)
+        distances = cdist(rows, others.reshape(len(others), -1))
+        parts.append(Nearest(others[distances.argmin(1)], distances.min(1)))
+    if not parts:
         raise ValueError("images is empty: give at least one")
-    # Computed again: cancellation in the expansion above is inexact for near images.
-    exact = np.sqrt(np.square(rows - found).sum(1))
-    return Nearest(found.reshape(wanted.shape), exact)
+    return closest(parts)
 
 
 def closest(found: Sequence[Nearest]) -> Nearest:
