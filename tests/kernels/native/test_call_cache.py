@@ -270,6 +270,19 @@ def test_a_shallow_copy_may_have_other_parameters() -> None:
     assert_right(cell, x)
 
 
+def test_a_shallow_copy_may_have_other_options() -> None:
+    layer, x = GRU(7, 20, norm=LayerNorm(), zoneout=0.3).eval(), torch.randn(2, 3, 7)
+    wanted = flat(layer(x))
+    twin = copy.copy(layer)
+    twin.zoneout = (0.0,)
+    plain = copy.deepcopy(twin)
+    for first, second in ((twin, layer), (layer, twin)):
+        for module in (first, second):
+            expected = wanted if module is layer else flat(plain(x))
+            torch.testing.assert_close(flat(module(x)), expected)
+    assert not torch.allclose(wanted[0], flat(plain(x))[0])
+
+
 @every_module
 def test_a_graph_of_parameters_that_were_computed_is_not_kept(kind: str) -> None:
     """As `functional_call` passes them."""

@@ -452,6 +452,21 @@ def test_views_with_strides_are_taken_as_they_are() -> None:
             torch.testing.assert_close(cell(a, b), cell(x.contiguous(), h.contiguous()))
 
 
+def test_nan_and_infinity_pass() -> None:
+    cell = LSTMCell(7, 20, norm=LayerNorm())
+    with torch.no_grad():
+        h, c = cell(torch.full((1, 7), float("nan")))
+        assert h.isnan().all()
+        assert c.isnan().all()
+        plain = LSTMCell(7, 20)
+        h, c = plain(torch.full((1, 7), float("inf")).abs())
+        reference = torch.nn.LSTMCell(7, 20)
+        reference.load_state_dict(plain.state_dict())
+        wanted = reference(torch.full((1, 7), float("inf")))
+    torch.testing.assert_close(h, wanted[0], equal_nan=True)
+    torch.testing.assert_close(c, wanted[1], equal_nan=True)
+
+
 def test_a_plan_takes_the_resets_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """And calls with and without resets have plans of their own."""
     layer, x = made(GRU(3, 5, norm=LayerNorm())), torch.randn(6, 4, 3)
