@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -17,11 +17,8 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind)
 
 
-@contextlib.contextmanager
-def no_autocast(x: Tensor) -> Iterator[None]:
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Disable autocast: operands already have their final dtype."""
     if torch.is_autocast_enabled(x.device.type):
-        with torch.autocast(x.device.type, enabled=False):
-            yield
-    else:
-        yield
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()

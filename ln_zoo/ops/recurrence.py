@@ -140,18 +140,20 @@ def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
             back_reset = _reversed_flags(reset, x, sizes, order)
     directions = 2 if bidirectional else 1
     runs = states[0].shape[0]
+    starts = list(zip(*(s.unbind() for s in states), strict=True))
     finals: list[States] = []
     for i in range(0, runs, directions):
-        output, final = run(i, x, sizes, tuple(s[i] for s in states), reset)
+        output, final = run(i, x, sizes, starts[i], reset)
         finals.append(final)
         if bidirectional:
-            start = tuple(s[i + 1] for s in states)
-            back, final = run(i + 1, _reverse(x, order), sizes, start, back_reset)
+            back, final = run(i + 1, _reverse(x, order), sizes, starts[i + 1], back_reset)
             finals.append(final)
             output = torch.cat([output, _reverse(back, order)], dim=-1)
         if dropout and i + directions < runs:
             output = F.dropout(output, dropout, training)
         x = output
+    if runs == 1:  # as `stack` below, in less time
+        return x, tuple(state.unsqueeze(0) for state in finals[0])
     return x, tuple(torch.stack(final) for final in zip(*finals, strict=True))
 
 

@@ -195,7 +195,7 @@ def prepared(
     if form.zoneout:
         pairs = zip(form.zoneout, noise.zoneout, strict=True)
         held = tuple(d.contiguous() if share is None else None for share, d in pairs)  # type: ignore[union-attr]
-    if noise.kinds:
+    if noise.sampled:
         weights = weights._replace(noise=noise._replace(dropout=None, zoneout=()))
     direction = Direction(
         kernel, call.cell, call.sites[i], weights, parameters, form, sizes, narrow

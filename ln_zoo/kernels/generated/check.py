@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,10 +23,10 @@ def difference(d: Direction, like: Tensors) -> str | None:
     with no_autocast(like.x), torch.inference_mode(False), torch.enable_grad():
         generator = torch.Generator().manual_seed(0)
         t = _tensors(d, like, generator)
-        d = Direction(**{**vars(d), "sizes": None})
+        d = d._replace(sizes=None)
         with torch.no_grad():  # to states that the cell can have: a counter is never negative
             _, *reached = operator._replay(d, t.flat())
-        t = replace(t, states=tuple(s.requires_grad_() for s in reached))
+        t = t._replace(states=tuple(s.requires_grad_() for s in reached))
         flat = t.flat()
         needs = [a is not None and a.requires_grad for a in flat]
         with torch.no_grad():

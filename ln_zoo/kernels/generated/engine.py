@@ -118,8 +118,11 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
         i: int, x: Tensor, sizes: Sequence[int] | None, states: States, reset: Tensor | None
     ) -> tuple[Tensor, States]:
         output, final = run(*prepared(call, i, bound[i], x, sizes, states, reset))
+        kept = call.weights[i].hh.dtype
+        if kept is torch.float32:
+            return output, final
         # States keep the dtype of weights, so splitting a sequence does not round.
-        return output, tuple([_as(state, call.weights[i].hh.dtype) for state in final])
+        return output, tuple([state.to(kept) for state in final])
 
     dtype = product_dtype(call.x)
     with no_autocast(call.x):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int64, c_void_p
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.replay import batched, differentiable
 
 
-@dataclass(frozen=True)
-class Direction:
+class Direction(NamedTuple):
     """A call of one direction, except for its tensors."""
 
     kernel: Any  # `Kernel`, or `TritonKernel` on a GPU
@@ -39,8 +37,7 @@ class Direction:
     narrow: bool  # whether products are in bfloat16
 
 
-@dataclass(frozen=True)
-class Tensors:
+class Tensors(NamedTuple):
     """Tensors of a call, in float32; `flat` and `of` convert to a sequence and back."""
 
     x: Tensor
@@ -73,8 +70,7 @@ def run(d: Direction, tensors: Tensors) -> tuple[Tensor, States]:
     if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in flat):
         out, *finals = _Function.apply(d, *flat)
     else:
-        with torch.no_grad():
-            out, finals, _ = passes(d)[0](d, tensors, saves=False)
+        out, finals, _ = passes(d)[0](d, tensors, saves=False)
     return out, tuple(finals)
 
 
@@ -119,10 +115,10 @@ class _Arguments:
         shapes = ((*lead, inputs), (trace.gates, inputs), *kernel.matrices, *states)
         wide = (t.x, t.w_ih, t.w_hh, t.w_hr, *t.states, *t.parameters, t.dropped)
         given = addresses(kernel.names, wide, (*shapes, *kernel.shapes, dropped))
-        given.append(_flags("resets", t.reset, rows))
-        held = t.held or (None,) * len(states)
-        widths = zip(held, trace.widths, strict=True)
-        given += [_flags("a mask of zoneout", a, *lead, width) for a, width in widths]
+        given.append(0 if t.reset is None else address("resets", t.reset, torch.bool, (rows,)))
+        for a, width in zip(t.held or (None,) * len(states), trace.widths, strict=True):
+            shape = (*lead, width)
+            given.append(0 if a is None else address("held", a, torch.bool, shape))
         self._keep("given", (c_void_p * len(given))(*given))
 
     def own(self, name: str, tensors: Sequence[Tensor | None]) -> None:
@@ -134,10 +130,6 @@ class _Arguments:
     def _keep(self, name: str, array: Any) -> None:
         self._alive.append(array)
         setattr(self.structure, name, addressof(array))
-
-
-def _flags(name: str, a: Tensor | None, *shape: int) -> int:
-    return 0 if a is None else address(name, a, torch.bool, shape)
 
 
 # Passes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,13 +14,16 @@ from engines import names_of
 from kernels.generated.generated_case import PLACES, assert_exact, gated_cell, packed
 from layer_results import randomised
 from own_cell import MGU, JointGRU
-from torch import nn
+from torch import Tensor, nn
 
+from ln_zoo.kernels.generated import kernel
 from ln_zoo.layers import LSTM, RecurrentLayer
-from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
-from ln_zoo.ops import Cell, linear, lstm_cell
+from ln_zoo.norms import LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.ops import Cell, States, Weights, linear, lstm_cell
 
 T, N, E, H = 5, 4, 3, 6
+#: Numbers of weights, of units, of examples and of threads; shares of columns.
+SHARES = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
 def slow(*values: Any) -> list[Any]:
@@ -118,6 +123,59 @@ def test_threads_and_chunks(threads: int, examples: int) -> None:
     with torch.no_grad():
         one = layer(x)[0]
     assert torch.equal(one, layer(x)[0])
+
+
+@pytest.mark.parametrize("shares", [2, 3])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_threads_that_share_the_columns_of_products(
+    shares: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(shares)
+    # 200 columns are four panels of 64; one share has no example of its own.
+    layer = randomised(MGU(20, 200, norm=LayerNorm(), zoneout=0.2), 0.1)
+    x: Any = torch.randn(300, 2, 20) if layout == "padded" else torch.randn(9, 4, 20)
+    if layout == "packed":
+        x = packed(x, [9, 3, 7, 1])
+    torch.manual_seed(0)
+    alone = layer(x)[0]
+    asked = []
+
+    def rule(*numbers: int) -> int:
+        asked.append(numbers)
+        return shares
+
+    callback = SHARES(rule)
+    monkeypatch.setattr(
+        kernel.product_functions(), "shares", ctypes.cast(callback, ctypes.c_void_p)
+    )
+    torch.manual_seed(0)
+    together = layer(x)[0]
+    assert asked[0] == (2 * 200 * 200, 200, 2 if layout == "padded" else 4, shares)
+    pairs = [(alone, together)] if layout == "padded" else zip(alone, together, strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs if a is not None)
+    assert_exact(layer.eval(), x)
+
+
+@dataclass(frozen=True)
+class Narrow(Norm):
+    """A gain and a shift, each as wide as the projection, for the step to apply."""
+
+    def init_params(self, site: Any) -> None:
+        for name in ("gain", "shift") if site.recurrent else ():
+            site.add_parameter(name, torch.rand(4))
+
+
+def test_parameters_narrower_than_the_hidden_state() -> None:
+    def step(wx: Tensor, states: States, w: Weights, sites: Any, t: int | None) -> States:
+        h, c = states
+        a, z = (wx + linear(h, w.hh) + w.bias).chunk(2, -1)
+        c = z.sigmoid() * c + (1 - z.sigmoid()) * a.tanh()
+        site = sites["recurrent"]
+        return linear(c, w.hr) * site.gain + site.shift, c
+
+    cell = Cell("narrow", step, PLACES, ("h", "c"), projects=True)
+    layer = randomised(RecurrentLayer(E, 7, cell=cell, norm=Narrow(), proj_size=4))
+    assert_exact(layer, torch.randn(T, N, E))
 
 
 def test_packed_chunks() -> None:

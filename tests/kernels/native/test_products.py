@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import subprocess
 import sys
+from ctypes import c_int64
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from accuracy import assert_as_accurate, assert_within, generic_loop, limits, mo
 from engines import needs_native
 
 from ln_zoo.kernels.ctypes_arguments import Packed
+from ln_zoo.kernels.generated.kernel import product_functions
 from ln_zoo.kernels.native import build, runtime
 from ln_zoo.kernels.native.runtime import NativeProducts, shares_of_units
 from ln_zoo.layers import LSTM
@@ -194,3 +197,13 @@ def test_threads_share_the_units_where_each_part_fits_its_cache() -> None:
     assert shares_of_units(4, hidden, 2, False) == 1
     torch.set_num_threads(64)
     assert shares_of_units(4, hidden, 1, False) < 64  # small shares would mostly wait
+
+
+@needs_native
+def test_columns_are_shared_by_few_examples_with_large_weights() -> None:
+    of_four = ctypes.CFUNCTYPE(c_int64, *[c_int64] * 4)
+    shares = of_four(product_functions().shares)  # of weights, units, examples and threads
+    assert shares(2**24, 2048, 8, 2) == 2
+    assert shares(2**24, 2048, 8, 1) == 1
+    assert shares(2**24, 2048, 65, 2) == 1
+    assert shares(2**10, 16, 8, 2) == 1
