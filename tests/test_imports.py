@@ -65,6 +65,7 @@ BELOW = {
     "packages": set(),
     "signals": set(),
     "tables": {"files"},
+    "trust": {"class_paths", "errors", "names", "schema"},
     "training_runs": set(),
     "vocabulary": {"checks", "files"},
     "yaml": {"files"},
@@ -73,7 +74,7 @@ BELOW = {
     "plots": {"analysis", "metrics", "checks", "files", "tables"},
     "callbacks": {
         *("plots", "checkpoints", "checks", "class_paths", "signals", "data", "files"),
-        "vocabulary",
+        *("errors", "packages", "schema", "trust", "vocabulary"),
         *("metrics", "conversion", "layers", "norms", "ops"),
     },
     "export": {"layers", "norms", "ops"},

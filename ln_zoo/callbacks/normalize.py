@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,9 +18,11 @@ from ln_zoo.conversion.formats.adapters import Adapter
 from ln_zoo.conversion.layers import OURS, TORCHS, Selection, acting_norms, acts, uncompiled
 from ln_zoo.conversion.normalize import normalize_selected
 from ln_zoo.conversion.report import short_name
-from ln_zoo.norms import Identity, LayerNorm, Norm, from_config, to_config
+from ln_zoo.norms import Identity, LayerNorm, Norm, to_config
 from ln_zoo.norms.base import check_norm
-from ln_zoo.utils.class_paths import loaded
+from ln_zoo.utils import schema
+from ln_zoo.utils.errors import CardError
+from ln_zoo.utils.trust import Reader
 
 _Module = TypeVar("_Module", bound=LightningModule)
 
@@ -88,11 +91,6 @@ class Normalize(Callback):
         choice = {"include": self.include, "exclude": self.exclude, "adopt": self.adopt}
         return {"norm": self._stored, **choice, "layers": self.layers, "adopted": self.adopted}
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Normalize:
-        """The callback that stored a state; ValueError as `load_from_checkpoint`."""
-        return cls(_norm(state), state["include"], state["exclude"], state["adopt"])
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         def convert() -> None:
             self._convert(pl_module)
@@ -131,8 +129,8 @@ class Normalize(Callback):
                 arguments of the module.
 
         Raises:
-            ValueError: if the checkpoint was trained without the callback, or its norm is of a
-                class outside ln_zoo that is not imported.
+            ValueError: if the checkpoint was trained without the callback, what it stores is
+                malformed, or its norm is of a class outside ln_zoo that is not imported.
 
         Example:
             .. code-block:: python
@@ -141,14 +139,14 @@ class Normalize(Callback):
         """
         loading = {name: options.get(name) for name in ("map_location", "weights_only")}
         checkpoint = pl_load(path, **loading)
-        if not states_of(checkpoint):
+        if not states_of(checkpoint, path):
             raise ValueError(
                 f"{path} was trained without Normalize: use {cls.__name__}.load_from_checkpoint"
             )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Found keys that are not in the model state dict")
             module = cls.load_from_checkpoint(path, strict=False, **options)
-        normalize_as_trained(module, checkpoint)
+        normalize_as_trained(module, checkpoint, path)
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
         return module
 
@@ -210,15 +208,15 @@ class Normalize(Callback):
         """ValueError if the checkpoint was trained with other norms than the module has."""
         module = trainer.lightning_module
         path = trainer.ckpt_path
-        stored = {n: state["norm"] for state in states_of(checkpoint) for n in state["layers"]}
+        stored = {name: each.norm for each in states_of(checkpoint, path) for name in each.layers}
         weights = checkpoint.get("state_dict") or module.state_dict()  # none if it is sharded
         layers = {uncompiled(name): (name, layer) for name, layer in module.named_modules()}
         for name in self.layers:
             own, layer = layers[name]
-            if name in stored and stored[name] != self._stored:
+            if name in stored and stored[name] != self.norm:
                 raise ValueError(
                     f"{path} was trained with {_shown(stored[name])} in {name}, Normalize has "
-                    f"{_shown(self._stored)}: give the same norm"
+                    f"{_shown(self.norm)}: give the same norm"
                 )
             if name not in stored and any(
                 f"{own}.{key}" not in weights for key in layer.state_dict()
@@ -229,37 +227,55 @@ class Normalize(Callback):
                 )
         for name, norm in stored.items():
             plain = name in layers and not acts(layers[name][1])
-            if plain and norm != to_config(Identity()):
+            if plain and norm != Identity():
                 raise ValueError(
                     f"{path} was trained with {_shown(norm)} in {name}, which Normalize leaves "
                     "out: give the same include and exclude"
                 )
 
 
-def states_of(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What `Normalize` callbacks stored in a checkpoint, in their order."""
-    states = checkpoint.get("callbacks") or {}
-    return [state for key, state in states.items() if key.partition("{")[0] == "Normalize"]
+def states_of(checkpoint: Mapping[str, Any], where: str | PathLike[str] | None) -> list[Normalize]:
+    """The `Normalize` callbacks of a checkpoint's run, in their order.
+
+    CardError, with the file ``where``, for a malformed state, or a norm of a class outside ln_zoo
+    that is not imported.
+    """
+    states = schema.read_as(dict, checkpoint.get("callbacks") or {}, f"{where}: callbacks")
+    return [
+        _restored(state, str(where))
+        for key, state in states.items()
+        if str(key).partition("{")[0] == "Normalize"
+    ]
 
 
-def normalize_as_trained(module: nn.Module, checkpoint: Mapping[str, Any]) -> None:
+def _restored(state: Any, where: str) -> Normalize:
+    state = schema.read_as(dict, state, f"{where}: Normalize")
+    if missing := [key for key in Normalize().state_dict() if key not in state]:
+        raise CardError(f"{where}: Normalize: {missing[0]!r} is missing")
+    given = dict(state)
+    layers, adopted = (
+        schema.read_as(list[str], given.pop(key), f"{where}: Normalize.{key}")
+        for key in ("layers", "adopted")
+    )
+    reader = Reader(where, "import {module} first")
+    callback = Normalize(**reader.arguments(Normalize, given, "Normalize"))
+    callback.layers, callback.adopted = layers, adopted
+    return callback
+
+
+def normalize_as_trained(
+    module: nn.Module, checkpoint: Mapping[str, Any], where: str | PathLike[str]
+) -> None:
     """Convert a module's layers as the run of a checkpoint did; no-op without `Normalize`.
 
-    ValueError if a norm is of a class outside ln_zoo that is not imported.
+    CardError as `states_of`.
     """
-    for state in states_of(checkpoint):
-        names = set(state["layers"])
+    for each in states_of(checkpoint, where):
+        names = set(each.layers)
         selection = Selection(module, "*", (), lambda n, _: uncompiled(n) in names, "layer")  # noqa: B023
-        normalize_selected(selection, _norm(state))
-        if state["adopted"]:
-            adopt_(module, include=state["adopted"])
-
-
-def _norm(state: Mapping[str, Any]) -> Norm:
-    path = state["norm"]["class_path"]
-    if not path.startswith("ln_zoo.norms.") and loaded(path) is None:
-        raise ValueError(f"the checkpoint has layers with {path}: import it first")
-    return from_config(state["norm"])
+        normalize_selected(selection, each.norm)
+        if each.adopted:
+            adopt_(module, include=each.adopted)
 
 
 def _wrap(
@@ -307,6 +323,6 @@ def _check_averages(trainer: Trainer, module: LightningModule) -> None:
             )
 
 
-def _shown(config: Mapping[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in config["init_args"].items())
-    return f"{config['class_path'].rpartition('.')[2]}({arguments})"
+def _shown(norm: Norm) -> str:
+    arguments = ", ".join(f"{name}={v!r}" for name, v in to_config(norm)["init_args"].items())
+    return f"{type(norm).__name__}({arguments})"

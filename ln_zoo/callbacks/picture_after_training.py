@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ln_zoo.plots.curves import plot_curves
+from ln_zoo.utils.packages import require
 
 
 class PictureAfterTraining(Callback):
@@ -22,6 +23,7 @@ class PictureAfterTraining(Callback):
     written_as: str
 
     def __init__(self) -> None:
+        require("matplotlib")
         self.written: Path | None = None
 
     def draw(self, metrics: Path, picture: Path) -> bool:

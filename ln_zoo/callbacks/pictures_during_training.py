@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from ln_zoo.callbacks.on_update import EveryUpdate
 from ln_zoo.plots.figures import save_figure
 from ln_zoo.utils.checks import check_optional
+from ln_zoo.utils.packages import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +29,7 @@ class PicturesDuringTraining(EveryUpdate):
         check_optional(1, every_n_epochs=every_n_epochs, every_n_steps=every_n_steps)
         if every_n_epochs is None and every_n_steps is None:
             raise ValueError("every_n_epochs and every_n_steps are both None: give one of them")
+        require("matplotlib")
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
         self.written: list[Path] = []

@@ -14,6 +14,7 @@ from ln_zoo._version import __version__
 from ln_zoo.cli import threads
 from ln_zoo.cli.errors import report_error, run_command
 from ln_zoo.cli.table import COMMANDS, TRAINING
+from ln_zoo.utils.packages import require
 
 if TYPE_CHECKING:
     from ln_zoo.cli.arguments import Arguments
@@ -110,6 +111,8 @@ def _run(command: str, argv: list[str]) -> int:
     if command in TRAINING or command.startswith("--print_completion"):
         argv = ["--help" if word == "--help_all" else word for word in argv]
         given = None
+        if command.startswith("--print_completion=shtab"):
+            require("shtab")
         if command in TRAINING:
             try:
                 given = check_training(argv)

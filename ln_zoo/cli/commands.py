@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 from ln_zoo.cli.errors import UsageError
+from ln_zoo.utils.packages import require
 
 Check = Callable[[str, Any], object]
 
@@ -203,6 +204,8 @@ def picture(option: str, path: Path) -> None:
         raise ValueError(
             f"{option} {path} is not the name of a picture: end it in .png, .svg or .pdf"
         )
+    if path.suffix.lower() != ".svg":  # `write` draws it without a package
+        require("matplotlib")
     writable(option, path)
 
 

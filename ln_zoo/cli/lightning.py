@@ -51,6 +51,7 @@ from ln_zoo.cli.commands import add_parsers
 from ln_zoo.cli.errors import OneLineErrors, report_error
 from ln_zoo.cli.table import COMMANDS
 from ln_zoo.models.base import ZooModule
+from ln_zoo.norms import to_config
 from ln_zoo.utils.checkpoints import newest_whole, use_atomic_checkpoints
 from ln_zoo.utils.files import relative
 from ln_zoo.zoo import loading
@@ -379,8 +380,8 @@ class ZooCLI(LightningCLI):
         chosen = chosen if isinstance(chosen, list) else [chosen]
         found = [c for c in chosen if str(c.get("class_path")).endswith(".Normalize")]
         norm = (found[0].get("init_args") or {}).get("norm") if found else self._argument("norm")
-        if self.source and (states := states_of(self.source.checkpoint or {})):
-            norm = states[0]["norm"]
+        if self.source and (states := states_of(self.source.checkpoint or {}, self.source.where)):
+            norm = to_config(states[0].norm)
         if norm is None:
             # The default is known only to an instance.
             settings.pop("trainer")
@@ -464,10 +465,11 @@ class ZooCLI(LightningCLI):
                 ]
             wanted = [FiniteLoss]
             if not settings.fast_dev_run:
-                wanted += [CurvesPlot, CurvesInCheckpoint]
+                wanted += [CurvesPlot] if find_spec("matplotlib") else []
+                wanted += [CurvesInCheckpoint]
                 wanted += [LastCheckpoint] if settings.enable_checkpointing is not False else []
         if not any(isinstance(each, Normalize) for each in callbacks) and self.source:
-            extra += map(Normalize.from_state, states_of(self.source.checkpoint or {}))
+            extra += states_of(self.source.checkpoint or {}, self.source.where)
         added = [cls() for cls in wanted if not any(isinstance(each, cls) for each in callbacks)]
         return added + extra
 
@@ -495,11 +497,11 @@ class ZooCLI(LightningCLI):
             assert self.source.checkpoint is not None
             self._loaded = self.source.state
             if not plain_modules.is_late(self.model):
-                normalize_as_trained(self.model, self.source.checkpoint)
+                normalize_as_trained(self.model, self.source.checkpoint, self.source.where)
                 loading.fill(self.model, self._loaded, self.source.where)
             notes.check_complete(self.source.checkpoint, self.source.where, str(self.subcommand))
         else:
-            normalize_as_trained(self.model, self.source.checkpoint or {})
+            normalize_as_trained(self.model, self.source.checkpoint or {}, self.source.where)
             head = self.source.load_into(self.model, new_head=self.subcommand == "fit")
             if head:
                 notes.print_note(

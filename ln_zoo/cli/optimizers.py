@@ -25,8 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.notes import plain, print_note
 from ln_zoo.models.base import fused_on_cpu
-from ln_zoo.utils import schema
-from ln_zoo.zoo import trust
+from ln_zoo.utils import schema, trust
 
 #: Key under which checkpoints hold the optimizer and schedule that replaced the model's own.
 OPTIMIZATION = "optimization"

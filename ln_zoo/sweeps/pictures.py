@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from ln_zoo.plots import comparison
@@ -47,6 +48,7 @@ def draw_curves(results: Results, metrics: Sequence[str], x: str, folder: Path) 
     """Writes ``curves.png`` and its numbers as ``curves.csv``; returns the names of the pictures.
 
     Also draws ``curves_seconds.png`` if x is ``"step"`` and all runs have timed their training.
+    Without matplotlib, only the numbers.
     """
     if not metrics:
         return []
@@ -63,6 +65,7 @@ def draw_curves(results: Results, metrics: Sequence[str], x: str, folder: Path) 
             )
             for each in results.finished
         ]
-        comparison.draw(runs, metrics, folder / f"{name}.png", x=axis, band=True)
+        if drawn := find_spec("matplotlib"):
+            comparison.draw(runs, metrics, folder / f"{name}.png", x=axis, band=True)
         comparison.write_csv(runs, metrics, folder / f"{name}.csv", axis)
-    return [f"{name}.png" for name in axes]
+    return [f"{name}.png" for name in axes] if drawn else []

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 if TYPE_CHECKING:
     import numpy as np
 
-#: Marks annotations of values that only the user gives, never a file; see `ln_zoo.zoo.trust`.
+#: Marks annotations of values that only the user gives, never a file; see `ln_zoo.utils.trust`.
 FROM_USER = "from the user"
 #: Name of a file as an argument.
 UserFile = Annotated[str, FROM_USER]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 #: Modules of the dependencies. Layers, norms, kernels and conversion need torch alone.
 MODULES = (
-    "datasets", "filelock", "huggingface_hub", "jinja2", "jsonargparse", "lightning", "matplotlib",
-    "numpy", "PIL", "pyarrow", "rich", "safetensors", "scipy", "shtab", "torch", "torchmetrics",
-    "yaml",
+    "datasets", "filelock", "huggingface_hub", "jinja2", "jsonargparse", "lightning", "numpy",
+    "PIL", "pyarrow", "rich", "safetensors", "scipy", "torch", "torchmetrics", "yaml",
 )  # fmt: skip
 #: Extras of ln-zoo by the modules that they bring.
 EXTRAS = {
     "joblib": "sentences",
+    "matplotlib": "plots",
     "nltk": "text",
+    "shtab": "completion",
     "sklearn": "sentences",
     "tensorboard": "tensorboard",
 }
+
+
+def require(module: str) -> None:
+    """Raise `MissingPackageError` if a module is not installed, before work that ends with it."""
+    if find_spec(module) is None:
+        raise missing_package(ModuleNotFoundError(name=module)) or AssertionError(module)
 
 
 class MissingPackageError(ModuleNotFoundError):

@@ -2,7 +2,7 @@
 
 A `Source` is the same for the name of a published model, a card's folder, a hub id, a checkpoint
 and the folder of a run. Only tensors and plain values are unpickled, and no module is imported
-because a file names it (see `ln_zoo.zoo.trust`).
+because a file names it (see `ln_zoo.utils.trust`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from torch.overrides import TorchFunctionMode
 from ln_zoo.callbacks.normalize import normalize_as_trained
 from ln_zoo.models.base import ZooModule, runs_of_checkpoint
 from ln_zoo.norms import Norm
+from ln_zoo.utils import trust
 from ln_zoo.utils.class_paths import class_path
 from ln_zoo.utils.errors import first_line
 from ln_zoo.utils.training_runs import TrainingRun, named
-from ln_zoo.zoo import catalog, reading, trust
+from ln_zoo.zoo import catalog, reading
 from ln_zoo.zoo.catalog import Card, CardError
 from ln_zoo.zoo.reading import (
     HubOptions,
@@ -99,7 +100,7 @@ class Source:
         try:
             model = self.cls(**self.arguments)
             if self.checkpoint is not None:
-                normalize_as_trained(model, self.checkpoint)
+                normalize_as_trained(model, self.checkpoint, self.where)
             return model
         except CardError:
             raise

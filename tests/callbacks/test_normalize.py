@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,44 @@ def test_a_checkpoint_of_another_norm(
     path = trained[0] / "epoch=0.ckpt"
     message = refuses("Normalize", fit, Net(), callback, ckpt_path=path)
     assert [name for name in (*names, path.name) if name not in message] == []
+
+
+NORM = {"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"gain": 1.0, "eps": 1e-5}}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda s: s.pop("layers"), ("layers",)),
+        (lambda s: s.pop("norm"), ("norm",)),
+        (lambda s: s.update(kernel="os"), ("kernel",)),
+        (lambda s: s.update(layers="rnn"), ("layers", "rnn")),
+        (lambda s: s.update(adopted=[3]), ("adopted", "3")),
+        (lambda s: s.update(adopt="yes"), ("adopt", "yes")),
+        (lambda s: s.update(include=[["*"]]), ("include",)),
+        (lambda s: s.update(norm="LayerNorm"), ("norm", "LayerNorm")),
+        (lambda s: s.update(norm=NORM | {"init_args": {"eps": "1"}}), ("norm.eps", "'1'")),
+        (lambda s: s.update(norm=NORM | {"init_args": {"depth": 1}}), ("LayerNorm", "depth")),
+        (lambda s: s.update(norm=NORM | {"class_path": "os.system"}), ("norm", "os.system")),
+        (lambda s: s.update(norm=NORM | {"class_path": "torch.nn.LSTM"}), ("norm", "LSTM")),
+        (lambda s: s.update(norm=NORM | {"class_path": "antigravity.Norm"}), ("antigravity",)),
+        (lambda s: s.update(norm=NORM | {"class_path": 3}), ("norm", "3")),
+    ],
+)
+def test_a_malformed_or_hostile_state(
+    trained: tuple[Path, dict[str, Tensor]], tmp_path: Path, change: Any, names: tuple[str, ...]
+) -> None:
+    checkpoint = torch.load(trained[0] / "epoch=0.ckpt", weights_only=True)
+    (stored,) = (v for key, v in checkpoint["callbacks"].items() if key.startswith("Normalize"))
+    change(stored)
+    path = tmp_path / "changed.ckpt"
+    torch.save(checkpoint, path)
+    for how in (
+        partial(Normalize.load_from_checkpoint, Net, path),
+        partial(fit, Net(), Normalize(), ckpt_path=path),
+    ):
+        assert len(refuses([path, *names], how).splitlines()) == 1
+    assert "antigravity" not in sys.modules
 
 
 def test_a_checkpoint_of_a_plain_run(tmp_path: Path) -> None:

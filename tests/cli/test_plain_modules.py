@@ -13,6 +13,7 @@ from cli_support import QUIET, cli, load, rows_of, succeed
 from refusals import refuses
 
 from ln_zoo.cli import lightning
+from ln_zoo.utils import packages
 
 PROJECT = Path(__file__).parents[1] / "callbacks" / "lightning_project" / "forecasting"
 MODULE = ("--model=forecasting.model.Forecaster",)
@@ -103,6 +104,29 @@ def test_tensorboard_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
         ["fit", "--model=MLPClassifier", "--data=Digits"]
     ).trainer.logger
     assert logger.class_path.endswith("CSVLogger")
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "argv"),
+    [
+        ("matplotlib", "plots", ["compare", "runs"]),
+        ("matplotlib", "plots", ["fit", *FIT, "--trainer.callbacks+=CurvesPlot"]),
+        ("shtab", "completion", ["--print_completion=shtab-bash"]),
+    ],
+)
+def test_an_extra_is_asked_for_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, package: str, extra: str, argv: list[str]
+) -> None:
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    code = 2 if argv[0] == "fit" else 1
+    refuses([f"package {package}", f"ln-zoo[{extra}]"], cli, *argv, code=code)
+
+
+def test_pictures_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lightning, "find_spec", lambda name: None)
+    succeed("fit", *FIT, "--trainer.max_epochs=1", "--trainer.logger.name=bare")
+    assert Path("runs/bare/version_0/metrics.csv").exists()
+    assert not Path("runs/bare/version_0/curves.png").exists()
 
 
 def test_help_on_a_class() -> None:

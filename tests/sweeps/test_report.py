@@ -13,6 +13,7 @@ from PIL import Image
 from sweep_runs import refuses, write_tested
 
 from ln_zoo.cli import main
+from ln_zoo.sweeps import pictures
 from ln_zoo.sweeps.comparisons import differences, reached, spreads
 from ln_zoo.sweeps.grid import Grid, SweepError, existing_grid, write_grid
 from ln_zoo.sweeps.pictures import metrics_to_draw
@@ -182,7 +183,9 @@ def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("step_seconds,step_train_nll,step_train_error", "step_train_nll,step_train_error"),
     ],
 )
-def test_which_curves_are_drawn(tmp_path: Path, columns: str, shown: str) -> None:
+def test_which_curves_are_drawn(
+    tmp_path: Path, columns: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = Grid(["c.yaml"], ["layer.yaml"], [0])
     write_grid(grid, tmp_path)
     row = ",".join("0.5" for _ in columns.split(","))
@@ -197,6 +200,11 @@ def test_which_curves_are_drawn(tmp_path: Path, columns: str, shown: str) -> Non
     timed = "step_seconds" in columns
     assert (picture.parent / "curves_seconds.png").is_file() == timed
     assert ("](curves_seconds.png)" in (picture.parent / "report.md").read_text()) == timed
+
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)  # without matplotlib
+    page = write_report(found, tmp_path / "bare")
+    assert (tmp_path / "bare/curves.csv").read_text() == picture.with_suffix(".csv").read_text()
+    assert "curves.png" not in page
 
 
 def test_seconds_of_training_tell_when_the_best_is_met(tmp_path: Path) -> None:

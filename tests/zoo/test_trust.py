@@ -18,9 +18,9 @@ from ln_zoo.cli.commands import own_module
 from ln_zoo.layers import GRU
 from ln_zoo.models import DRAW, Handwriting, MLPClassifier, SequenceClassifier, SkipThought
 from ln_zoo.norms import LayerNorm, to_config
+from ln_zoo.utils.trust import Reader
 from ln_zoo.zoo import loading
 from ln_zoo.zoo.reading import _why_unreadable
-from ln_zoo.zoo.trust import Reader
 
 NORM = to_config(LayerNorm())
 

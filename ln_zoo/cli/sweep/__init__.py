@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -347,6 +348,8 @@ def _report(
     with _locked(out):
         page = write_report(results, out / _REPORT, metric, x)
     print(page)
+    if find_spec("matplotlib") is None:
+        _note("no pictures of curves without matplotlib: pip install 'ln-zoo[plots]'")
     print(f"report: {out / _REPORT / 'report.md'}")
 
 
