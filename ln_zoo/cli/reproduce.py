@@ -51,7 +51,8 @@ def reproduce(
         print_: run nothing, print one command per line, as in ln-zoo sweep
         gather: run nothing, judge the finished runs of a sweep
         recompute: run nothing, compute all outcomes from the tables in docs/figures of the current
-            folder, or those of the package
+            folder, or those of the package, and find the numbers of README, result pages and model
+            cards in these tables if the folder has them
         json: run nothing, print all claims with outcomes as JSON
         csv: run nothing, write the curves of the finished runs of a primary outcome to this table,
             with the time at which each began
@@ -63,7 +64,8 @@ def reproduce(
 
     Returns:
         The exit code: 0, also if a claim does not hold; 1 if a run failed, or a recomputed outcome
-        differs; 2 if the input is wrong and nothing was run; 128 plus the number of a signal.
+        or number differs; 2 if the input is wrong and nothing was run; 128 plus the number of a
+        signal.
     """
     if write:
         _write(write)
@@ -161,17 +163,25 @@ def _measure(claim: Claim, out: str | None, shown: bool, gather: bool) -> int:
 
 
 def _recompute() -> int:
-    """Compute outcomes from the tables in git; return 1 if one is not that of outcomes.json."""
+    """Compute outcomes, and find numbers of pages in the tables; return 1 if one differs."""
     from ln_zoo.reproduction.evidence import recompute_all
 
-    same = True
-    for name, found in recompute_all(root_with("docs/figures")).items():
+    same, root = True, root_with("docs/figures")
+    for name, found in recompute_all(root).items():
         kept = claims.outcomes().get(name, claims.Outcome())
         same &= found == kept
         differs = "" if found == kept else f" BUT outcomes.json: {kept.word}, {kept.number}"
         kind = "judged" if found.judged else "exploratory"
         pairs = f"; pairs: {found.pairs}, {kind}" if found.pairs else ""
         print(f"{name}: {found.word}; {found.number}{pairs}{differs}")
+    if (root / "docs/results/index.md").is_file():  # not in the package
+        from ln_zoo.reproduction.numbers import check_pages
+
+        for page in check_pages(root):
+            same &= not page.lost
+            print(f"{page.path}: {page.numbers} numbers, {len(page.lost)} not found in a table")
+            for line, text in page.lost:
+                print(f"{page.path}:{line}: {text}")
     return 0 if same else 1
 
 

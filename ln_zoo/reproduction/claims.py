@@ -99,6 +99,7 @@ class Claim:
     page: str
     rows: tuple[Comparison, ...]
     group: str = "experiment"
+    short: str = ""  #: name in the summary; default: the name, without hyphens
     note: str = ""
     sweep: dict[str, str] = field(default_factory=dict, hash=False)
     norm: str = ""  #: of the sweep; default of the rows, as are the next two

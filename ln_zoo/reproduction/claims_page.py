@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import posixpath
 import re
 from collections import Counter
@@ -72,40 +71,36 @@ def readme_part() -> str:
 
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
-    part = functools.partial(_listed, page)
-    primary = [each for each in entries() if each[1].primary]
-    judged = [each for each in primary if each[2].judged]
-    waiting = [each for each in primary if not each[2].judged]
-    other = [each for each in entries("experiment") if not each[1].primary]
+    experiments = entries("experiment")
+    primary = [each for each in experiments if each[1].primary]
+    fresh = [each for each in primary if each[2].judged]
+    older = [each for each in primary if not each[2].judged]
+    other = [each for each in experiments if not each[1].primary]
     theory, total = entries("theory"), content()["primary"]
-    unmeasured = [each for each in other if each[2].word == NOT_MEASURED]
-    unmeasured += [each for each in entries("mechanism") if each[2].word == NOT_MEASURED]
-    whole = [each for each in primary if each[1].size == each[1].length == "paper"]
-    held = _those(judged, "as claimed")
-    parts = [
-        [
-            f"fresh runs decide {len(held) or 'none'} of {total} experiments as the paper says"
-            + part(" ({})", held),
-            part("exploratory runs agree with it in {}", _those(waiting, "as claimed")),
-            part("confirmed statements of theory are {}", _those(theory, "as claimed")),
+    unmeasured = _those([*older, *other, *entries("mechanism")], NOT_MEASURED)
+    whole = sum(row.size == row.length == "paper" for _, row, _ in primary)
+    parts: dict[str, list[tuple[str, Sequence[_Entry]]]] = {
+        "What holds": [
+            ("layer norm is faster in {}, by fresh runs", _those(fresh, "as claimed")),
+            ("layer norm is faster in {}, by older runs only", _those(older, "as claimed")),
+            ("the theory is right on {}", _those(theory, "as claimed")),
         ],
-        [
-            part("fresh runs decide against the paper in {}", _those(judged, "against")),
-            part("exploratory runs disagree in {}", _those([*waiting, *other], "against")),
-            part("statements of theory that are wrong, or right in part, are {}",
-                  _those(theory, "against", IN_PART)),
+        "What does not": [
+            ("layer norm is not faster in {}, by fresh runs", _those(fresh, "against")),
+            ("older runs disagree, at least in part, on {}", _those([*older, *other], "against")),
+            ("the theory is wrong, or right in part, on {}", _those(theory, "against", IN_PART)),
         ],
-        [
-            part("fresh runs left {} undecided", _those(judged, UNDECIDED)),
-            part("experiments without fresh runs are {}", waiting),
-            part("not measured at all are {}", unmeasured),
-            f"{len(whole)} of {total} experiments have the paper's network, data and length",
+        "What nobody knows yet": [
+            (f"{len(older)} of {total} experiments wait for fresh runs, which decide", older[:1]),
+            ("fresh runs leave {} open", _those(fresh, UNDECIDED)),
+            ("older runs leave {} open", _those(older, UNDECIDED)),
+            ("not measured, at least in part, are {}", unmeasured),
+            (f"{total - whole} of {total} are smaller or shorter than the paper's", primary),
         ],
-    ]  # fmt: skip
-    heads = ("What holds", "What does not", "What nobody knows yet")
+    }  # fmt: skip
     return [
-        f"**{head}:** {'; '.join(filter(None, each))}."
-        for head, each in zip(heads, parts, strict=True)
+        f"**{head}:** {'; '.join(text.format(_links(page, of)) for text, of in each if of)}."
+        for head, each in parts.items()
     ]
 
 
@@ -113,16 +108,13 @@ def _those(found: Sequence[_Entry], *kinds: str) -> list[_Entry]:
     return [each for each in found if stands(each[1], each[2].word) in kinds]
 
 
-def _listed(page: str, text: str, found: Sequence[_Entry]) -> str:
-    """A text with links to rows: primary outcomes by name, others by claim and comparison."""
-    names: dict[str, list[str]] = {}
-    for claim, row, _ in found:
-        name = (row.primary or claim.name).replace("-", " ")
-        kinds = names.setdefault(f"[{name}]({page}#{claim.name})", [])
-        if not row.primary and row.of:
-            kinds.append(row.of)
-    shown = [f"{name} ({'; '.join(kinds)})" if kinds else name for name, kinds in names.items()]
-    return text.format(", ".join(shown)) if found else ""
+def _links(page: str, found: Sequence[_Entry]) -> str:
+    """Links to claims by their short names."""
+    names = [
+        f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
+        for claim, *_ in found
+    ]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _filters(folder: str) -> dict[str, Callable[..., str]]:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _FAMILIES: tuple[Family, ...] = get_args(Family)
 _NAMES = {"none": "none", "bn": "BN", "wn": "WN", "ln": "LN"}
+Measure = Callable[[GLM], float]
 #: Tolerance for rounding in float64.
 _EXACT = 1e-12
 #: Random models over which errors of printed formulas are reported.
@@ -80,41 +81,13 @@ class FisherPanel:
 
 @dataclasses.dataclass(frozen=True)
 class FisherStudy:
-    """All claims and curves; a `rich` renderable."""
+    """All claims, and the panels of the picture; a `rich` renderable."""
 
     checks: list[FisherCheck]
-    #: Absolute eigenvalues of F of a Bernoulli model, in descending order, by normalisation and for
-    #: eq. 13 as printed for LN.
-    spectra: dict[str, list[float]]
-    steps: list[float]  #: step lengths of `remainders`
-    #: KL - 1/2 step^T F step of a Bernoulli model, in nats, root mean square over directions, by
-    #: normalisation.
-    remainders: dict[str, list[float]]
-    draws: list[int]  #: numbers of sampled outputs over all examples
-    #: Relative error of the sampled F for these numbers, by family (batch norm).
-    sampling: dict[str, list[float]]
-    units: list[int]  #: numbers of units of `deviations`
-    #: Relative error of eq. 13 as printed for LN for these numbers, by family.
-    deviations: dict[str, list[float]]
-
-    @property
-    def panels(self) -> list[FisherPanel]:
-        places = range(1, max(map(len, self.spectra.values())) + 1)
-        error = "relative error of F"
-        return [
-            FisherPanel("eigenvalues of F, Bernoulli", "place", "eigenvalue", places, self.spectra),
-            FisherPanel(
-                "KL less its quadratic form, Bernoulli", "length of the step", "nats",
-                self.steps, self.remainders, 3,
-            ),
-            FisherPanel(
-                "F from sampled outputs, BN", "sampled outputs", error,
-                self.draws, self.sampling, -0.5,
-            ),
-            FisherPanel(
-                "eq. 13 as printed, LN", "units H", error, self.units, self.deviations, -0.5
-            ),
-        ]  # fmt: skip
+    #: Absolute eigenvalues of F in descending order; KL - 1/2 step^T F step in nats, root mean
+    #: square over directions (both Bernoulli, by normalisation); relative errors of the sampled F
+    #: (batch norm) and of eq. 13 as printed for LN, by family.
+    panels: tuple[FisherPanel, FisherPanel, FisherPanel, FisherPanel]
 
     @property
     def agrees(self) -> bool:
@@ -173,48 +146,47 @@ def study_fisher(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
 
-    def make(family: Family, norm: Normalization) -> GLM:
-        return random_glm(family, norm, units, features, examples, seed)
+    def make(family: Family, norm: Normalization, size: int = units) -> GLM:
+        return random_glm(family, norm, size, features, examples, seed)
 
-    models = [make(family, norm) for family in _FAMILIES for norm in get_args(Normalization)]
-    normalized = [model for model in models if model.norm != "none"]
-    spectra = {
-        _NAMES[norm]: _spectrum(exact_fisher(make("bernoulli", norm)))
-        for norm in get_args(Normalization)
-    }
-    printed = closed_form_fisher(make("bernoulli", "ln"), paper_form=True)
+    norms = get_args(Normalization)
+    models = [make(family, norm) for family in _FAMILIES for norm in norms]
+    bernoulli = {_NAMES[norm]: make("bernoulli", norm) for norm in norms}
+    spectra = {name: _spectrum(exact_fisher(model)) for name, model in bernoulli.items()}
+    printed = closed_form_fisher(bernoulli["LN"], paper_form=True)
     spectra["LN, eq. 13 as printed"] = _spectrum(printed)
-    remainders = {
-        _NAMES[norm]: _remainders(make("bernoulli", norm), _STEPS, seed)
-        for norm in get_args(Normalization)
-    }
+    remainders = {name: _remainders(model, _STEPS, seed) for name, model in bernoulli.items()}
     numbers = [draws // 100 // examples, draws // 10 // examples, draws // examples]
+    drawn = [number * examples for number in numbers]
     sampling: dict[str, list[float]] = {
         family: _sampling_errors(make(family, "bn"), numbers, seed) for family in _FAMILIES
     }
     sizes = [4, 16, 64]
     deviations: dict[str, list[float]] = {
-        family: [
-            _printed_error(random_glm(family, "ln", size, features, examples, seed))
-            for size in sizes
-        ]
-        for family in _FAMILIES
+        family: [_printed_error(make(family, "ln", size)) for size in sizes] for family in _FAMILIES
     }
     checks = [
         *_formula_checks(models),
         *_printed_checks(deviations, models, features, examples, seed),
-        *_weight_scale_checks(normalized),
-        *_null_checks(normalized),
-        *_step_checks(normalized, seed),
+        *_scale_checks(models),
+        *_null_checks(models),
+        *_step_checks(models, seed),
         *_input_scale_checks(models),
         *_kl_checks(models, seed),
-        *_sampling_checks([number * examples for number in numbers], sampling),
+        *_sampling_checks(drawn, sampling),
         *_empirical_checks(units, features, seed),
     ]
-    return FisherStudy(
-        checks, spectra, _STEPS, remainders, [n * examples for n in numbers], sampling, sizes,
-        deviations,
+    error, places = "relative error of F", range(1, len(spectra["LN"]) + 1)
+    panels = (
+        FisherPanel("eigenvalues of F, Bernoulli", "place", "eigenvalue", places, spectra),
+        FisherPanel(
+            "KL less its quadratic form, Bernoulli", "length of the step", "nats",
+            _STEPS, remainders, 3,
+        ),
+        FisherPanel("F from sampled outputs, BN", "sampled outputs", error, drawn, sampling, -0.5),
+        FisherPanel("eq. 13 as printed, LN", "units H", error, sizes, deviations, -0.5),
     )  # fmt: skip
+    return FisherStudy(checks, panels)
 
 
 # Measures
@@ -286,48 +258,53 @@ def _labels(model: GLM, seed: int) -> Tensor:
     return other.sample(seed=seed)[0]
 
 
-def _each(
-    models: Sequence[GLM], expected: float, measure: Callable[[GLM], float]
-) -> tuple[str, bool]:
-    """Worst value by normalisation, as text, and whether all equal the expected one."""
-    found: dict[str, list[float]] = {}
-    for model in models:
-        found.setdefault(_NAMES[model.norm], []).append(measure(model))
-    worst = {
-        name: max(
-            values, key=lambda value: float("inf") if value != value else abs(value - expected)
-        )
-        for name, values in found.items()
-    }
-    agrees = all(abs(value - expected) <= _EXACT * max(1, expected) for value in worst.values())
-    return ", ".join(f"{name} {value:.6g}" for name, value in worst.items()), agrees
-
-
 # Claims
 
 
-def _at_rounding(source: str, claim: str, errors: Iterator[float]) -> FisherCheck:
+def _exact(source: str, claim: str, errors: Iterable[float]) -> FisherCheck:
     worst = max(errors)
     return FisherCheck(source, claim, f"<= {_EXACT:g}", f"{worst:.1g}", worst <= _EXACT)
 
 
-def _formula_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
-    yield _at_rounding(
-        "12-14", "closed forms against autograd, 3 families x 4 norms",
-        (_relative(closed_form_fisher(model), exact_fisher(model)) for model in models),
-    )  # fmt: skip
-    yield _at_rounding(
-        "8, 9", "Hessian of KL at 0 against F",
-        (_relative(_kl_hessian(model), exact_fisher(model)) for model in models),
-    )  # fmt: skip
-    yield _at_rounding(
-        "33, 34", "gain block of LN, WN against that of F",
-        (
-            _relative(gain_block(model), _blocks(model)[:, -1, :, -1])
-            for model in models
-            if model.norm in ("ln", "wn")
+def _equal(
+    source: str, claim: str, expected: float, models: Iterable[GLM], measure: Measure
+) -> FisherCheck:
+    """The worst value by normalisation, all of which must equal the expected one."""
+    found: dict[str, list[float]] = {}
+    for model in models:
+        found.setdefault(_NAMES[model.norm], []).append(measure(model))
+
+    def off(value: float) -> float:
+        return abs(value - expected) if value == value else math.inf
+
+    worst = {name: max(values, key=off) for name, values in found.items()}
+    text = ", ".join(f"{name} {value:.6g}" for name, value in worst.items())
+    agrees = all(off(value) <= _EXACT * max(1, expected) for value in worst.values())
+    return FisherCheck(source, claim, f"{expected:g}", text, agrees)
+
+
+def _of(models: Iterable[GLM], norms: str, families: str = " ".join(_FAMILIES)) -> list[GLM]:
+    return [m for m in models if m.norm in norms.split() and m.family in families.split()]
+
+
+def _formula_checks(models: Sequence[GLM]) -> list[FisherCheck]:
+    return [
+        _exact(
+            "12-14", "closed forms against autograd, 3 families x 4 norms",
+            (_relative(closed_form_fisher(model), exact_fisher(model)) for model in models),
         ),
-    )  # fmt: skip
+        _exact(
+            "8, 9", "Hessian of KL at 0 against F",
+            (_relative(_kl_hessian(model), exact_fisher(model)) for model in models),
+        ),
+        _exact(
+            "33, 34", "gain block of LN, WN against that of F",
+            (
+                _relative(gain_block(model), _blocks(model)[:, -1, :, -1])
+                for model in _of(models, "ln wn")
+            ),
+        ),
+    ]  # fmt: skip
 
 
 def _kl_hessian(model: GLM) -> Tensor:
@@ -335,13 +312,14 @@ def _kl_hessian(model: GLM) -> Tensor:
     return torch.func.hessian(lambda step: kl_divergence(model, step))(zero)
 
 
+def _gain_error(model: GLM) -> float:
+    return _relative(gain_block(model, paper_form=True), gain_block(model))
+
+
 def _printed_checks(
-    deviations: dict[str, list[float]],
-    models: Sequence[GLM],
-    features: int,
-    examples: int,
+    deviations: dict[str, list[float]], models: Sequence[GLM], features: int, examples: int,
     seed: int,
-) -> Iterator[FisherCheck]:
+) -> Iterator[FisherCheck]:  # fmt: skip
     by_units = list(zip(*deviations.values(), strict=True))
     yield FisherCheck(
         "13, 14", "LN as printed: relative error of F, H = 4, 16, 64",
@@ -352,10 +330,8 @@ def _printed_checks(
     coupled: tuple[Family, ...] = ("bernoulli", "categorical")
     for family in coupled:
         errors = [
-            _relative(gain_block(model, paper_form=True), gain_block(model))
-            for model in (
-                random_glm(family, "bn", 4, features, examples, seed + k) for k in range(_MODELS)
-            )
+            _gain_error(random_glm(family, "bn", 4, features, examples, seed + k))
+            for k in range(_MODELS)
         ]
         middle = statistics.median(errors)
         yield FisherCheck(
@@ -364,18 +340,16 @@ def _printed_checks(
             f"{100 * middle:.0f} ({100 * min(errors):.0f}-{100 * max(errors):.0f}) %",
             min(errors) > _WRONG,
         )  # fmt: skip
-    yield _at_rounding(
+    yield _exact(
         "32", "the same for independent Gaussian outputs",
-        (
-            _relative(gain_block(model, paper_form=True), gain_block(model))
-            for model in models
-            if (model.family, model.norm) == ("gaussian", "bn")
-        ),
+        map(_gain_error, _of(models, "bn", "gaussian")),
     )  # fmt: skip
-    plain = [model for model in models if model.norm == "none"]
-    yield _at_rounding(
+    yield _exact(
         "35", "no norm, |w_i| |w_j|: WN's block at equal function",
-        (_relative(gain_block(model), gain_block(_as_weight_norm(model))) for model in plain),
+        (
+            _relative(gain_block(model), gain_block(_as_weight_norm(model)))
+            for model in _of(models, "none")
+        ),
     )  # fmt: skip
 
 
@@ -384,25 +358,23 @@ def _as_weight_norm(model: GLM) -> GLM:
     return dataclasses.replace(model, norm="wn", gain=norms)
 
 
-def _weight_scale_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
-    def doubled(model: GLM) -> GLM:
-        return dataclasses.replace(model, weight=2 * model.weight)
+def _doubled(model: GLM) -> GLM:
+    return dataclasses.replace(model, weight=2 * model.weight)
 
-    def ratio_of(rows: slice, columns: slice) -> Callable[[GLM], float]:
-        def measure(model: GLM) -> float:
-            after, before = _blocks(doubled(model)), _blocks(model)
-            return _ratio(after[:, rows, :, columns], before[:, rows, :, columns])
 
-        return measure
-
+def _scale_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
     w, rest = slice(-2), slice(-2, None)
     for claim, rows, columns, expected in (
         ("W doubled: curvature F_ww (the paper: 1/2)", w, w, 0.25),
         ("W doubled: mixed blocks F_wb, F_wg", w, rest, 0.5),
         ("W doubled: blocks of gains and biases", rest, rest, 1.0),
     ):
-        measured, agrees = _each(models, expected, ratio_of(rows, columns))
-        yield FisherCheck("5.2.2", claim, f"{expected:g}", measured, agrees)
+
+        def ratio(model: GLM, rows: slice = rows, columns: slice = columns) -> float:
+            after, before = _blocks(_doubled(model)), _blocks(model)
+            return _ratio(after[:, rows, :, columns], before[:, rows, :, columns])
+
+        yield _equal("5.2.2", claim, expected, _of(models, "bn wn ln"), ratio)
 
     def neighbours(model: GLM) -> float:
         weight = model.weight.clone()
@@ -410,32 +382,30 @@ def _weight_scale_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
         after = _blocks(dataclasses.replace(model, weight=weight))
         return _ratio(after[0, w, 1:, w], _blocks(model)[0, w, 1:, w])
 
-    own = [m for m in models if m.norm != "ln" and m.family == "categorical"]
-    measured, agrees = _each(own, 0.5, neighbours)
-    yield FisherCheck("5.2.2", "w_i doubled: F_wiwj, w_j as it was", "0.5", measured, agrees)
+    own = _of(models, "bn wn", "categorical")
+    yield _equal("5.2.2", "w_i doubled: F_wiwj, w_j as it was", 0.5, own, neighbours)
 
 
 def _null_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
-    independent = [model for model in models if model.family != "categorical"]
-    size, features = models[0].parameters().numel(), models[0].features
-    for norm, lost in (("bn", models[0].units), ("wn", models[0].units), ("ln", features + 1)):
-        ranks = {
-            size - null_space_basis(exact_fisher(model)).shape[1]
-            for model in independent
-            if model.norm == norm
-        }
+    (printed,) = _of(models, "ln", "bernoulli")
+    size = printed.parameters().numel()
+
+    def rank(fisher: Tensor) -> int:
+        return size - null_space_basis(fisher).shape[1]
+
+    for norm, lost in (("bn", printed.units), ("wn", printed.units), ("ln", printed.features + 1)):
+        own = _of(models, norm, "gaussian bernoulli")  # the classes of a softmax have further ones
+        ranks = {rank(exact_fisher(model)) for model in own}
         yield FisherCheck(
             "5.2.2", f"{_NAMES[norm]}: rank of F, of {size}", f"{size - lost}",
             ", ".join(map(str, sorted(ranks))), ranks == {size - lost},
         )  # fmt: skip
-    (model,) = (m for m in models if (m.family, m.norm) == ("bernoulli", "ln"))
-    rank = size - null_space_basis(closed_form_fisher(model, paper_form=True)).shape[1]
-    yield FisherCheck(
-        "13, 14", "LN as printed: rank, null directions lost", f"{size}", str(rank), rank == size
-    )
+    found = rank(closed_form_fisher(printed, paper_form=True))
+    claim = "LN as printed: rank, null directions lost"
+    yield FisherCheck("13, 14", claim, f"{size}", str(found), found == size)
 
 
-def _step_checks(models: Sequence[GLM], seed: int) -> Iterator[FisherCheck]:
+def _step_checks(models: Sequence[GLM], seed: int) -> list[FisherCheck]:
     def along(model: GLM) -> float:
         theta = model.parameters().requires_grad_()
         targets = _labels(model, seed)
@@ -443,27 +413,26 @@ def _step_checks(models: Sequence[GLM], seed: int) -> Iterator[FisherCheck]:
         (gradient,) = torch.autograd.grad(outputs.log_prob(targets).mean(), theta)
         return float((invariant_directions(model).T @ gradient).norm() / gradient.norm())
 
-    yield _at_rounding(
-        "5.2.2", "gradient along w_i (LN: W, and added up over units)", (along(m) for m in models)
-    )
-
     def growth(model: GLM) -> float:
         step = _weight_gradient(model, _labels(model, seed))
         step *= model.weight.norm() / step.norm()  # for an exact difference of squares
         grown = (model.weight - step).square().sum() - model.weight.square().sum()
         return float(grown / step.square().sum())
 
-    measured, agrees = _each(models, 1.0, growth)
-    yield FisherCheck("5.2.2", "SGD step d: growth of |W|^2 / |d|^2", "1", measured, agrees)
-
     def turn(model: GLM) -> float:
         targets = _labels(model, seed)
-        doubled = dataclasses.replace(model, weight=2 * model.weight)
-        once, twice = (_turn(m.weight, _weight_gradient(m, targets)) for m in (model, doubled))
+        once, twice = (
+            _turn(each.weight, _weight_gradient(each, targets)) for each in (model, _doubled(model))
+        )
         return float(twice / once)
 
-    measured, agrees = _each(models, 0.25, turn)
-    yield FisherCheck("5.2.2", "SGD step, W doubled: tangent of its turn", "0.25", measured, agrees)
+    own = _of(models, "bn wn ln")
+    claim = "gradient along w_i (LN: W, and added up over units)"
+    return [
+        _exact("5.2.2", claim, map(along, own)),
+        _equal("5.2.2", "SGD step d: growth of |W|^2 / |d|^2", 1.0, own, growth),
+        _equal("5.2.2", "SGD step, W doubled: tangent of its turn", 0.25, own, turn),
+    ]
 
 
 def _turn(weight: Tensor, step: Tensor) -> Tensor:
@@ -484,32 +453,34 @@ def _input_scale_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
 
     for norm, expected in (("bn", 1.0), ("ln", 1.0), ("wn", kappa**2), ("none", kappa**2)):
         # With weight norm, C is constant only if it does not depend on s.
-        own = [m for m in models if m.norm == norm and (norm != "wn" or m.family == "gaussian")]
-        measured, agrees = _each(own, expected, growth)
-        yield FisherCheck(
-            "32-35", f"{_NAMES[norm]}: gain block, inputs times 3", f"{expected:g}",
-            measured.split()[-1], agrees,
-        )  # fmt: skip
+        own = _of(models, norm, "gaussian") if norm == "wn" else _of(models, norm)
+        check = _equal(
+            "32-35", f"{_NAMES[norm]}: gain block, inputs times 3", expected, own, growth
+        )
+        yield dataclasses.replace(check, measured=check.measured.split()[-1])
 
 
-def _kl_checks(models: Sequence[GLM], seed: int) -> Iterator[FisherCheck]:
+def _kl_checks(models: Sequence[GLM], seed: int) -> list[FisherCheck]:
+    (linear,) = _of(models, "none", "gaussian")
     ratios = []
     for model in models:
-        if (model.family, model.norm) != ("gaussian", "none"):
+        if model is not linear:
             longer, shorter = _remainders(model, _STEPS[-2:], seed)
             ratios.append(longer / shorter)
-    yield FisherCheck(
-        "8", "KL less its quadratic form, per halving of the step", "8",
-        f"{min(ratios):.3f} to {max(ratios):.3f}", all(abs(ratio - 8) < 0.4 for ratio in ratios),
-    )  # fmt: skip
-    (linear,) = (m for m in models if (m.family, m.norm) == ("gaussian", "none"))
-    yield _at_rounding(
-        "8", "the same for Gaussian, no norm: KL is quadratic",
-        (
-            _relative(kl_divergence(linear, step), squared_distance(linear, step))
-            for step in _random_directions(linear, seed)
+    return [
+        FisherCheck(
+            "8", "KL less its quadratic form, per halving of the step", "8",
+            f"{min(ratios):.3f} to {max(ratios):.3f}",
+            all(abs(ratio - 8) < 0.4 for ratio in ratios),
         ),
-    )  # fmt: skip
+        _exact(
+            "8", "the same for Gaussian, no norm: KL is quadratic",
+            (
+                _relative(kl_divergence(linear, step), squared_distance(linear, step))
+                for step in _random_directions(linear, seed)
+            ),
+        ),
+    ]  # fmt: skip
 
 
 def _sampling_checks(
@@ -525,18 +496,17 @@ def _sampling_checks(
         )  # fmt: skip
 
 
-def _empirical_checks(units: int, features: int, seed: int) -> Iterator[FisherCheck]:
+def _empirical_checks(units: int, features: int, seed: int) -> list[FisherCheck]:
     model = random_glm("bernoulli", "bn", units, features, _MANY, seed)
     exact = closed_form_fisher(model)
     targets = (model.sample(seed=seed)[0], _labels(model, seed))
     right, wrong = (_relative(empirical_fisher(model, y), exact) for y in targets)
-    yield FisherCheck(
-        "9", f"empirical F, {_MANY:,} labels of the model: relative error", "about 0",
-        f"{100 * right:.1f} %", right < 0.1,
-    )  # fmt: skip
-    yield FisherCheck(
-        "9", "the same, labels of another model", "not 0", f"{100 * wrong:.0f} %", wrong > 2 * right
-    )
+    claim = f"empirical F, {_MANY:,} labels of the model: relative error"
+    other = "the same, labels of another model"
+    return [
+        FisherCheck("9", claim, "about 0", f"{100 * right:.1f} %", right < 0.1),
+        FisherCheck("9", other, "not 0", f"{100 * wrong:.0f} %", wrong > 2 * right),
+    ]
 
 
 def write_fisher_curves(study: FisherStudy, path: Path) -> None:

@@ -170,7 +170,7 @@ def test_fisher(here: Path, capsys: Capture, monkeypatch: Patch) -> None:
     assert (here / "a/fisher.png").stat().st_size > 10_000
     rows = rows_of("a/fisher.csv")
     drawn = [float(row["y"]) for row in rows if row["panel"] == "eq. 13 as printed, LN"]
-    wanted = [value for values in study.deviations.values() for value in values]
+    wanted = [value for values in study.panels[3].lines.values() for value in values]
     assert drawn == pytest.approx(wanted, rel=1e-3)
     monkeypatch.setattr(fisher_claims, "study_fisher", lambda *arguments: study)
     for form in ("rich", "markdown"):

@@ -108,6 +108,22 @@ def test_the_answers_name_every_primary_outcome() -> None:
             assert f"(#{claim.name})" in answers()[2]
 
 
+def test_the_answers_follow_fresh_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [claims.key(claim, row) for claim, row, _ in entries() if row.primary]
+    words = [*["better"] * 5, "same", "worse", "undecided"]
+    judged = [claims.Outcome(word, "1.5 times as fast", 12, judged=True) for word in words]
+    stored = claims.outcomes() | dict(zip(names, judged, strict=True))
+    monkeypatch.setattr(claims, "outcomes", lambda: stored)
+    links = [f"(#{name.partition(':')[0]})" for name in names]
+    holds, fails, unknown = (text.partition("; ")[0] for text in answers())
+    assert "fresh runs" in holds
+    assert all(link in holds for link in links[:5])
+    assert "fresh runs" in fails
+    assert all(link in fails for link in links[5:7])
+    assert links[7] in unknown
+    assert not any(link in unknown for link in links[:7])
+
+
 def test_only_judged_words_and_theory_are_verdicts() -> None:
     for line in claims_page().splitlines():
         if "exploratory" in line and line.startswith("| "):
@@ -221,7 +237,8 @@ def test_the_readme_has_the_means_of_the_tables(
     with (ROOT / f"docs/figures/{table}.csv").open(newline="") as file:
         runs = [run for run in csv.DictReader(file) if run[metric]]
     paired = set.intersection(*({r["seed"] for r in runs if r["norm"] == norm} for norm in chosen))
-    cells = dict(zip(("layer", "batch", "none", "seeds"), row(model)[4:], strict=True))
+    first, _, _, *others = row(model)
+    cells = dict(zip(("layer", "batch", "none"), others, strict=True))
     for norm, rate in chosen.items():
         scores = [
             float(run[metric])
@@ -231,14 +248,15 @@ def test_the_readme_has_the_means_of_the_tables(
         spread = statistics.fmean(scores), statistics.stdev(scores)
         mean, _, published = cells[norm].partition(" (")
         assert mean == " ± ".join(f"{value:.{digits}f}" for value in spread)
-        assert cells["seeds"] == str(len(scores))
+        assert first.endswith(f", {len(scores)} seeds")
         card = f"{CARDS.get(model)}.{norm if norm == 'none' else f'{norm}norm'}"
         if (ROOT / "model_cards" / card).is_dir():
             assert published == f"{factor * measured(card)[metric]:.{digits}f})"
 
 
-@pytest.mark.parametrize(("norm", "column"), [("layernorm", 4), ("none", 6)])
+@pytest.mark.parametrize(("norm", "column"), [("layernorm", 3), ("none", 5)])
 def test_readme_and_page_have_the_scores_of_the_cards(norm: str, column: int) -> None:
     assert row("DRAW")[column] == f"{measured(f'draw.{norm}')['bound']:.1f}"
+    assert row("Handwriting")[column] == f"{measured(f'handwriting.{norm}')['sequence_nll']:.1f}"
     text = (RESULTS / "handwriting.md").read_text(encoding="utf-8")
     assert f"{measured(f'handwriting.{norm}')['sequence_nll']:.1f}" in text

@@ -35,8 +35,9 @@ def test_every_claim_agrees(study: FisherStudy) -> None:
     assert measured["LN: rank of F, of 15"] == "11"
     grown = [measured[f"{name}: gain block, inputs times 3"] for name in ("BN", "LN", "WN")]
     assert grown == ["1", "1", "9"]
-    assert study.draws == [600, 6000, 60_000]
-    above = {name: sum(v > 1e-12 for v in values) for name, values in study.spectra.items()}
+    spectra, _, sampling, _ = study.panels
+    assert sampling.x == [600, 6000, 60_000]
+    above = {name: sum(v > 1e-12 for v in values) for name, values in spectra.lines.items()}
     assert above == {"none": 12, "BN": 12, "WN": 12, "LN": 11, "LN, eq. 13 as printed": 15}
 
 
@@ -72,7 +73,7 @@ def test_picture_and_its_numbers(study: FisherStudy, tmp_path: Path) -> None:
     rows = rows_of(table)
     found = [row for row in rows if row["line"] == "bernoulli" and row["x"] == "60000"]
     assert [row["panel"] for row in found] == ["F from sampled outputs, BN"]
-    assert float(found[0]["y"]) == pytest.approx(study.sampling["bernoulli"][-1], rel=1e-3)
+    assert float(found[0]["y"]) == pytest.approx(study.panels[2].lines["bernoulli"][-1], rel=1e-3)
     eigenvalues = [row for row in rows if row["panel"].startswith("eigenvalues")]
     assert len(eigenvalues) == 12 + 4 * 15
 
