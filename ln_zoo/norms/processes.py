@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -24,6 +23,8 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
     One all-reduce in the forward and one in the backward pass. Gradients flow to the values of all
     processes. Averages over ``dims``, which have size 1 in the results.
     """
+    from torch.distributed.nn.functional import all_reduce  # not in every build of torch
+
     examples = math.prod(a.shape[d] for d in dims)
     if examples:
         var, mean = torch.var_mean(a, dims, correction=0, keepdim=True)
@@ -33,7 +34,8 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
     features = mean.numel()
     own = torch.cat([mean.flatten(), var.flatten(), mean.new_tensor([examples])])
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    rows = _SumOverProcesses.apply(F.pad(own.unsqueeze(0), (0, 0, rank, world - rank - 1)))
+    padded = F.pad(own.unsqueeze(0), (0, 0, rank, world - rank - 1))
+    rows = all_reduce(padded, group=distributed.group.WORLD)
     means, variances, sizes = rows.split([features, features, 1], dim=1)
     shares = sizes / sizes.sum()
     joint = (shares * means).sum(0)
@@ -47,16 +49,3 @@ def extremes(value: int, device: torch.device) -> tuple[int, int]:
     distributed.all_reduce(found, distributed.ReduceOp.MAX)
     smallest, largest = found.tolist()
     return -smallest, largest
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor) -> Tensor:
-        total = a.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        found: Tensor = _SumOverProcesses.apply(grad)
-        return found
