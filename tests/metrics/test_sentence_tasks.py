@@ -137,9 +137,9 @@ def test_relatedness_is_that_of_the_released_code(monkeypatch: pytest.MonkeyPatc
     (train, y), (trial, trial_y), (test, test_y) = parts
     order = np.arange(300)
     np.random.RandomState(1234).shuffle(order)
-    first = sentence_tasks._regression(4, 1234).weight.detach().double()
-    assert 0.5 < first.abs().max() < (6 / 9) ** 0.5
-    weight = first.requires_grad_()
+    first = sentence_tasks._Regression(4, 1234).weights
+    assert 0.5 < np.abs(first[:4]).max() < (6 / 9) ** 0.5
+    weight = torch.tensor(first[:4].T, dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([weight, bias], lr=1e-3)
 
