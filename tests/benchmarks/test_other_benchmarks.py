@@ -295,3 +295,13 @@ def test_own_cells(tmp_path: Path, capsys: Capture) -> None:
     ]  # fmt: skip
     assert {row["cell"] for row in found} == {"IndRNN"}
     assert "IndRNN" in capsys.readouterr().out
+
+
+def test_errors_of_own_cells(capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(own_cells, "ERRORS_SIZE", Size(T=16, B=2, I=3, H=5))
+    monkeypatch.setattr(own_cells, "NORMS", {"own norm": own_cells.MyNorm()})
+    own_cells.main(["--errors=2", "--cells", "IndRNN"])
+    *_, head, _, row = capsys.readouterr().out.splitlines()
+    assert head.endswith("| own norm |")
+    name, ratio = row.strip("| ").split(" | ")
+    assert (name, 0.1 < float(ratio) < 10) == ("IndRNN", True)

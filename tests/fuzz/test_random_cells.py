@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +20,8 @@ from layer_results import randomised, results_of
 from torch import Tensor, nn
 
 from ln_zoo.kernels.generated import engine
-from ln_zoo.kernels.native.compiler import Unavailable, find_compiler
+from ln_zoo.kernels.native import runtime
+from ln_zoo.kernels.native.compiler import COMPILE, NATIVE, Unavailable, find_compiler
 
 #: The error allowed, as a part of the largest element, and as a multiple of the loop's.
 LEAST, FACTOR = 1e-4, 30.0
@@ -64,9 +70,34 @@ def test_a_few(seed: int, chosen: list[Any]) -> None:
     assert "generated" in names_of(chosen)
 
 
+@pytest.fixture(scope="module")
+def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiles with fewer optimisations, with the standard headers compiled once; GCC alone.
+
+    A cell takes 1.4 s of processor time, instead of 2.9 s.
+    """
+    runtime.library()  # as usual
+    folder = tmp_path_factory.mktemp("headers")
+    header = folder / "standard.h"
+    sources = [Path(engine.__file__).parent, Path(runtime.__file__).parent]
+    text = "".join(file.read_text() for source in sources for file in source.glob("*.h"))
+    header.write_text(
+        "\n".join(sorted(set(re.findall("^#include <[a-z_.]+>", text, re.MULTILINE))))
+    )
+    command, flags = find_compiler().command, (*COMPILE, *NATIVE.flags, "-fopenmp", "-O1")
+    subprocess.run(
+        [*command, *flags, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", shlex.join([*command, "-include", str(header)]))
+        patch.setenv("LN_ZOO_CXXFLAGS", "-O1")
+        patch.setenv("LN_ZOO_CACHE", str(folder))
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hundred", range(10))
-def test_a_thousand(hundred: int, chosen: list[Any]) -> None:
+def test_a_thousand(hundred: int, chosen: list[Any], quick_compiler: None) -> None:
     for seed in range(100 * hundred, 100 * hundred + 100):
         check(seed)
     assert set(names_of(chosen)) <= {"generated", None}

@@ -147,15 +147,29 @@ std::vector<Part> parts_of(const Work& a, const Pass& pass, int64_t threads, Are
   std::vector<Part> found;
   for (int64_t i = 0; i < threads; i++) {
     const int64_t first = starts[i], last = starts[i + 1], count = last - first;
-    found.push_back({first, last, {}, arena.take((pass.rows_apart ? count : 1) * pass.spills),
-                     arena.take(count * pass.crossing)});
+    found.push_back({first, last, arena.take((pass.rows_apart ? count : 1) * pass.spills),
+                     arena.take(count * pass.crossing), {}, {}, 0});
   }
   return found;
 }
 
+// Count the rows of a step whose gradients are added next, after adding sums of about sqrt(rows) rows
+// to the totals: the rounding errors of one long sum would be larger.
+void count_rows(const Work& a, Part& part, int64_t t) {
+  const int64_t rows = std::max<int64_t>(0, std::min(part.last, a.sizes[t]) - part.first);
+  if (part.summed && part.summed * part.summed >= a.offsets[a.steps]) {
+    for (size_t i = 0; i < part.sums.size(); i++) {
+      float *const from = part.sums[i], *const to = part.totals[i];
+      for (int64_t j = 0; j < SIZES[i]; j++) to[j] += from[j], from[j] = 0.0f;
+    }
+    part.summed = 0;
+  }
+  part.summed += rows;
+}
+
 // Run a chunk. Each thread runs its own examples, without waiting; or, with shares of products, all
 // wait for each other after each level and after each product.
-void run(const Work& a, const Pass& pass, const Span& chunk, const std::vector<Part>& parts,
+void run(const Work& a, const Pass& pass, const Span& chunk, std::vector<Part>& parts,
          bool shared) {
   const int64_t count = int64_t(parts.size()), steps = chunk.to - chunk.from;
   const auto multiply = [&](int64_t level, int64_t t, int64_t first, int64_t end, int64_t share,
@@ -164,12 +178,15 @@ void run(const Work& a, const Pass& pass, const Span& chunk, const std::vector<P
     pass.backward ? a.multiply_backward(K - 1 - level, t, first, end, share, shares)
                   : a.multiply_forward(level, t, first, end, share, shares);
   };
+  const auto rows = [&](int64_t level, int64_t t, Part& part) {
+    if (level == 0 && pass.backward) count_rows(a, part, t);
+    if (pass.levels[level]) pass.levels[level](a, part, t);
+  };
   if (shared) {
     std::vector<Stage> stages;
     for (int64_t level = 0; level <= K; level++) {
-      const Level rows = pass.levels[level];
-      if (rows) {
-        stages.push_back([&, rows](int64_t i, int64_t k) { rows(a, parts[i], chunk.from + k); });
+      if (pass.levels[level] || (level == 0 && pass.backward)) {
+        stages.push_back([&, level](int64_t i, int64_t k) { rows(level, chunk.from + k, parts[i]); });
       }
       if (level == K) break;
       stages.push_back([&, level](int64_t i, int64_t k) {
@@ -179,11 +196,11 @@ void run(const Work& a, const Pass& pass, const Span& chunk, const std::vector<P
     return by_steps(count, steps, pass.backward, stages);
   }
   in_parallel(count, [&](int64_t i) {
-    const Part& part = parts[i];
+    Part& part = parts[i];
     for (int64_t k = 0; k < steps; k++) {
       const int64_t t = pass.backward ? chunk.to - 1 - k : chunk.from + k;
       for (int64_t level = 0; level <= K; level++) {
-        if (pass.levels[level]) pass.levels[level](a, part, t);
+        rows(level, t, part);
         if (level < K) multiply(level, t, part.first, std::min(part.last, a.sizes[t]), 0, 1);
       }
     }
@@ -293,7 +310,6 @@ class WeightGradients {
   }
 };
 
-// Sums of the gradients of parameters, a thread's own.
 std::vector<float*> zeros_of_parameters(Arena& arena) {
   std::vector<float*> found;
   for (int64_t size : SIZES) {
@@ -309,7 +325,8 @@ void write_sums(const Work& a, const std::vector<Part>& parts) {
     if (!to) continue;
     std::fill(to, to + SIZES[i], 0.0f);
     for (const Part& part : parts) {
-      for (int64_t j = 0; j < SIZES[i]; j++) to[j] += part.sums[SAME_SUMS[i]][j];
+      const float *const sums = part.sums[SAME_SUMS[i]], *const totals = part.totals[SAME_SUMS[i]];
+      for (int64_t j = 0; j < SIZES[i]; j++) to[j] += totals[j] + sums[j];
     }
   }
 }
@@ -355,7 +372,7 @@ void ln_zoo_cell_forward(const Call* call) {
     a.matrices.push_back(
         packed(arena, a, w, 1, p.inner, p.inner, p.width, of_product, means, p.unit));
   }
-  const std::vector<Part> parts = parts_of(a, FORWARD, threads, arena);
+  std::vector<Part> parts = parts_of(a, FORWARD, threads, arena);
   const std::vector<Span> chunks = chunks_of(a);
   float* const room = a.saves ? a.v : arena.take(most_rows(a, chunks) * G);
   for (const Span& c : chunks) {
@@ -391,7 +408,9 @@ void ln_zoo_cell_backward(const Call* call) {
   if (dx) w_ih = packed(arena, a, a.given[1], I, 1, G, I, a.offsets[a.steps]);
   const WeightGradients gradients(a, arena, most, widest);
   std::vector<Part> parts = parts_of(a, BACKWARD, threads, arena);
-  for (Part& part : parts) part.sums = zeros_of_parameters(arena);
+  for (Part& part : parts) {
+    part.sums = zeros_of_parameters(arena), part.totals = zeros_of_parameters(arena);
+  }
   float* const zeros = arena.take(WIDTHS[0]);
   std::fill_n(zeros, WIDTHS[0], 0.0f);
   a.zeros = zeros;

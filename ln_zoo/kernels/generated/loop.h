@@ -94,12 +94,13 @@ struct Work : Call {
                          int64_t shares) const;
 };
 
-// Examples of a thread, its sums of the gradients of parameters, and memory for vectors and numbers
-// of rows.
+// Examples of a thread, memory for vectors and numbers of rows, and sums of the gradients of
+// parameters: over the last `summed` rows, and over all before.
 struct Part {
   int64_t first, last;
-  std::vector<float*> sums;
   float *spills, *crossing;
+  std::vector<float*> sums, totals;
+  int64_t summed;
 };
 
 // What rows of a part compute at step t before, between or after products.

@@ -1,4 +1,4 @@
-"""Half precision: float32 kernels with rounded results, and products in bfloat16."""
+"""Errors in float32; half precision with rounded results, and products in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,13 +8,31 @@ from typing import Any
 import pytest
 import torch
 from accuracy import error, generic_loop
+from cells.indrnn import IndRNN
 from engines import names_of
 from layer_results import randomised, results_of
 from own_cell import MGU
 
+from benchmarks import own_cells
+from benchmarks.contestants import Size
 from ln_zoo.kernels.generated import binding
 from ln_zoo.kernels.native import build, mixed_precision
 from ln_zoo.norms import LayerNorm
+
+
+@pytest.mark.parametrize(("steps", "examples"), [(100, 100), (300, 2)])
+def test_sums_over_many_rows_are_as_exact_as_the_loops(steps: int, examples: int) -> None:
+    size = Size(T=steps, B=examples, I=4, H=40)
+    assert own_cells.error_ratio(IndRNN, LayerNorm(), size, seeds=4) < 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", own_cells.OWN)
+@pytest.mark.parametrize("norm", own_cells.NORMS)
+def test_errors_are_at_most_twice_the_loops(cell: str, norm: str) -> None:
+    layer, _ = own_cells.OWN[cell]
+    ratio = own_cells.error_ratio(layer, own_cells.NORMS[norm], own_cells.ERRORS_SIZE, seeds=8)
+    assert ratio < 2
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
