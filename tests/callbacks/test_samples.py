@@ -290,7 +290,9 @@ class TestDRAWSamples(CallbackCase):
     needs = True
     numbers = ("every_n_epochs", "every_n_steps", "rows")
     invalid: ClassVar[dict[str, Any]] = dict.fromkeys(numbers, (0, -1))
-    callback = staticmethod(partial(DRAWSamples, every_n_steps=3, rows=1))
+    # Of four updates, the last one follows the pictures.
+    options: ClassVar[dict[str, Any]] = {"every_n_epochs": None, "every_n_steps": 3, "rows": 1}
+    callback = staticmethod(partial(DRAWSamples, **options))
     model = staticmethod(make)
     data = Images
 

@@ -795,11 +795,10 @@ def test_operators_are_well_formed(
 @pytest.mark.parametrize(
     ("spec", "packed", "noise"),
     [
+        # Any two of packing, noise and centring meet.
         *(
-            (specification(cell, center), packed, noise)
-            for cell, packed, noise, center in rotated(
-                [*GATES, *FORMS], (False, True), (None, "zoneout", "all"), (True, False)
-            )
+            (specification(cell, i % 4 < 2), i % 2 > 0, (None, "zoneout", "all")[i % 3])
+            for i, cell in enumerate([*GATES, *FORMS])
         ),
         *((over_examples("LSTM", batch), batch, None) for batch in (True, False)),
         *((over_examples("GRU", batch), not batch, None) for batch in (True, False)),

@@ -22,27 +22,25 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from cli_support import python as forked_python
+from kernels import engine_case
 
 from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.triton import batch, draw, engine, steps, window
 from ln_zoo.kernels.triton.engine import TritonEngine
 from ln_zoo.ops.engines.base import Masks
-from ln_zoo.ops.spec import Examples, Rows, Spec
+from ln_zoo.ops.spec import Rows, Spec
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton: pip install triton"
 )
 
-LAYER = Rows(True, True, 1e-5, (4,))
 SPECS = {
-    "LSTM": Spec("LSTM", LAYER, LAYER, Rows(True, True, 1e-5, (1,))),
-    "GRU": Spec("GRU", *(Rows(True, True, 1e-5, (2, 1)),) * 2, Rows()),
-    "RNN_TANH": Spec("RNN_TANH", Rows(), Rows(), Rows(True, True, 1e-5, (1,))),
-}
-SPECS |= {
-    "joint carried LSTM": replace(SPECS["LSTM"], input=Rows(), joint=True, carried=True),
-    "carried LSTM": replace(SPECS["LSTM"], carried=True),
-    "joint GRU": Spec("GRU", Rows(), Rows(True, True, 1e-5, (3,)), Rows(), joint=True),
+    "LSTM": engine_case.LSTM,
+    "GRU": engine_case.GRU,
+    "RNN_TANH": engine_case.RNN,
+    "joint carried LSTM": engine_case.BOTH,
+    "carried LSTM": engine_case.CARRIED,
+    "joint GRU": engine_case.JOINT_GRU,
 }
 
 #: Kernels of steps: cell, whether backward, units, precision; each value with several others.
@@ -64,12 +62,7 @@ NOISY_STEPS = [
 ]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-EXAMPLES = Examples(True, 1e-5)
-OVER_EXAMPLES = {
-    "LSTM": Spec("LSTM", EXAMPLES, EXAMPLES, EXAMPLES),
-    "GRU": Spec("GRU", EXAMPLES, EXAMPLES, Rows()),
-    "RNN_TANH": Spec("RNN_TANH", Rows(), Rows(), EXAMPLES),
-}
+OVER_EXAMPLES = {spec.cell: spec for spec in engine_case.OVER_BATCH.values()}
 #: Kernels of steps over a batch: cell, whether backward, examples, units, precision. The examples
 #: are those of a program of one warp and of several, and more than registers hold.
 BATCH_STEPS = [
@@ -181,7 +174,7 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(monkeypatch, spec=batch, hidden=5000) is None
     for cell in ("carried LSTM", "joint GRU"):
         assert refusal(monkeypatch, spec=SPECS[cell]) is None
-    differ = replace(batch, out=replace(EXAMPLES, correction=1))
+    differ = replace(batch, out=engine_case.UNBIASED)
     for options, reason in (
         ({"device": "cpu"}, "cpu"),
         ({"triton": False}, "triton"),
