@@ -10,6 +10,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 from ln_zoo import __version__
 
 project = "ln_zoo"
@@ -27,6 +30,7 @@ extensions = [
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["figures"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "off"  # A test runs the notebook.
 
 # Reference, from docstrings
@@ -46,6 +50,7 @@ napoleon_use_ivar = True
 
 # Looks
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"ln_zoo {release}"
 html_copy_source = False
 html_show_copyright = False
@@ -83,8 +88,16 @@ def _list_arguments(
         lines[place:place] = ["Args:", *found[:end], ""]
 
 
+def _write_mathml(writer: Any, node: nodes.math | nodes.math_block) -> None:
+    """Write an equation as MathML, which browsers draw without scripts and without a network."""
+    writer.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
-    """Registers the changes of docstrings."""
+    """Registers the changes of docstrings, and the renderer of equations."""
+    how = (_write_mathml, None)
+    app.add_html_math_renderer("mathml", inline_renderers=how, block_renderers=how)
     # The first before napoleon, which reads the sections.
     app.connect("autodoc-process-docstring", _list_arguments, priority=400)
     app.connect("autodoc-process-docstring", _escape_bars)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from refusals import refuses
 
-from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
+from ln_zoo.sweeps.grid import Grid, SweepError
+from ln_zoo.sweeps.manifest import write_grid
 from ln_zoo.sweeps.results import Results
 
 refuses = functools.partial(refuses, error=SweepError)

@@ -27,8 +27,9 @@ from ln_zoo.cli import _HELP, check_training, main, precheck
 from ln_zoo.cli.arguments import Arguments
 from ln_zoo.cli.commands import parser_of
 from ln_zoo.cli.listing import markdown_table, results_csv
-from ln_zoo.cli.sweep import grid_of, searched, sweep
+from ln_zoo.cli.sweep import sweep
 from ln_zoo.cli.sweep.check import check_grid
+from ln_zoo.cli.sweep.request import grid_of, searched
 from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.zoo.catalog import list_models
 

@@ -43,6 +43,13 @@ def test_subpackages_need_no_import_and_unknown_names_are_attribute_errors() -> 
         _ = ln_zoo.LayrNorm
 
 
+def test_archives_leave_the_same_weights_out() -> None:
+    """Else the sdist passes the 100 MB that an index takes."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    sdist, wheel = (set(build["targets"][name]["exclude"]) for name in ("sdist", "wheel"))
+    assert sdist == {each for each in wheel if each.startswith("model_cards/")}
+
+
 def test_bad_releases_of_lightning_are_excluded_and_dependencies_pinned() -> None:
     needed = {need.name: need.specifier for need in map(Requirement, PROJECT["dependencies"])}
     admitted = [f"2.6.{patch}" for patch in range(7) if f"2.6.{patch}" in needed["lightning"]]

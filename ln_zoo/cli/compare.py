@@ -33,7 +33,8 @@ def compare(
             that exists counts; runs with one label should differ only in their seed; default label:
             the name of the parent folder
         metric: metrics to draw, one panel each; 'A|B' (quoted) falls back to B for runs that did
-            not log A, as in 'val_batch_accuracy|val_accuracy'
+            not log A, as in 'val_batch_accuracy|val_accuracy'; default: those of our models, or the
+            first two of validation
         x: x axis: epoch; step for updates, as logged by StepEvaluation; seconds for training time,
             as measured by StepEvaluation
         steps_to: METRIC VALUE ...: print the number of updates until the metric is first at or
@@ -49,13 +50,13 @@ def compare(
         weight_geometry: compare lengths and turns of weight vectors, as logged by the callback
             WeightGeometry, in place of curves; one run per label
     """
-    from ln_zoo.plots.comparison import METRICS, draw, read_run, summary, write_csv
+    from ln_zoo.plots.comparison import default_metrics, draw, read_run, summary, write_csv
 
     if activity:
         return _compare_activity(runs, out, title)
     if weight_geometry:
         return _compare_weight_geometry(runs, out, title, csv)
-    metrics = metric or METRICS[x]
+    metrics = metric or default_metrics(runs, x)
     asked = [_metric_and_values(given) for given in steps_to]
     read = [read_run(text, metrics, x) for text in runs]
     # --steps_to needs curves by updates, with any x axis.

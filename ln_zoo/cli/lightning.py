@@ -53,13 +53,15 @@ from ln_zoo.cli.table import COMMANDS
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import to_config
 from ln_zoo.utils.checkpoints import newest_whole, use_atomic_checkpoints
+from ln_zoo.utils.class_paths import import_path
 from ln_zoo.utils.files import relative
 from ln_zoo.zoo import loading
 from ln_zoo.zoo.loading import Source
 
 #: Properties of data modules that set the model's argument of the same name.
 _LINKS = (
-    "image_features", "image_shape", "in_features", "num_classes", "vocab_size", "vocabulary",
+    "alphabet", "image_features", "image_shape", "in_features", "num_classes", "vocab_size",
+    "vocabulary",
 )  # fmt: skip
 
 
@@ -245,12 +247,25 @@ class ZooCLI(LightningCLI):
         # `scores` replaces Lightning's own table.
         return kwargs | {"verbose": False} if subcommand in ("test", "validate") else kwargs
 
+    def _waits_for_data(self) -> bool:
+        """Whether the model has an argument without a default that only the data determine."""
+        settings = self.config[self.config.subcommand]
+        path = (settings.get("model") or {}).get("class_path")
+        parameters = inspect.signature(import_path(path)).parameters if path else {}
+        given = settings.model.get("init_args") or {} if path else {}
+        return any(
+            name in parameters and parameters[name].default is inspect.Parameter.empty
+            for name in _LINKS
+            if given.get(name) is None
+        )
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
         # Not earlier: jsonargparse then writes None for null to config.yaml.
         set_parsing_settings(unset_sentinel=True)
         try:
-            parser.validate(self.config)  # null too must fit the type of its argument
+            if not self._waits_for_data():
+                parser.validate(self.config)  # null too must fit the type of its argument
         except TypeError as error:
             parser.error(str(error), error)
         finally:

@@ -13,7 +13,8 @@ from ln_zoo.cli.sweep import sweep
 from ln_zoo.reproduction import claims
 from ln_zoo.reproduction.claims import Claim
 from ln_zoo.reproduction.claims_page import write_page
-from ln_zoo.sweeps.grid import SweepError, existing_grid
+from ln_zoo.sweeps.grid import SweepError
+from ln_zoo.sweeps.manifest import existing_grid
 from ln_zoo.sweeps.state import FAILED, FINISHED
 from ln_zoo.utils.names import nearest
 from ln_zoo.utils.package_data import root_with

@@ -88,7 +88,7 @@ def _parts(model: nn.Module) -> Mapping[str, Part]:
         raise ExportError(
             f"{type(model).__name__} does not declare what to export: define a method "
             "export_parts, or make its layers exportable with ln_zoo.export.exportable and export "
-            "it with torch.export"
+            "it with torch.export, as docs/how-to/export.md says"
         )
     return parts
 

@@ -58,18 +58,20 @@ class DRAWOutput(NamedTuple):
 
 
 class DRAWNetwork(nn.Module):
-    """Encoder, decoder and a canvas, with moving attention (Gregor et al. 2015, eq. 3-8).
+    r"""Encoder, decoder and a canvas, with moving attention (Gregor et al. 2015, eq. 3-8).
 
-    With learned initial states and canvas C_0, at each glimpse t::
+    With learned initial states and canvas C_0, at each glimpse t:
 
-        x^_t = x - sigmoid(C_{t-1})
-        r_t = read(x, x^_t, h_dec_{t-1})
-        h_enc_t = LSTM_enc(h_enc_{t-1}, [r_t, h_dec_{t-1}])
-        z_t = mu(h_enc_t) + exp(log s(h_enc_t)) * noise_t
-        h_dec_t = LSTM_dec(h_dec_{t-1}, z_t)
-        C_t = C_{t-1} + write(h_dec_t)
+    .. math:: \begin{aligned}
+        \hat x_t &= x - \sigma(C_{t-1}) \\
+        r_t &= \operatorname{read}(x, \hat x_t, h^{dec}_{t-1}) \\
+        h^{enc}_t &= \operatorname{LSTM}^{enc}(h^{enc}_{t-1}, [r_t, h^{dec}_{t-1}]) \\
+        z_t &= \mu(h^{enc}_t) + s(h^{enc}_t) \odot e_t, \quad e_t \sim N(0, I) \\
+        h^{dec}_t &= \operatorname{LSTM}^{dec}(h^{dec}_{t-1}, z_t) \\
+        C_t &= C_{t-1} + \operatorname{write}(h^{dec}_t)
+        \end{aligned}
 
-    ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h_dec places
+    ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h^dec places
     (`ln_zoo.ops.filterbank`); ``write`` adds one of W x W. The norm acts in both LSTMs, in the
     paper on the cell state that the output gate sees (eq. 29-31). Attention, canvas, latents and
     cell states stay float32 under autocast.

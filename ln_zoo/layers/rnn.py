@@ -16,13 +16,15 @@ from ln_zoo.utils.class_paths import class_path, import_path
 
 
 class LSTM(RecurrentLayer):
-    """Long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a norm.
+    r"""Long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a norm.
 
     With gates i, f, g, o cut from ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``,
-    ``recurrent`` and ``cell`` are the normalised sites::
+    ``recurrent`` and ``cell`` are the normalised sites:
 
-        c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
-        h' = sigmoid(o) * tanh(cell(c'))
+    .. math:: \begin{aligned}
+        c' &= \sigma(f) \odot c + \sigma(i) \odot \tanh(g) \\
+        h' &= \sigma(o) \odot \tanh(\operatorname{cell}(c'))
+        \end{aligned}
 
     The carried c' is not normalised. With ``proj_size``, ``h' = W_hr h'``. As in torch and unlike
     the paper, there are two biases (their sum is the paper's b), and gates are in torch's order.
@@ -124,12 +126,14 @@ class LSTM(RecurrentLayer):
 
 
 class GRU(RecurrentLayer):
-    """Gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a norm.
+    r"""Gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a norm.
 
-    With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
+    With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``:
 
-        n = tanh(n + sigmoid(r + r') * n')
-        h = (1 - sigmoid(z + z')) * n + sigmoid(z + z') * h
+    .. math:: \begin{aligned}
+        \bar n &= \tanh(n + \sigma(r + r') \odot n') \\
+        h' &= (1 - \sigma(z + z')) \odot \bar n + \sigma(z + z') \odot h
+        \end{aligned}
 
     The two gates share statistics over 2H features, the candidate n has its own. As in torch and
     unlike the paper, there are two biases, added after normalisation, and z weights the old state.

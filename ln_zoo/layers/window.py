@@ -52,15 +52,18 @@ class WindowOutput(NamedTuple):
 
 
 class WindowLSTM(nn.Module):
-    """An LSTM layer with a soft attention window over a text (Graves 2013, section 5).
+    r"""An LSTM layer with a soft attention window over a text (Graves 2013, section 5).
 
     At step t the LSTM (paper, eq. 20-22) reads ``[x_t, w_{t-1}]`` in one matrix, and its state sets
-    the window for this step (Graves 2013, eq. 46-51)::
+    the window for this step (Graves 2013, eq. 46-51):
 
-        (alpha^, beta^, kappa^) = W h_t + b
-        alpha_t = exp alpha^,  beta_t = exp beta^,  kappa_t = kappa_{t-1} + exp kappa^
-        phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)
-        w_t = sum_u phi(t, u) c_u
+    .. math:: \begin{aligned}
+        (\hat\alpha, \hat\beta, \hat\kappa) &= W h_t + b \\
+        \alpha_t &= \exp \hat\alpha, \quad \beta_t = \exp \hat\beta, \quad
+            \kappa_t = \kappa_{t-1} + \exp \hat\kappa \\
+        \phi(t, u) &= \sum_k \alpha_k \exp(-\beta_k (\kappa_k - u)^2) \\
+        w_t &= \sum_u \phi(t, u)\, c_u
+        \end{aligned}
 
     Layers above read w_t of the same step. With `LayerNorm`, `RMSNorm`, `WeightNorm` or no norm,
     the loop runs on the kernels listed by ``ln-zoo kernels``; with peepholes, clipped derivatives,

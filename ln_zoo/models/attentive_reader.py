@@ -38,18 +38,22 @@ class Inputs(NamedTuple):
 
 
 class AttentiveReader(Classifier):
-    """Predict the entity that is missing in a query about a passage.
+    r"""Predict the entity that is missing in a query about a passage.
 
     The attentive reader of Hermann et al. (2015, arXiv 1506.03340), unidirectional, as in the code
     of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025, section 5.4), which
     the paper used. Two LSTMs share word embeddings and read passage and query. With h_t the states
-    of the passage, u the final state of the query, and d the size of all::
+    of the passage, u the final state of the query, and d the size of all:
 
-        p_t = tanh(W_a h_t + b_a + W_u u + (M h_t) . (M u))     the similarity is added to each unit
-        a = softmax over t of v . p_t                           over the passage's tokens
-        r = sum over t of a_t h_t
-        g = tanh(W_r r + W_g u + b_g + W_m mean over t of h_t)
-        answer = softmax(W_o g + b_o)                           over the whole vocabulary
+    .. math:: \begin{aligned}
+        p_t &= \tanh(W_a h_t + b_a + W_u u + (M h_t) \cdot (M u)) \\
+        a &= \operatorname{softmax}_t(v \cdot p_t) \\
+        r &= \sum_t a_t h_t \\
+        g &= \tanh(W_r r + W_g u + b_g + W_m \operatorname{mean}_t h_t) \\
+        answer &= \operatorname{softmax}(W_o g + b_o)
+        \end{aligned}
+
+    The similarity of p is added to each unit, and answers are over the whole vocabulary.
 
     The norm acts in both LSTMs (layer norm: the paper's eq. 20-22); with ``everywhere`` also on
     W_a h_t, W_u u, W_r r, W_g u and W_m mean ("BN-everywhere"; gains start at the norm's ``gain``,

@@ -11,12 +11,16 @@ from ln_zoo.utils.checks import check_positive, check_probability
 
 
 class GravesRMSprop(torch.optim.Optimizer):
-    """RMSprop with centred squares and momentum (Graves 2013, eq. 38-41)::
+    r"""RMSprop with centred squares and momentum (Graves 2013, eq. 38-41).
 
-        n = decay n + (1 - decay) e^2
-        g = decay g + (1 - decay) e
-        d = momentum d - lr e / sqrt(n - g^2 + eps)
-        w = w + d
+    With gradient e, decay d and momentum m:
+
+    .. math:: \begin{aligned}
+        n &\leftarrow d\, n + (1 - d)\, e^2 \\
+        g &\leftarrow d\, g + (1 - d)\, e \\
+        \Delta &\leftarrow m\, \Delta - lr \, e / \sqrt{n - g^2 + eps} \\
+        w &\leftarrow w + \Delta
+        \end{aligned}
 
     In `torch.optim.RMSprop` eps is outside the root. Inside, an eps of 1e-4 makes the root at least
     0.01, which bounds the steps of weights with small gradients.

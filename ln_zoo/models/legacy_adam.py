@@ -21,14 +21,17 @@ _torchs_step = inspect.unwrap(torch.optim.Adam.step)
 
 
 class LegacyAdam(torch.optim.Adam):
-    """Adam with wrong powers in its bias correction, as in released code.
+    r"""Adam with wrong powers in its bias correction, as in released code.
 
     Update t is divided by 1 - (1 - b1)^t and 1 - (1 - b2)^t instead of 1 - b1^t and 1 - b2^t
-    (Kingma and Ba 2015)::
+    (Kingma and Ba 2015):
 
-        m = b1 m + (1 - b1) g
-        v = b2 v + (1 - b2) g^2
-        w = w - lr sqrt(1 - (1 - b2)^t) / (1 - (1 - b1)^t) m / (sqrt(v) + eps)
+    .. math:: \begin{aligned}
+        m &\leftarrow b_1 m + (1 - b_1)\, g \\
+        v &\leftarrow b_2 v + (1 - b_2)\, g^2 \\
+        w &\leftarrow w - lr \frac{\sqrt{1 - (1 - b_2)^t}}{1 - (1 - b_1)^t}
+            \frac{m}{\sqrt{v} + eps}
+        \end{aligned}
 
     With (0.9, 0.999) this is almost no correction: update 1 is 3.5 times, update 12 6.6 times,
     update 1,000 1.26 times as long as Adam's. An early draft of Adam wrote 1 - b for b. The code of

@@ -42,14 +42,14 @@ _IMAGE_FEATURES = 4096
 
 
 class OrderEmbedding(ZooModule):
-    """Embed captions and images in one partially ordered space, captions above their images.
+    r"""Embed captions and images in one partially ordered space, captions above their images.
 
     A GRU reads the words of a caption and its end; image features are mapped by a matrix. Both
     become nonnegative unit vectors, s and v in R^D. A caption is more abstract than an image if
     none of its coordinates is larger. The penalty (Vendrov et al. 2016, eq. 2) measures the
-    violation::
+    violation:
 
-        E(s, v) = sum over k of max(0, s_k - v_k)^2
+    .. math:: E(s, v) = \sum_k \max(0, s_k - v_k)^2
 
     Training sums hinges with a margin: E of each pair should be below E of the caption with every
     other image of the batch, and of the image with every other caption (eq. 4). The norm acts

@@ -88,6 +88,18 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> LoggedRun:
     return LoggedRun(label, file.parent, read_curves(file, metrics, x), read_seconds(file, x))
 
 
+def default_metrics(texts: Sequence[str], x: str) -> list[str]:
+    """`METRICS`, or the first two of validation if not all runs logged them."""
+    logged = set.intersection(*(_columns(find_run(text, "metrics.csv")[1]) for text in texts))
+    validation = sorted(name for name in logged if name.startswith(("val_", "val/")))
+    return METRICS[x] if logged >= {*METRICS[x]} else validation[:2] or METRICS[x]
+
+
+def _columns(file: Path) -> set[str]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return {*next(csv.reader(lines), ())}
+
+
 def read_seconds(file: Path, x: str = "seconds") -> Curve:
     """Seconds of training by update, logged by `StepEvaluation`; empty for another ``x``."""
     name = "step_seconds"

@@ -17,7 +17,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
-from ln_zoo.sweeps.grid import parse_seeds
+from ln_zoo.sweeps.options import parse_seeds
 from ln_zoo.utils import schema
 from ln_zoo.utils.package_data import read_data
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ln_zoo.reproduction.claims import Claim, Outcome
 from ln_zoo.reproduction.evidence import compare
-from ln_zoo.sweeps.grid import SweepError, existing_grid, norm_name
+from ln_zoo.sweeps.grid import SweepError, norm_name
+from ln_zoo.sweeps.manifest import existing_grid
 from ln_zoo.sweeps.results import FinishedRun, Results
 from ln_zoo.sweeps.selection import best_label
 from ln_zoo.utils.tables import write_csv

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.plots.comparison import read_curves
-from ln_zoo.sweeps.grid import Grid, Run, SweepError, existing_grid, norm_name, write_grid
+from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
+from ln_zoo.sweeps.manifest import existing_grid, write_grid
 from ln_zoo.sweeps.ranges import parse_range, value_text
 from ln_zoo.sweeps.results import FinishedRun, validation_metric
 from ln_zoo.sweeps.selection import validation_score

@@ -279,8 +279,10 @@ def write_card(
         if not catalog.is_plain_file_name(key) or key in catalog.CARD_FILES:
             raise CardError(f"a card cannot hold a further file called {key!r}")
     if isinstance(words := init_args.get("vocabulary"), list):
-        init_args["vocabulary"] = catalog.VOCABULARY
-        extra[catalog.VOCABULARY] = "".join(word + "\n" for word in words).encode()
+        text = "".join(word + "\n" for word in words)
+        if text.splitlines() == words:  # not with an end of line among characters
+            init_args["vocabulary"] = catalog.VOCABULARY
+            extra[catalog.VOCABULARY] = text.encode()
     contents = {catalog.WEIGHTS: safetensors.torch.save(_weights(model)), **extra}
     config = {
         "format_version": catalog.FORMAT_VERSION,

@@ -294,7 +294,7 @@ def model_size(model: Any) -> dict[str, Any]:
     }
     if isinstance(words := size.get("vocabulary"), list):
         del size["vocabulary"]
-        size["vocab_size"] = getattr(model.vocabulary, "size", len(words))
+        size["vocab_size"] = getattr(getattr(model, "vocabulary", None), "size", len(words))
     return size
 
 

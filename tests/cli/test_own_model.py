@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from cli_support import QUIET, Patch, cli, load, python, results, succeed
 from refusals import refuses
+
+import ln_zoo
 
 #: All that an outsider writes.
 MODEL = """
@@ -126,6 +129,68 @@ def test_it_is_one_file(here: Path) -> None:
     card = Path("mine.reader/README.md").read_text()
     assert "pipeline_tag: image-classification" in card
     assert "print(model(torch.rand(1, 8, 8)).argmax(-1))" in card
+
+
+CHARACTERS = """
+import torch
+from lightning.pytorch import LightningDataModule
+from ln_zoo import GRU, LayerNorm, Norm
+from ln_zoo.models import ZooModule
+
+TEXT = "one line,\\nand another one\\u2028\\n" * 20
+
+class Text(LightningDataModule):
+    alphabet = "".join(sorted(set(TEXT)))
+    vocabulary = list(alphabet)
+    vocab_size = len(alphabet)
+
+    def train_dataloader(self):
+        places = torch.tensor([self.alphabet.index(c) for c in TEXT])
+        return torch.utils.data.DataLoader(places.view(20, -1), batch_size=10)
+
+    val_dataloader = test_dataloader = train_dataloader
+
+
+class CharLM(ZooModule):
+    def __init__(self, vocab_size: int, alphabet: str, vocabulary: list[str],
+                 norm: Norm | None = None) -> None:
+        super().__init__()
+        norm = LayerNorm() if norm is None else norm
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm)
+        self.embedding = torch.nn.Embedding(vocab_size, 4)
+        self.rnn = GRU(4, vocab_size, batch_first=True, norm=norm)
+
+    def training_step(self, batch, batch_idx):
+        scores = self.rnn(self.embedding(batch[:, :-1]))[0]
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+
+    def validation_step(self, batch, batch_idx, name="val_nll"):
+        self.log(name, self.training_step(batch, batch_idx))
+
+    def test_step(self, batch, batch_idx):
+        self.validation_step(batch, batch_idx, "test_nll")
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+"""
+
+
+def test_an_alphabet_travels_with_the_card(here: Path, monkeypatch: Patch) -> None:
+    """Also one with ends of lines, which a file of one word per line cannot hold."""
+    (here / "chars.py").write_text(CHARACTERS)
+    options = ["--data=chars.Text", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1"]
+    succeed("fit", "--model=chars.CharLM", *options, "--test_after_fit=true", *QUIET)
+    folder = Path("runs/CharLM-LayerNorm/version_0")
+    results_file = f"--results={folder / 'test_results.json'}"
+    last = folder / "checkpoints/last.ckpt"
+    succeed("card", last, results_file, "--out=cards/chars.ln", "--import=chars")
+    monkeypatch.syspath_prepend(here)
+    chars = importlib.import_module("chars")
+    loaded = ln_zoo.load("cards/chars.ln", model=chars.CharLM)
+    assert loaded.hparams["alphabet"] == chars.Text.alphabet
+    assert loaded.hparams["vocabulary"] == chars.Text.vocabulary
+    assert loaded.hparams["vocab_size"] == len(chars.Text.alphabet)
 
 
 def test_cards_of_own_models(here: Path, monkeypatch: Patch) -> None:

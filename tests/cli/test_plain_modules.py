@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, cli, load, rows_of, succeed
+from cli_support import QUIET, Capture, cli, load, rows_of, succeed, told
 from refusals import refuses
 
-from ln_zoo.cli import lightning
+from ln_zoo.cli import lightning, main
 from ln_zoo.utils import packages
 
 PROJECT = Path(__file__).parents[1] / "callbacks" / "lightning_project" / "forecasting"
@@ -115,18 +115,56 @@ def test_tensorboard_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_extra_is_asked_for_before_the_work(
-    monkeypatch: pytest.MonkeyPatch, package: str, extra: str, argv: list[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, package: str, extra: str, argv: list[str]
 ) -> None:
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
-    code = 2 if argv[0] == "fit" else 1
-    refuses([f"package {package}", f"ln-zoo[{extra}]"], cli, *argv, code=code)
+    said = told(capsys, *argv, code=2 if argv[0] == "fit" else 1)
+    assert package in said
+    assert f"ln-zoo[{extra}]" in said
 
 
 def test_pictures_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lightning, "find_spec", lambda name: None)
-    succeed("fit", *FIT, "--trainer.max_epochs=1", "--trainer.logger.name=bare")
+    assert main(["fit", *FIT, "--trainer.max_epochs=1", "--trainer.logger.name=bare"]) == 0
     assert Path("runs/bare/version_0/metrics.csv").exists()
     assert not Path("runs/bare/version_0/curves.png").exists()
+
+
+def test_runs_are_compared() -> None:
+    succeed("fit", *FIT, "--trainer.max_epochs=2", "--trainer.logger.name=other")
+    succeed(
+        "compare", "rms=runs/Forecaster-RMSNorm/version_0", "runs/other/version_0", "--csv=c.csv"
+    )
+    rows = rows_of("c.csv")
+    assert {row["label"] for row in rows} == {"rms", "other"}
+    assert all(float(row["val/loss"]) > 0 for row in rows)
+    assert Path("compare.png").stat().st_size > 0
+
+
+EXPORTED = """
+from forecasting.model import Forecaster
+from ln_zoo.export import map_path
+from ln_zoo.export.paths import normal
+
+class Exported(Forecaster):
+    def export_parts(self):
+        inputs, forward = {"x": normal("N", "T", 2)}, Forecaster.forward
+        return {"forecast": lambda copy, form: map_path(self, copy, form, inputs, "y", forward)}
+"""
+
+
+def test_a_module_is_exported_if_it_says_what(folder: Path) -> None:
+    how = ("--format=pt2", "--form=sequence", "--out=forecast.pt2")
+    wanted = ["Forecaster", "export_parts", "export.md"]
+    refuses(wanted, cli, "export", LAST, "--import=forecasting.model", *how, code=1)
+    (folder / "exported.py").write_text(EXPORTED)
+    given = (*RMS, "--trainer.max_epochs=1", "--trainer.logger.name=exported")
+    succeed("fit", "--model=exported.Exported", *FIT[1:], *given)
+    checkpoint = "runs/exported/version_0/checkpoints/last.ckpt"
+    assert "x (N, T, 2)" in succeed("export", checkpoint, "--import=exported", *how).out
+    program = torch.export.load("forecast.pt2").module()
+    (forecast,) = program(torch.randn(2, 7, 2))
+    assert forecast.shape == (2, 7, 2)
 
 
 def test_help_on_a_class() -> None:

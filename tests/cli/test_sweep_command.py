@@ -27,6 +27,9 @@ from cli_support import (
 )
 from refusals import refuses
 
+from ln_zoo.cli.sweep import _summarize
+from ln_zoo.sweeps.state import state_of
+
 #: The network of the quickstart, on few of scikit-learn's digits.
 QUICK = [f"--config={CONFIGS / 'quickstart.yaml'}", "--out=s"]
 SMALL = (
@@ -81,6 +84,21 @@ def printed(here: Path) -> list[str]:
     """A grid of two norms with one seed each, not begun; a command each."""
     argv = ("sweep", *QUICK, "--norms=layer,none", "--seeds=3,", "--print", "--", *SMALL)
     return succeed(*argv).out.splitlines()
+
+
+def test_runs_without_results_are_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a full disk no run can note why it has failed."""
+    for name, line in (("layer", "ln-zoo fit: error: No space left on device\n"), ("none", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.txt").write_text(line)
+    states = {name: state_of(tmp_path / name) for name in ("layer", "none")}
+    assert _summarize(states, 0, tmp_path, ["ln-zoo", "sweep"]) == 1
+    layer, none, last = capsys.readouterr().err.splitlines()
+    assert "layer" in layer and "No space left" in layer  # noqa: PT018
+    assert "none" in none
+    assert "2 of 2" in last
 
 
 def test_printed_commands_are_gathered(printed: list[str], here: Path) -> None:

@@ -12,7 +12,8 @@ from sweep_runs import FAST, SLOW, refuses, results, write_tested
 
 from ln_zoo.reproduction.claims import Claim, Comparison
 from ln_zoo.reproduction.judge import judge, write_judged
-from ln_zoo.sweeps.grid import Grid, write_grid
+from ln_zoo.sweeps.grid import Grid
+from ln_zoo.sweeps.manifest import write_grid
 from ln_zoo.sweeps.results import Results
 
 

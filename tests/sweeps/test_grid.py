@@ -12,17 +12,9 @@ import pytest
 from sweep_runs import refuses
 
 from ln_zoo.cli.arguments import Arguments
-from ln_zoo.sweeps.grid import (
-    Grid,
-    check_extends,
-    contents_of,
-    folder_name,
-    parse_norms,
-    parse_seeds,
-    parse_settings,
-    read_grid,
-    write_grid,
-)
+from ln_zoo.sweeps.grid import Grid, contents_of, folder_name
+from ln_zoo.sweeps.manifest import check_extends, read_grid, write_grid
+from ln_zoo.sweeps.options import parse_norms, parse_seeds, parse_settings
 
 GRID = Grid(
     configs=["base.yaml"],

@@ -177,6 +177,19 @@ def test_a_job_that_is_gone_is_started_again(
     assert "UNKNOWN" in state.error
 
 
+def test_a_job_that_waits_forever_is_noted(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ln_zoo.sweeps.launchers.slurm import _Squeue
+
+    said = "7_0 PartitionConfig\\n7_1 PartitionConfig\\n8 Priority"
+    (cluster / "squeue").write_text(f"#!{sys.executable} -S\nprint('{said}')\n")
+    queue = _Squeue()
+    assert [queue.lacks(job) for job in ("7_0", "7_1", "8", "9")] == [False, False, False, True]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [word for word in ("7_0", "PartitionConfig", "--slurm") if word not in line] == []
+
+
 def ended(pid: int) -> bool:
     """Whether a process ends within a few seconds."""
     for _ in range(200):
@@ -219,6 +232,18 @@ def test_tasks_of_ray(fake: Path) -> None:
     assert Queue(GRID.runs(), fake, {}, launcher, [Watcher()], jobs=2).run() == 0
     assert kinds(fake) == [FINISHED, FAILED, FINISHED, FINISHED]
     leaves_no_process(launcher, fake)
+
+
+def test_a_machine_too_busy_for_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="needs the extra `ray`")
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nmore")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    launcher = launcher_of("ray", tmp_path, 1, 1)
+    refuses("node timed out.*--launcher local$", launcher.opened().__enter__)
 
 
 def test_a_cluster_of_ray_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

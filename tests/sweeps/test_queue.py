@@ -24,9 +24,10 @@ from ln_zoo.cli import main
 from ln_zoo.cli.sweep import worker
 from ln_zoo.cli.sweep.check import Checked
 from ln_zoo.sweeps import progress, queue
-from ln_zoo.sweeps.grid import Grid, Run, write_grid
+from ln_zoo.sweeps.grid import Grid, Run
 from ln_zoo.sweeps.launchers import base
 from ln_zoo.sweeps.launchers.local import LocalLauncher
+from ln_zoo.sweeps.manifest import write_grid
 from ln_zoo.sweeps.progress import Progress, Watcher
 from ln_zoo.sweeps.queue import Queue
 from ln_zoo.sweeps.state import (

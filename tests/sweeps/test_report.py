@@ -15,7 +15,8 @@ from sweep_runs import refuses, write_tested
 from ln_zoo.cli import main
 from ln_zoo.sweeps import pictures
 from ln_zoo.sweeps.comparisons import differences, reached, spreads
-from ln_zoo.sweeps.grid import Grid, SweepError, existing_grid, write_grid
+from ln_zoo.sweeps.grid import Grid, SweepError
+from ln_zoo.sweeps.manifest import existing_grid, write_grid
 from ln_zoo.sweeps.pictures import metrics_to_draw
 from ln_zoo.sweeps.report import write_report
 from ln_zoo.sweeps.results import Results

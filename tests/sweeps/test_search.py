@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from sweep_runs import refuses
 
-from ln_zoo.sweeps.grid import Grid, existing_grid, write_grid
+from ln_zoo.sweeps.grid import Grid
 from ln_zoo.sweeps.launchers import base
 from ln_zoo.sweeps.launchers.local import LocalLauncher
+from ln_zoo.sweeps.manifest import existing_grid, write_grid
 from ln_zoo.sweeps.progress import Watcher
 from ln_zoo.sweeps.queue import Queue
 from ln_zoo.sweeps.ranges import check_settings, corners, parse_range

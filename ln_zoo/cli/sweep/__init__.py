@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ln_zoo._version import __version__
 from ln_zoo.cli.commands import ONE_EACH
-from ln_zoo.sweeps.grid import (
-    Grid,
-    SweepError,
-    check_extends,
-    check_option,
-    contents_of,
-    existing_grid,
-    make_folder,
-    parse_norms,
-    parse_seeds,
-    parse_settings,
-    parse_time,
-    read_grid,
-    write_grid,
-)
+from ln_zoo.cli.sweep.request import checked, grid_of, locked, note, searched, unchanged
+from ln_zoo.sweeps.grid import Grid, SweepError
 from ln_zoo.sweeps.launchers import launcher_of
+from ln_zoo.sweeps.manifest import existing_grid, make_folder, read_grid
+from ln_zoo.sweeps.options import parse_time
 from ln_zoo.sweeps.progress import Watcher
 from ln_zoo.sweeps.queue import Queue
-from ln_zoo.sweeps.ranges import check_settings
-from ln_zoo.sweeps.state import DONE, FAILED, FINISHED, Length, State, state_of
-from ln_zoo.utils.locks import LockedError, owned
-from ln_zoo.utils.names import nearest
-from ln_zoo.utils.package_data import config_names, find_config
+from ln_zoo.sweeps.state import DONE, FINISHED, State, last_error_line, state_of
 
 if TYPE_CHECKING:
     from ln_zoo.sweeps.search import Search
 
-#: Lock of ``sweep.json`` and of the report.
-_LOCK = ".sweep.owner"
-#: What a sweep keeps of its first check.
-_KEPT = ("version", "data", "data_seed", "modules", "callback")
-#: Seconds to wait for it: another process writes the report.
-_PATIENCE = 120
 #: Folder of the report, in the sweep's folder.
 _REPORT = "report"
 
@@ -156,7 +131,7 @@ def sweep(
     deadline = time.monotonic() + (math.inf if max_time is None else parse_time(max_time))
     again = ["ln-zoo", "sweep", "--out", out]
     if old is not None and not (config or norms or seeds or set_ or fit_options):
-        grid = _unchanged(old, out, threads, test)
+        grid = unchanged(old, out, threads, test)
     else:
         seeds = "1" if search and seeds is None else seeds
         grid = grid_of(config, norms, seeds, set_, fit_options, threads, test, jobs, old)
@@ -164,7 +139,7 @@ def sweep(
     make_folder(folder)
     engine = launcher_of(launcher, folder, jobs, grid.threads, gpus, slurm)
     searcher = _search_of(grid, folder, select)
-    grid, waiting, lengths = _checked(grid, folder)
+    grid, waiting, lengths = checked(grid, folder)
     if print_:
         for name in waiting:
             print(shlex.join([*again, "--run", name]))
@@ -181,75 +156,7 @@ def sweep(
     again += ["--jobs", str(jobs)] if jobs > 1 else []
     again += ["--launcher", launcher] if launcher != "local" else []
     again += [f"--slurm={text}" for text in slurm]
-    return _summarize(states, signal, again)
-
-
-def grid_of(
-    config: list[str],
-    norms: str | None,
-    seeds: str | None = None,
-    set_: Sequence[str] = (),
-    fit_options: Sequence[str] = (),
-    threads: int | None = None,
-    test: str | None = None,
-    jobs: int = 1,
-    old: Grid | None = None,
-) -> Grid:
-    """The grid of the arguments; threads and tested weights default to the folder's."""
-    if not (config or any(option.startswith("--model") for option in fit_options)):
-        raise SweepError(
-            "give --config FILE or `-- --model NAME --data NAME`, or the --out of an existing sweep"
-            if old is None
-            else "this sweep exists: give --out alone to resume it, or repeat --config to change it"
-        )
-    if not norms:
-        raise SweepError("give --norms, such as --norms layer,none")
-    if threads is None:
-        threads = old.threads if old is not None else int(jobs > 1)
-    if threads < 0:
-        raise SweepError(f"--threads must be at least 0 (0: torch's default), got {threads}")
-    for option in fit_options:
-        if option.startswith("--"):
-            check_option(option)
-    for path in config:
-        if find_config(path) is None:
-            near = nearest(path, config_names())
-            raise SweepError(f"--config: there is no file {path}{near}")
-    parsed = parse_norms(norms, config)
-    return Grid(
-        configs=config,
-        norms=parsed,
-        seeds=parse_seeds(seeds if seeds is not None else "3"),
-        settings=parse_settings(set_),
-        options=list(fit_options),
-        test=test or (old.test if old is not None else "last"),
-        threads=threads,
-        data_seed=old.data_seed if old is not None else True,
-        contents=contents_of(config, parsed),
-        callback=old.callback if old is not None else False,
-    )
-
-
-def searched(
-    grid: Grid, search: str | None, trials: int | None, sampler: str | None, pruner: str | None,
-    old: Grid | None = None,
-) -> Grid:  # fmt: skip
-    """The grid with the options of a search; SweepError if they do not fit it."""
-    before = old.search if old is not None else {}
-    options = {"sampler": sampler, "pruner": pruner, "trials": trials}
-    given = {name: value for name, value in options.items() if value is not None}
-    if given and not (search or before):
-        raise SweepError(f"--{next(iter(given))} has no effect without --search optuna")
-    searched = bool(search or before)
-    check_settings(grid.settings, searched)
-    if not searched:
-        return grid
-    found = {"sampler": "TPESampler", "pruner": "NopPruner", "trials": 20} | before | given
-    if found["pruner"] != "NopPruner" and len(grid.seeds) > 1:
-        raise SweepError("--pruner compares runs with one seed: give --seeds 1")
-    if found["trials"] < before.get("trials", 0):
-        raise SweepError(f"--trials {trials}: the sweep has {before['trials']}, and may have more")
-    return replace(grid, search=found, trials=old.trials if old is not None else [])
+    return _summarize(states, signal, folder, again)
 
 
 def _search_of(grid: Grid, out: Path, select: str | None) -> Search | None:
@@ -257,66 +164,7 @@ def _search_of(grid: Grid, out: Path, select: str | None) -> Search | None:
         return None
     from ln_zoo.sweeps.search import Search
 
-    return Search(out, partial(_locked, out), grid.search, select)
-
-
-def _unchanged(old: Grid, out: str, threads: int | None, test: str | None) -> Grid:
-    """The grid in the folder; SweepError if arguments contradict it."""
-    if threads not in (None, old.threads) or test not in (None, old.test):
-        raise SweepError(
-            f"{out} has --threads {old.threads} --test {old.test}: choose another --out"
-        )
-    changed = ", ".join(old.changed())
-    if old.contents:
-        if changed:
-            _note(f"{changed} has changed since the sweep was begun, which keeps its own copy")
-        return old
-    if changed:
-        raise SweepError(f"{changed} has changed since: choose another --out")
-    # Of an earlier version.
-    return replace(old, contents=contents_of(old.configs, old.norms), digests={})
-
-
-def _checked(grid: Grid, out: Path) -> tuple[Grid, list[str], dict[str, Length]]:
-    """Check a grid and write it; returns it, its unfinished runs, and the lengths by label."""
-    old = read_grid(out)
-    if old is not None:
-        check_extends(grid, old, out)
-        kept = {name: getattr(old, name) for name in _KEPT}
-        grid = replace(grid, **kept)
-        if old.version != __version__:
-            _note(f"{out} was begun with ln_zoo {old.version}, this is {__version__}")
-    names = [run.name for run in grid.runs()]
-    waiting = [name for name in names if state_of(out / name).kind not in DONE]
-    if not waiting and old == grid and not grid.search:
-        return grid, [], {}
-    from ln_zoo.cli.sweep.check import check_grid
-
-    grid.find_modules(out)
-    checked = check_grid(grid, out)
-    grid = replace(
-        grid,
-        data_seed=checked.data_seed,
-        callback=checked.callback,
-        data=grid.data or checked.data,
-        modules=grid.modules | checked.modules,
-    )
-    with _locked(out):
-        current = read_grid(out)
-        if current not in (None, old):
-            check_extends(grid, current, out)
-        write_grid(grid, out)
-    return grid, waiting, checked.lengths
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Own the files of the sweep; other processes of it wait."""
-    try:
-        with owned(out / _LOCK, timeout=_PATIENCE):
-            yield
-    except LockedError as error:
-        raise SweepError(f"{error}: wait for it, or choose another --out") from None
+    return Search(out, partial(locked, out), grid.search, select)
 
 
 def _with_display(queue: partial[Queue], out: Path, select: str | None) -> int:
@@ -332,10 +180,6 @@ def _with_display(queue: partial[Queue], out: Path, select: str | None) -> int:
         return queue(watchers=[table, page]).run()
 
 
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
-
-
 def _report(
     out: Path, baseline: str | None, metric: list[str] | None, x: str | None, select: str | None,
     grid: Grid,
@@ -345,23 +189,25 @@ def _report(
 
     results = Results(grid, out, baseline, select)
     make_folder(out / _REPORT)
-    with _locked(out):
+    with locked(out):
         page = write_report(results, out / _REPORT, metric, x)
     print(page)
     if find_spec("matplotlib") is None:
-        _note("no pictures of curves without matplotlib: pip install 'ln-zoo[plots]'")
+        note("no pictures of curves without matplotlib: pip install 'ln-zoo[plots]'")
     print(f"report: {out / _REPORT / 'report.md'}")
 
 
-def _summarize(states: dict[str, State], signal: int, again: list[str]) -> int:
+def _summarize(states: dict[str, State], signal: int, out: Path, again: list[str]) -> int:
     command = shlex.join(again)
     if signal:
         done = sum(state.kind == FINISHED for state in states.values())
         print(f"stopped with {done} of {len(states)} runs finished; to resume: {command}")
         return 128 + signal
-    failed = {name: state.error for name, state in states.items() if state.kind == FAILED}
+    # A full disk keeps the file of a failure from being written.
+    failed = {name: state.error for name, state in states.items() if state.kind not in DONE}
     for name, error in failed.items():
-        print(f"ln-zoo sweep: error: {name}: {error}", file=sys.stderr)
+        why = error or last_error_line(out / name) or "it has left no results"
+        print(f"ln-zoo sweep: error: {name}: {why}", file=sys.stderr)
     if failed:
         print(
             f"{len(failed)} of {len(states)} runs failed (log.txt in the folder of each); to try "

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
-from ln_zoo.sweeps.grid import Grid, Run, SweepError, existing_grid, make_folder
+from ln_zoo.sweeps.grid import Grid, Run, SweepError
+from ln_zoo.sweeps.manifest import existing_grid, make_folder
 from ln_zoo.sweeps.state import (
     BUSY,
     DONE,

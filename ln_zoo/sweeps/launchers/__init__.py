@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ln_zoo.sweeps.grid import SweepError, split_values
+from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.launchers.base import Launcher
 from ln_zoo.sweeps.launchers.local import LocalLauncher
+from ln_zoo.sweeps.options import split_values
 
 
 def launcher_of(

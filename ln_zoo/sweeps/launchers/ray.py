@@ -49,7 +49,7 @@ class RayLauncher(Launcher):
                 log_to_driver=False, logging_level=logging.CRITICAL, include_dashboard=False,
                 configure_logging=False,
             )  # fmt: skip
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # of no common class; a busy machine gives an Exception itself
             raise _no_cluster(first_line(error)) from error
         try:
             yield
@@ -72,10 +72,11 @@ def _check_cluster(address: str) -> None:
 
 
 def _no_cluster(why: str) -> SweepError:
-    address = os.environ.get("RAY_ADDRESS", "")
-    return SweepError(
-        f"no Ray at RAY_ADDRESS={address!r} ({why}): correct it, or unset it to use this machine"
-    )
+    if address := os.environ.get("RAY_ADDRESS"):
+        return SweepError(
+            f"no Ray at RAY_ADDRESS={address!r} ({why}): correct it, or unset it for this machine"
+        )
+    return SweepError(f"Ray does not start here ({why}): try again, or give --launcher local")
 
 
 class _Task(Handle):

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from ln_zoo.sweeps.launchers.base import Command, Handle, Launcher, run_in_job
 _FOLDER = ".slurm"
 #: States of jobs that SLURM itself has ended.
 _INTERRUPTED = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED")
+#: Reasons for which SLURM keeps a job in its queue until its options or the cluster change.
+_NEVER = ("BadConstraints", "PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit")
 #: Exit code of a run that was stopped by SIGTERM, as before its time limit.
 _STOPPED = 143
 #: Seconds before the time limit at which runs write their checkpoints.
@@ -108,21 +111,35 @@ class SlurmLauncher(Launcher):
 
 
 class _Squeue:
-    """Jobs in the queue: where SLURM keeps no accounts, submitit waits for killed jobs forever."""
+    """Jobs in the queue: where SLURM keeps no accounts, submitit waits for killed jobs forever.
+
+    Prints one note for each reason for which the queue keeps jobs forever.
+    """
 
     def __init__(self) -> None:
         self.looks = 0
         self._when = -math.inf
-        self._jobs: set[str] | None = None
+        self._reasons: dict[str, str] | None = None
+        self._noted: set[str] = set()
 
     def lacks(self, job: str) -> bool:
         if time.monotonic() - self._when > _LOOK_EVERY:
-            argv = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
+            argv = ["squeue", "--noheader", "--array", "--me", "--format=%i %r"]
             done = subprocess.run(argv, capture_output=True, text=True)
-            self._jobs = set(done.stdout.split()) if done.returncode == 0 else None
+            lines = [line.partition(" ") for line in done.stdout.splitlines()]
+            found = {name: reason for name, _, reason in lines}
+            self._reasons = found if done.returncode == 0 else None
             self._when = time.monotonic()
             self.looks += 1
-        return self._jobs is not None and job not in self._jobs
+        reason = (self._reasons or {}).get(job, "")
+        if reason in _NEVER and reason not in self._noted:
+            self._noted.add(reason)
+            print(
+                f"note: SLURM holds job {job} for {reason}: no node of the partition fits the "
+                "options, so it waits until they change. Stop the sweep and correct --slurm",
+                file=sys.stderr,
+            )
+        return self._reasons is not None and job not in self._reasons
 
 
 class _Job(Handle):
