@@ -64,8 +64,9 @@ def _expression(node: Node, args: Sequence[str]) -> str:
     if node.op == "not":
         return f"negated({args[0]})"
     if node.op not in _FUNCTIONS:
-        what = "units in reverse order" if node.op == "flip" else f"the function {node.op}"
-        raise Unsupported(what)
+        raise Unsupported(
+            "units in reverse order" if node.op == "flip" else f"the function {node.op}"
+        )
     return f"of_{node.op}({', '.join(args)})"
 
 

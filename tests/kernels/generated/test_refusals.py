@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,6 +126,56 @@ def test_a_kernel_that_differs_is_refused_with_a_warning(
     assert "differs from the generic loop" in reason_of(layer, caplog)
     assert [r.levelname for r in caplog.records if "not used" in r.getMessage()] == ["WARNING"]
     assert names_of(chosen) == [None]
+
+
+# The page
+
+ROOT = Path(__file__).parents[3]
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """String literals below a node; formatted values are braces."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+        yield "".join(map(str, parts))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from strings(child)
+
+
+def reasons(file: Path, *names: str) -> Iterator[str]:
+    """Reasons in these functions and classes of a file, or in all of it."""
+    tree = ast.parse(file.read_text())
+    named = [node for node in ast.walk(tree) if getattr(node, "name", None) in names]
+    for node in [inner for outer in named or [tree] for inner in ast.walk(outer)]:
+        raised = isinstance(node, ast.Raise) and node.exc is not None
+        told = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "reason"
+        if told or raised or (isinstance(node, ast.Return) and names):
+            yield from (text for text in strings(node) if " " in text)
+
+
+def test_the_reference_lists_every_reason() -> None:
+    package = Path(binding.__file__).parent
+    found = {text for file in package.glob("*.py") for text in reasons(file)}
+    found |= {*reasons(package / "engine.py", "_unsupported")}
+    found |= {*reasons(package / "trace.py", "_reason")}
+    found |= {*reasons(package / "binding.py", "bound_to", "_refused")}
+    graphs = package.parent / "cuda_graphs" / "recorded.py"
+    found |= {*reasons(graphs, "unsupported_site", "Watch", "StepNumber")}
+    found -= {"{} changed during its call: {}"}  # an error
+    page = (ROOT / "docs" / "reference" / "kernels.md").read_text()
+    table = page.partition("## Refusals")[2]
+    listed = {
+        text
+        for row in table.splitlines()
+        for text in re.findall("`([^`]+ [^`]+)`", row.partition(" | ")[0])
+    }
+    plain = [
+        {re.sub(r"[A-Z]{2,}|[{][}]", "X", text) for text in texts} for texts in (found, listed)
+    ]
+    assert plain[0] == plain[1]
 
 
 # Values that a trace depends on
