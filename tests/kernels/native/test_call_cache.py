@@ -231,8 +231,10 @@ def test_float32_plans_under_autocast_need_weights_in_float32(
 def test_calls_with_and_without_resets_have_plans_of_their_own(
     kernels: str, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, x = LSTM(7, 20, norm=LayerNorm()), torch.randn(16, 3, 7)
-    resets = (None, resets_for(16, 3).view(16, 3))
+    """And a plan takes the resets of its call."""
+    layer, x = LSTM(7, 20, norm=LayerNorm()), torch.randn(16, 4, 7)
+    flags = resets_for(16, 4).view(16, 4)
+    resets = [None, *(flags ^ (torch.arange(4) < n) for n in range(3))]
     with generic_loop():
         wanted = [flat(layer(x, reset=reset)) for reset in resets]
     monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
@@ -242,6 +244,9 @@ def test_calls_with_and_without_resets_have_plans_of_their_own(
             found = flat(layer(x, reset=reset))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert names_of(chosen) == [kernels] * 2
+    # Flags of other strides, as of a single example of a batch.
+    alone = torch.stack([layer(x[:, n], reset=flags[:, n])[0] for n in range(4)], 1)
+    torch.testing.assert_close(alone, wanted[1][0], rtol=1e-4, atol=1e-5)
 
 
 @every_module

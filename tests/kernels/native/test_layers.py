@@ -467,22 +467,6 @@ def test_nan_and_infinity_pass() -> None:
     torch.testing.assert_close(c, wanted[1], equal_nan=True)
 
 
-def test_a_plan_takes_the_resets_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And calls with and without resets have plans of their own."""
-    layer, x = made(GRU(3, 5, norm=LayerNorm())), torch.randn(6, 4, 3)
-    flags = [None, *(resets_for(6, 4).view(6, 4) ^ (torch.arange(4) < n) for n in range(3))]
-    with generic_loop():
-        wanted = [layer(x, reset=reset)[0] for reset in flags]
-    names = note_kernels(monkeypatch)
-    for _ in range(2):
-        for reset, output in zip(flags, wanted, strict=True):
-            torch.testing.assert_close(layer(x, reset=reset)[0], output, rtol=1e-4, atol=1e-5)
-    assert names_of(names) == ["native"] * 2
-    # Flags of other strides, as of a single example of a batch.
-    alone = torch.stack([layer(x[:, n], reset=flags[1][:, n])[0] for n in range(4)], 1)
-    torch.testing.assert_close(alone, wanted[1], rtol=1e-4, atol=1e-5)
-
-
 def test_a_plan_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call that follows it has masks of its own, those that it would have without."""
     layer = made(LSTM(3, 5, 2, norm=LayerNorm(), zoneout=0.3, recurrent_dropout=0.4))
