@@ -51,6 +51,7 @@ napoleon_use_ivar = True
 # Looks
 html_theme = "furo"
 html_math_renderer = "mathml"
+html_static_path = html_css_files = ["equations.css"]
 html_title = f"ln_zoo {release}"
 html_copy_source = False
 html_show_copyright = False
@@ -88,6 +89,30 @@ def _list_arguments(
         lines[place:place] = ["Args:", *found[:end], ""]
 
 
+_TORCH = "https://docs.pytorch.org/docs/stable"
+#: Pages of other packages by name: a build without a network cannot fetch their inventories.
+_ELSEWHERE = {
+    r"torch\.(nn\.(utils\.rnn\.)?[A-Z]\w+|optim\.[A-Z]\w+|compile|jit\.\w+|load)": (
+        f"{_TORCH}/generated/{{}}.html"
+    ),
+    r"torch\.Tensor": f"{_TORCH}/tensors.html",
+    r"torch\.(device|dtype)": f"{_TORCH}/tensor_attributes.html",
+    r"(lightning\.[\w.]+\.)?(LightningModule|LightningDataModule|Trainer|Callback)": (
+        "https://lightning.ai/docs/pytorch/stable/optional-api/api_references"
+    ),
+}
+
+
+def _link_elsewhere(
+    app: Any, env: Any, node: nodes.Element, text: nodes.Element
+) -> nodes.reference | None:
+    name = node.get("reftarget", "")
+    for pattern, page in _ELSEWHERE.items():
+        if re.fullmatch(pattern, name):
+            return nodes.reference("", "", text, refuri=page.format(name), internal=False)
+    return None
+
+
 def _write_mathml(writer: Any, node: nodes.math | nodes.math_block) -> None:
     """Write an equation as MathML, which browsers draw without scripts and without a network."""
     writer.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
@@ -96,6 +121,7 @@ def _write_mathml(writer: Any, node: nodes.math | nodes.math_block) -> None:
 
 def setup(app: Any) -> None:
     """Registers the changes of docstrings, and the renderer of equations."""
+    app.connect("missing-reference", _link_elsewhere)
     how = (_write_mathml, None)
     app.add_html_math_renderer("mathml", inline_renderers=how, block_renderers=how)
     # The first before napoleon, which reads the sections.

@@ -64,14 +64,14 @@ class DRAWNetwork(nn.Module):
 
     .. math:: \begin{aligned}
         \hat x_t &= x - \sigma(C_{t-1}) \\
-        r_t &= \operatorname{read}(x, \hat x_t, h^{dec}_{t-1}) \\
-        h^{enc}_t &= \operatorname{LSTM}^{enc}(h^{enc}_{t-1}, [r_t, h^{dec}_{t-1}]) \\
-        z_t &= \mu(h^{enc}_t) + s(h^{enc}_t) \odot e_t, \quad e_t \sim N(0, I) \\
-        h^{dec}_t &= \operatorname{LSTM}^{dec}(h^{dec}_{t-1}, z_t) \\
-        C_t &= C_{t-1} + \operatorname{write}(h^{dec}_t)
+        r_t &= \operatorname{read}(x, \hat x_t, h^d_{t-1}) \\
+        h^e_t &= \operatorname{encoder}(h^e_{t-1}, [r_t, h^d_{t-1}]) \\
+        z_t &= \mu(h^e_t) + s(h^e_t) \odot e_t, \quad e_t \sim N(0, I) \\
+        h^d_t &= \operatorname{decoder}(h^d_{t-1}, z_t) \\
+        C_t &= C_{t-1} + \operatorname{write}(h^d_t)
         \end{aligned}
 
-    ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h^dec places
+    ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h^d places
     (`ln_zoo.ops.filterbank`); ``write`` adds one of W x W. The norm acts in both LSTMs, in the
     paper on the cell state that the output gate sees (eq. 29-31). Attention, canvas, latents and
     cell states stay float32 under autocast.

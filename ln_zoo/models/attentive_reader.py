@@ -50,7 +50,7 @@ class AttentiveReader(Classifier):
         a &= \operatorname{softmax}_t(v \cdot p_t) \\
         r &= \sum_t a_t h_t \\
         g &= \tanh(W_r r + W_g u + b_g + W_m \operatorname{mean}_t h_t) \\
-        answer &= \operatorname{softmax}(W_o g + b_o)
+        \text{answer} &= \operatorname{softmax}(W_o g + b_o)
         \end{aligned}
 
     The similarity of p is added to each unit, and answers are over the whole vocabulary.

@@ -18,7 +18,7 @@ class GravesRMSprop(torch.optim.Optimizer):
     .. math:: \begin{aligned}
         n &\leftarrow d\, n + (1 - d)\, e^2 \\
         g &\leftarrow d\, g + (1 - d)\, e \\
-        \Delta &\leftarrow m\, \Delta - lr \, e / \sqrt{n - g^2 + eps} \\
+        \Delta &\leftarrow m\, \Delta - \text{lr}\, e / \sqrt{n - g^2 + \text{eps}} \\
         w &\leftarrow w + \Delta
         \end{aligned}
 

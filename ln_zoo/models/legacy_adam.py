@@ -29,8 +29,8 @@ class LegacyAdam(torch.optim.Adam):
     .. math:: \begin{aligned}
         m &\leftarrow b_1 m + (1 - b_1)\, g \\
         v &\leftarrow b_2 v + (1 - b_2)\, g^2 \\
-        w &\leftarrow w - lr \frac{\sqrt{1 - (1 - b_2)^t}}{1 - (1 - b_1)^t}
-            \frac{m}{\sqrt{v} + eps}
+        w &\leftarrow w - \text{lr}\, \frac{\sqrt{1 - (1 - b_2)^t}}{1 - (1 - b_1)^t}
+            \frac{m}{\sqrt{v} + \text{eps}}
         \end{aligned}
 
     With (0.9, 0.999) this is almost no correction: update 1 is 3.5 times, update 12 6.6 times,
