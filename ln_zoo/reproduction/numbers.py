@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from ln_zoo.reproduction.claims import outcomes
+from ln_zoo.sweeps.grid import SweepError
 from ln_zoo.sweeps.statistics import paired
 
 SETTINGS = "<!-- settings -->"
@@ -285,7 +286,9 @@ def _sources(text: str, figures: Path) -> list[Source]:
 def source(path: Path) -> Source:
     """A CSV with the statistics of its groups of rows, and of its runs."""
     with path.open(newline="", encoding="utf-8") as file:
-        head, *rows = csv.reader(file)
+        head, *rows = [*csv.reader(file)] or [[]]
+    if not rows or {*map(len, rows)} != {len(head)}:
+        raise SweepError(f"{path}: expected a heading and rows of {len(head)} columns")
     columns = dict(zip(head, map(list, zip(*rows, strict=True)), strict=True))
     if columns.keys() >= {*"TBIH"}:
         sizes = zip(*(columns.pop(name) for name in "TBIH"), strict=True)

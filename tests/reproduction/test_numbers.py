@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from ln_zoo.reproduction.numbers import check_pages
 
@@ -104,6 +105,11 @@ def test_a_changed_number_is_named(root: Path, before: str, after: str) -> None:
 def test_a_changed_table_is_noticed(root: Path) -> None:
     (root / "docs/figures/scores.csv").write_text(CSV.replace("1.19", "1.99"))
     assert {12, 17} <= lost(root).keys()
+
+
+def test_a_table_that_was_cut_is_named(root: Path) -> None:
+    (root / "docs/figures/scores.csv").write_text("norm,error\nlayer\n")
+    refuses(r"scores\.csv.*2 columns", lost, root)
 
 
 def test_tables_of_other_sections_do_not_count(root: Path) -> None:
