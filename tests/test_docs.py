@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,8 @@ def commands() -> dict[tuple[str, ...], str]:
         script += [f"PAGE={shlex.quote(name_of(page))}", *found] if found else []
     command, given = [shutil.which("bash") or "bash", "-eu"], dict.fromkeys(GIVEN, "given")
     options: Any = {"env": {"PATH": "", **given}, "capture_output": True, "text": True}
-    done = subprocess.run(command, input="\n".join(script), **options)
+    with tempfile.TemporaryDirectory() as folder:  # redirections write there
+        done = subprocess.run(command, input="\n".join(script), cwd=folder, **options)
     assert not done.returncode, done.stderr
     assert not done.stderr
     alike: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
