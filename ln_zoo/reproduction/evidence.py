@@ -84,7 +84,7 @@ def _outcome(
     if row.kind == "tasks":
         return _tasks(row, {name: outcome for name, (_, outcome, _) in found.items()}), None
     rows = list(_rows(row, root))
-    return (_theory(rows), None) if row.kind == "theory" else compare(row, rows)
+    return (theory_outcome(rows), None) if row.kind == "theory" else compare(row, rows)
 
 
 def _judged(row: Comparison, pairs: int, root: Path) -> tuple[Outcome, Verdict | None]:
@@ -224,7 +224,7 @@ def _tasks(row: Comparison, outcomes: Mapping[str, Outcome]) -> Outcome:
     )
 
 
-def _theory(rows: Sequence[Row]) -> Outcome:
+def theory_outcome(rows: Sequence[Row]) -> Outcome:
     """How many cases are as the paper says."""
     agree = sum(each["agrees"] == "yes" for each in rows)
     word = CONFIRMED if agree == len(rows) else IN_PART if agree else REFUTED

@@ -22,6 +22,7 @@ from ln_zoo.utils.tables import write_csv
 
 #: Claim, case, the paper's value, ours, and whether they agree.
 Case = tuple[str, str, str, str, bool]
+_COLUMNS = ("claim", "case", "claimed", "measured", "agrees")
 _EXACT = 1e-12
 _NORMS: tuple[Norm, ...] = (BatchNorm(), WeightNorm(), LayerNorm())
 #: Table 1 of the paper, in the order of `INVARIANCES`.
@@ -32,11 +33,16 @@ _TABLE_1 = {
 }
 
 
+def cases() -> list[dict[str, str]]:
+    """Compute all cases, in seconds, as rows of the table."""
+    found = [*_invariance(), *_reparameterisation(), *_metric(), *_study()]
+    rows = ([*words, "yes" if agrees else "no"] for *words, agrees in found)
+    return [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+
+
 def write_theory(path: Path) -> None:
-    """Compute all cases and write them as CSV, in seconds."""
-    cases = [*_invariance(), *_reparameterisation(), *_metric(), *_study()]
-    rows = [[*words, "yes" if agrees else "no"] for *words, agrees in cases]
-    write_csv(path, ["claim", "case", "claimed", "measured", "agrees"], rows)
+    """Compute all cases and write them as CSV."""
+    write_csv(path, _COLUMNS, [list(row.values()) for row in cases()])
 
 
 def _invariance() -> Iterator[Case]:

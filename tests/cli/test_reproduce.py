@@ -10,7 +10,7 @@ from refusals import refuses
 from sweep_runs import FAST, SLOW, results
 
 from ln_zoo.cli import main, reproduce
-from ln_zoo.reproduction import claims
+from ln_zoo.reproduction import claims, theory
 from ln_zoo.reproduction.claims_page import MARKS, claims_page, history, readme_part, with_part
 
 
@@ -83,6 +83,16 @@ def test_an_analysis_is_printed_and_not_run(in_tmp: Path, capsys: Capture) -> No
     ):
         assert says in told(capsys, "reproduce", *given.split())
         assert not list(in_tmp.iterdir())
+
+
+def test_a_statement_of_theory_judges_itself(
+    in_tmp: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setitem(theory._TABLE_1, "LayerNorm", (True, True, True, True, False, True))
+    said = told(capsys, "reproduce", "feature-shift", f"--out={in_tmp}")
+    assert "in part; 1 of 2 cases; not shifting" in said
+    said = told(capsys, "reproduce", "invariance", f"--out={in_tmp}")
+    assert "17 of 18 cases; not LayerNorm, weight_vector_rescaling" in said
 
 
 def test_a_folder_that_cannot_be_written(in_tmp: Path) -> None:
