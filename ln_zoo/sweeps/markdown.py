@@ -59,7 +59,10 @@ def _settings_section(results: Results) -> str:
     for each in chosen_settings(results):
         labels = [each.label, *each.tied]
         settings = " or ".join(label.partition(", ")[2] for label in labels)
-        rows.append([each.norm, settings, f"{each.score:.4g}", ", ".join(each.edges) or "no"])
+        edges = ", ".join(each.edges) or "no"
+        if each.finished < each.settings:
+            edges = f"{each.finished} of {each.settings} settings have finished"
+        rows.append([each.norm, settings, f"{each.score:.4g}", edges])
     text = "Means over the seeds that have finished with all settings of a norm, if there are any."
     head = ["", "settings", f"mean {results.select}", "at an edge of the grid"]
     return _section("Best settings by validation", text, head, rows)

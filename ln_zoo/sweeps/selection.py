@@ -21,6 +21,8 @@ class Chosen:
     score: float  # mean over the seeds
     edges: list[str]  # options whose best value is the smallest or largest of the grid
     tied: list[str]  # labels of other settings with the same score
+    finished: int  # settings with a finished run
+    settings: int  # all settings
 
 
 def chosen_settings(results: Results) -> list[Chosen]:
@@ -50,7 +52,9 @@ def chosen_settings(results: Results) -> list[Chosen]:
             if each != label and math.isclose(mean, means[label], rel_tol=1e-9)
         ]
         edges = _edges(results, results.of_label(label)[0].run.settings)
-        found.append(Chosen(norm, label, means[label], edges, tied))
+        settings = math.prod(map(len, results.grid.settings.values()))
+        settings = len(means) if results.grid.search else settings
+        found.append(Chosen(norm, label, means[label], edges, tied, len(means), settings))
     return found
 
 

@@ -231,7 +231,7 @@ def test_a_run_that_is_trained_elsewhere_is_left_to_it(tmp_path: Path, capsys) -
 def test_the_manifest_has_one_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ln_zoo.cli.sweep._PATIENCE", 0)
+    monkeypatch.setattr("ln_zoo.cli.sweep.request._PATIENCE", 0)
     monkeypatch.setattr("ln_zoo.cli.sweep.check.check_grid", lambda grid, out: Checked())
     (tmp_path / "c.yaml").touch()
     grid = replace(GRID, configs=[str(tmp_path / "c.yaml")], norms=["LayerNorm"])

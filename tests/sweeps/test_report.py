@@ -104,6 +104,13 @@ def test_settings_of_equal_scores_are_all_named(out: Path, tmp_path: Path) -> No
     assert "| layer | model.lr=1e-3 or model.lr=1e-2 | 0.02 |" in written
 
 
+def test_an_unfinished_grid_has_no_edge(out: Path, tmp_path: Path) -> None:
+    shutil.rmtree(out / "layer-model.lr-1e-2")
+    written = write_report(results(out), tmp_path / "report")
+    assert "| layer | model.lr=1e-3 | 0.02 | 1 of 2 settings have finished |" in written
+    assert written.count("settings have finished") == 1
+
+
 def test_settings_are_compared_over_the_seeds_that_all_of_them_have(out: Path) -> None:
     """By seeds 0.02, 0.03 and 0.01 at 1e-3; 0.022 at 1e-2, which lacks the last seed."""
     with_scores_at_1e2(out, "0.022")
