@@ -1,7 +1,8 @@
 """Own cells and an own norm on generated kernels, beside the loop, native kernels and torch's LSTM.
 
 ``python -m benchmarks.own_cells --threads 1`` prints a table; ratios are of processor time to the
-native LSTM with `LayerNorm`. The bar is 1.15 in training and 1.3 in inference.
+native LSTM with `LayerNorm`. The bar is 1.15 in training and 1.3 in inference. ``--cells LSTM GRU
+RNN`` compares generated kernels of these cells with the hand-written ones of the same cell.
 
 ``--errors 8`` prints, for each cell and norm, how many times the generic loop's error that of the
 generated kernel is, both in float32 against the loop in float64: of output and gradients the
@@ -28,12 +29,12 @@ from examples.cells.indrnn import IndRNN
 from examples.cells.mgu import MinimalGatedUnit
 from examples.cells.peephole_lstm import PeepholeLSTM
 from examples.cells.slstm import SLSTM
-from ln_zoo.layers import LSTM, RecurrentLayer
+from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
 
 SIZES = ("50,64,256,256", "100,8,400,400", "200,1,128,128", "784,100,1,100")
 MODES = ("train", "infer")
-BASELINE = "native LN-LSTM"
+BASELINE = "native"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ OWN: dict[str, tuple[type[RecurrentLayer], Norm]] = {
     "sLSTM": (SLSTM, LayerNorm()),
     "IndRNN": (IndRNN, LayerNorm()),
     "LSTM, own norm": (LSTM, MyNorm()),
+}
+#: Cells that have hand-written kernels.
+KNOWN: dict[str, tuple[type[RecurrentLayer], Norm]] = {
+    layer.__name__: (layer, LayerNorm()) for layer in (LSTM, GRU, RNN)
 }
 #: Norms of the table of errors.
 NORMS: dict[str, Norm] = {
@@ -94,9 +99,10 @@ def call(module: nn.Module, size: Size, mode: str, kernels: str) -> Callable[[],
 def calls(cell: str, size: Size, mode: str, loop: bool) -> dict[str, Callable[[], Any]]:
     """The contestants for one cell, by name."""
     torch.manual_seed(0)
-    layer, norm = OWN[cell]
+    layer, norm = (OWN | KNOWN)[cell]
     own = layer(size.I, size.H, norm=norm)
-    baseline = LSTM(size.I, size.H, norm=LayerNorm())
+    known, norm = KNOWN.get(cell, KNOWN["LSTM"])
+    baseline = known(size.I, size.H, norm=norm)
     found = {
         BASELINE: call(baseline, size, mode, "native"),
         "generated": call(own, size, mode, "generated"),
@@ -139,7 +145,7 @@ def error_ratio(layer: type[RecurrentLayer], norm: Norm, size: Size, seeds: int)
 def print_errors(cells: Sequence[str], seeds: int) -> None:
     """Print the table of errors."""
     runner.print_head(("error, times the loop's", *NORMS))
-    for layer, _ in map(OWN.__getitem__, cells):
+    for layer, _ in map((OWN | KNOWN).__getitem__, cells):
         found = [error_ratio(layer, norm, ERRORS_SIZE, seeds) for norm in NORMS.values()]
         runner.print_row((layer.__name__, *(f"{ratio:.2f}" for ratio in found)))
 
@@ -153,7 +159,7 @@ def measure(cell: str, size: Size, mode: str, given: argparse.Namespace) -> list
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table and writes the file."""
     parser = runner.parser("own_cells", __doc__, rounds=9, seconds=2.0, threads=1)
-    parser.add_argument("--cells", nargs="+", choices=list(OWN), default=list(OWN))
+    parser.add_argument("--cells", nargs="+", choices=[*OWN, *KNOWN], default=list(OWN))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="T,B,I,H")
     parser.add_argument("--no-loop", action="store_true", help="leave out the generic loop")
