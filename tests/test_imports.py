@@ -69,7 +69,7 @@ BELOW = {
     "training_runs": set(),
     "vocabulary": {"checks", "files"},
     "yaml": {"files"},
-    "data": {"checks", "files", "vocabulary"},
+    "data": {"checks", "files", "schema", "vocabulary"},
     "metrics": {"checks", "tables"},
     "plots": {"analysis", "metrics", "checks", "files", "tables"},
     "callbacks": {
