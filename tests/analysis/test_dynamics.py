@@ -431,7 +431,7 @@ LAYER = GRU(I, H, dtype=F64)
         (lambda: next(initial_dynamics(X[0])), r"initial_dynamics.*\(3, 2\)"),
         (lambda: next(initial_dynamics(X[:0])), r"initial_dynamics.*\(0, 3, 2\)"),
         (lambda: dynamics_table([]), "dynamics_table"),
-        (lambda: plot_dynamics([], Path("none.png")), "found"),
+        (lambda: plot_dynamics([], Path("none.png")), "rows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

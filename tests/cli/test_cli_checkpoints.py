@@ -139,7 +139,7 @@ def test_weights_of_another_norm_or_size_name_the_keys(
     wrong = here / "wrong.ckpt"
     norm = {"class_path": "ln_zoo.norms.BatchNorm", "init_args": {}}
     _foreign_class(trained, wrong, norm=norm, hidden_sizes=[9])
-    says = ["network.1.site.running_mean", "network.1.weight", "(8, 64)", "(9, 64)"]
+    says = ["network.1.site.running_mean", "network.1.weight", "[8, 64]", "[9, 64]"]
     refuses([wrong, "MLPClassifier", *says], cli, "test", option, wrong, *DATA, *QUIET)
 
 

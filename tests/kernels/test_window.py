@@ -18,6 +18,7 @@ from reference import Direction, Site, run_window
 from torch import Tensor
 from torch.nn import functional as F
 
+from ln_zoo.kernels import window
 from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.native.runtime import unavailable_reason
 from ln_zoo.kernels.triton import steps
@@ -25,13 +26,13 @@ from ln_zoo.kernels.triton.engine import TritonEngine
 from ln_zoo.ops import (
     RowNorm,
     Weights,
+    Windowed,
     WindowOperands,
     chunks,
     select_window_kernel,
     window_weights,
     windowed_lstm,
 )
-from ln_zoo.ops.loops import window
 from ln_zoo.ops.registry import kernel_named
 
 F32, F64 = torch.float32, torch.float64
@@ -135,11 +136,11 @@ def weights_of(p: Problem) -> tuple[Weights, WindowOperands]:
     return weights, WindowOperands(*(p[name] for name in WindowOperands._fields))
 
 
-def called(kernel: Any, rule: Rule | None, p: Problem, H: int | None = None) -> window.Windowed:
+def called(kernel: Any, rule: Rule | None, p: Problem, H: int | None = None) -> Windowed:
     return windowed_lstm(kernel, records(rule, p, H), p["x"], (p["h"], p["c"]), *weights_of(p))
 
 
-def layer(under: Under, rule: Rule | None, p: Problem) -> window.Windowed:
+def layer(under: Under, rule: Rule | None, p: Problem) -> Windowed:
     """The layer on the engine, after it was chosen as users have it chosen."""
     kernel = select_window_kernel(records(rule, p), p["x"], *weights_of(p))
     assert kernel.engine is under.engine

@@ -260,6 +260,7 @@ CONVERTED = {"float64", "bfloat16", STRIDED}
 ERRORS = ("raised RuntimeError", "raised ValueError", "raised IndexError")
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize(
     "together",
     [True, pytest.param(False, marks=pytest.mark.slow)],
