@@ -204,8 +204,7 @@ def picture(option: str, path: Path) -> None:
         raise ValueError(
             f"{option} {path} is not the name of a picture: end it in .png, .svg or .pdf"
         )
-    if path.suffix.lower() != ".svg":  # `write` draws it without a package
-        require("matplotlib")
+    require("matplotlib")
     writable(option, path)
 
 

@@ -81,25 +81,25 @@ def answers(page: str = "") -> list[str]:
     whole = sum(row.size == row.length == "paper" for _, row, _ in primary)
     parts: dict[str, list[tuple[str, Sequence[_Entry]]]] = {
         "What holds": [
-            ("layer norm is faster in {}, by fresh runs", _those(fresh, "as claimed")),
-            ("layer norm is faster in {}, by older runs only", _those(older, "as claimed")),
-            ("the theory is right on {}", _those(theory, "as claimed")),
+            ("Layer norm is faster in {}, by fresh runs.", _those(fresh, "as claimed")),
+            ("Layer norm is faster in {}, by older runs only.", _those(older, "as claimed")),
+            ("The theory is right on {}.", _those(theory, "as claimed")),
         ],
         "What does not": [
-            ("layer norm is not faster in {}, by fresh runs", _those(fresh, "against")),
-            ("older runs disagree, at least in part, on {}", _those([*older, *other], "against")),
-            ("the theory is wrong, or right in part, on {}", _those(theory, "against", IN_PART)),
+            ("Layer norm is not faster in {}, by fresh runs.", _those(fresh, "against")),
+            ("Older runs disagree, at least in part, on {}.", _those([*older, *other], "against")),
+            ("The theory is wrong, or right in part, on {}.", _those(theory, "against", IN_PART)),
         ],
         "What nobody knows yet": [
-            (f"{len(older)} of {total} experiments wait for fresh runs, which decide", older[:1]),
-            ("fresh runs leave {} open", _those(fresh, UNDECIDED)),
-            ("older runs leave {} open", _those(older, UNDECIDED)),
-            ("not measured, at least in part, are {}", unmeasured),
-            (f"{total - whole} of {total} are smaller or shorter than the paper's", primary),
+            (f"{len(older)} of {total} experiments wait for fresh runs, which decide.", older[:1]),
+            ("Fresh runs leave {} open.", _those(fresh, UNDECIDED)),
+            ("Older runs leave {} open.", _those(older, UNDECIDED)),
+            ("Not measured, at least in part, are {}.", unmeasured),
+            (f"{total - whole} of {total} are smaller or shorter than the paper's.", primary),
         ],
     }  # fmt: skip
     return [
-        f"**{head}:** {'; '.join(text.format(_links(page, of)) for text, of in each if of)}."
+        f"**{head}:** {' '.join(text.format(_links(page, of)) for text, of in each if of)}"
         for head, each in parts.items()
     ]
 

@@ -16,9 +16,8 @@ Bold headlines are looked up number by number in all CSVs of the page, which is 
 (headings and first cells), code, dates and *italics*, which quote other works, are no results, nor
 are tables below the line ``<!-- settings -->``. A card must be what its ``results.json`` renders.
 
-How strong that is: of 400 random numbers with one digit changed, 350 are not found, 194 of 201 with
-a deviation or interval and 156 of 199 others, among which settings and counts pass most easily. A
-changed cell of a CSV is noticed if a page shows it: 9 of 40 random ones.
+A wrong number may be found by chance: settings and counts most easily, numbers with a deviation or
+an interval hardly. A changed cell of a CSV is noticed only if a page shows it.
 """
 
 from __future__ import annotations

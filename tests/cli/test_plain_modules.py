@@ -110,6 +110,7 @@ def test_tensorboard_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     ("package", "extra", "argv"),
     [
         ("matplotlib", "plots", ["compare", "runs"]),
+        ("matplotlib", "plots", ["write", "a", "--model=handwriting.none", "--out=a.svg"]),
         ("matplotlib", "plots", ["fit", *FIT, "--trainer.callbacks+=CurvesPlot"]),
         ("shtab", "completion", ["--print_completion=shtab-bash"]),
     ],

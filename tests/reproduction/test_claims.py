@@ -115,7 +115,7 @@ def test_the_answers_follow_fresh_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = claims.outcomes() | dict(zip(names, judged, strict=True))
     monkeypatch.setattr(claims, "outcomes", lambda: stored)
     links = [f"(#{name.partition(':')[0]})" for name in names]
-    holds, fails, unknown = (text.partition("; ")[0] for text in answers())
+    holds, fails, unknown = (text.partition(". ")[0] for text in answers())
     assert "fresh runs" in holds
     assert all(link in holds for link in links[:5])
     assert "fresh runs" in fails
