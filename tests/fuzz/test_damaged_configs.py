@@ -173,7 +173,7 @@ def check(case: ConfigCase) -> None:
 
 @given(case=config_cases)
 @example(ConfigCase("attentive_reader/quickstart.yaml", (Edit("set", 0, "a" * 2000),), None))
-@fast(50)
+@fast(20)
 def test_damaged_configurations(case: ConfigCase) -> None:
     check(case)
 

@@ -236,7 +236,7 @@ def test_known_spellings_in_the_argument_that_takes_a_class(
     check(Case(_CELL, value, is_card, command))
 
 
-@fast(300)
+@fast(100)
 @given(cases)
 @example(Case(("Handwriting", "alphabet"), _FOLDED, False, "fit"))
 @example(Case(("DRAW", "compile_mode"), PATH, True, "test"))
