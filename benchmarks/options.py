@@ -1,20 +1,21 @@
 """What resets and noise in the recurrence cost a training step, or inference.
 
 ``python -m benchmarks.options`` prints a table: each option as a ratio to the same layer without,
-on whatever kernel runs it and on the generic loop.
+on whatever kernel runs it and on the generic loop. ``--memory`` adds the ratio of peak memory, each
+option in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks import runner
+from benchmarks import memory, runner
 from benchmarks.contestants import Size, limited_to
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.norms import Identity, LayerNorm
@@ -28,6 +29,7 @@ OPTIONS: dict[str, tuple[dict[str, float], float | None]] = {
     "weight_dropout": ({"weight_dropout": 0.5}, None),
     "recurrent_dropout": ({"recurrent_dropout": 0.3}, None),
     "zoneout": ({"zoneout": 0.1}, None),
+    **{f"recompute={k}": ({"recompute": k}, None) for k in (16, 64, 256)},
 }
 
 
@@ -82,6 +84,14 @@ def measure(
     return [{"cell": setting.cell, "kernels": kernels} | row for row in found]
 
 
+def peak(option: str, given: argparse.Namespace) -> int:
+    """Peak bytes of a training step on the fastest kernel, above what the process held before."""
+    (cell,) = given.cells
+    # What is made once per process (threads, tables of libraries) does not count.
+    call_of(Setting(cell, replace(given.size, T=20), given.norm), option)()
+    return memory.of_step(call_of(Setting(cell, given.size, given.norm), option))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = runner.parser("options", __doc__, rounds=15, seconds=20.0, threads=1)
@@ -89,20 +99,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--options", nargs="+", choices=list(OPTIONS)[1:], metavar="OPTION")
     parser.add_argument("--size", type=Size.parse, default="64,32,256,256", metavar="T,B,I,H")
     parser.add_argument("--norm", choices=("layer", "none"), default="layer")
+    parser.add_argument("--memory", action="store_true", help="peak memory of a training step too")
+    parser.add_argument("--peak", metavar="OPTION", help="print the bytes that one takes, and end")
     parser.add_argument("--inference", action="store_true", help="in place of training steps")
     parser.add_argument(
         "--kernels", nargs="+", default=["1", "0"], help="values of LN_ZOO_KERNELS, a column each"
     )
     given = runner.parse(parser, arguments)
+    if given.peak:
+        print(peak(given.peak, given))
+        return
     columns = [f"to {NAMES.get(value, value)} without" for value in given.kernels]
-    runner.print_head(["cell", "option", *columns])
+    runner.print_head(["cell", "option", *columns, *["peak memory"] * given.memory])
     table: list[runner.Row] = []
     for cell in given.cells:
         setting = Setting(cell, given.size, given.norm, not given.inference)
         options = given.options or list(OPTIONS)[1:]
         found = [measure(setting, options, value, given) for value in given.kernels]
+        peaks: dict[str, int] = {}
+        if given.memory:
+            names, passed = ("plain", *options), argparse.Namespace(**vars(given) | {"cells": cell})
+            shared = ("cells", "size", "norm", "threads")
+            peaks = memory.of_contestants("benchmarks.options", names, shared, passed)
         for each in zip(*found, strict=True):
-            runner.print_row([cell, each[0]["contestant"], *map(runner.ratio, each)])
+            name = str(each[0]["contestant"])
+            of_memory = [f"{peaks[name] / peaks['plain']:.3f}"] if peaks else []
+            runner.print_row([cell, name, *map(runner.ratio, each), *of_memory])
         table += (row for rows in found for row in rows)
     runner.write(table, given.csv)
 

@@ -73,6 +73,7 @@ _OWN = (
     "zoneout",
     "recurrent_dropout",
     "weight_dropout",
+    "recompute",
 )
 
 
@@ -352,7 +353,7 @@ def _arguments(layer: Any) -> dict[str, Any]:
     if getattr(layer, "derivative_bound", None) is not None:
         found["derivative_bound"] = layer.derivative_bound
     if isinstance(layer, RecurrentLayer):
-        found |= layer.noise
+        found |= layer.options
     if isinstance(layer, Conv2d) and layer.site.positions is not None:
         found["positions"] = layer.site.positions
     return found

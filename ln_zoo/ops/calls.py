@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ln_zoo.ops.cells import Sites, States
 from ln_zoo.ops.dispatch import select_kernel, select_step_kernel
 from ln_zoo.ops.plans import Runner
+from ln_zoo.ops.recompute import run_recomputed
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import SCANS
 from ln_zoo.ops.resets import join_segments, split_call_at_resets
@@ -28,6 +29,7 @@ class Description(NamedTuple):
     complete: Callable[[RecurrentCall], RecurrentCall]
     # Told how a call ran, if similar calls may run so as well; see `Plans.keep`.
     keep: Callable[[Runner, RecurrentCall], None] | None = None
+    recompute: int = 0  # steps of a piece, see `run_recomputed`; 0: everything is saved
 
 
 def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
@@ -40,6 +42,8 @@ def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
     if reset is not None and layer.counts_steps:
         call, pieces = split_call_at_resets(call)
     call = layer.complete(call)._replace(sites=layer.sites)
+    if layer.recompute:
+        return run_recomputed(functools.partial(_run_piece, layer), call, layer.recompute)
     kernel = select_kernel(call)
     if kernel is None and _runs_in_pieces(call):
         call, pieces = split_call_at_resets(call)
@@ -54,6 +58,13 @@ def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
         output, states = join_segments(output, states, pieces, call.bidirectional)
         output = output.reshape(*x.shape[:-1], output.shape[-1])
     return output, states
+
+
+def _run_piece(layer: Description, i: int, call: RecurrentCall) -> tuple[Tensor, States]:
+    per_timestep = layer.per_timestep[i : i + 1]
+    return run_call(
+        Description(call.sites, per_timestep, False, complete=lambda whole: whole), call
+    )
 
 
 def _generic_loop(layer: Description, call: RecurrentCall) -> Callable[..., tuple[Tensor, States]]:

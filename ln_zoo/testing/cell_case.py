@@ -138,6 +138,23 @@ class CellCase(LayerCase):
         for one, two in zip(states, final, strict=True):
             assert_same(one, two, f"{describe(module)}: cut in two, final state")
 
+    def test_recomputed_steps_are_the_same(self) -> None:
+        name = self.layer.__name__
+        if self.norm.per_timestep:
+            with pytest.raises(ValueError, match="recompute"):
+                self._make(name, recompute=2)
+            return
+        module = self._trained(name, bidirectional=True)
+        again = self._make(name, bidirectional=True, recompute=2, dtype=torch.float64)
+        again.load_state_dict(module.state_dict())
+        x, found = random_input(name, steps=5), []
+        for each in (module, again):
+            outputs = run(each, x)
+            loss = torch.stack([a.sin().sum() for a in outputs]).sum()
+            found.append([*outputs, *torch.autograd.grad(loss, list(each.parameters()))])
+        for one, two in zip(*found, strict=True):
+            assert_same(two, one, f"{describe(again)}: recomputed in pieces of two steps")
+
     def test_resets_are_pieces_apart(self) -> None:
         name = self.layer.__name__
         module: Any = self._trained(name, bidirectional=True).eval()

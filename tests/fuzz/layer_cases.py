@@ -36,6 +36,7 @@ class Case:
     zoneout: tuple[float, ...] = ()
     recurrent_dropout: float = 0.0
     weight_dropout: float = 0.0
+    recompute: int = 0
     resets: float = 0.0
     given_states: bool = False
     changes: tuple[str, ...] = ()
@@ -112,6 +113,7 @@ def cases(draw: Any, changes: list[str]) -> Case:
         zoneout=zoneout,
         recurrent_dropout=draw(st.just(0.0) | some),
         weight_dropout=draw(st.just(0.0) | some),
+        recompute=0 if batch else draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
         # Norms that count steps from a reset run pieces as another batch.
         resets=0.0 if batch else draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])),
         given_states=draw(st.booleans()),

@@ -56,6 +56,7 @@ def built(case: Case) -> RecurrentLayer:
         zoneout=case.zoneout or 0.0,
         recurrent_dropout=case.recurrent_dropout,
         weight_dropout=case.weight_dropout,
+        recompute=case.recompute,
         cell=cell_called(case.cell),
     )
     randomised(layer, 0.1)
