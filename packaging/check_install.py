@@ -1,16 +1,22 @@
 """Check an installed package: ``check_install.py prebuilt`` or ``check_install.py none``.
 
 ``prebuilt``: the kernels come from the wheel. ``none``: there are no kernels and no compiler.
-Layers train in both cases, and the commands of a first hour work in an empty folder.
+Layers train in both cases, and commands and examples work in an empty folder: those of a first
+hour, and those of the README that the package carries.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from importlib.metadata import metadata
+from pathlib import Path
 
 import torch
 
@@ -29,26 +35,72 @@ COMMANDS = (
     "reproduce small-batches --size reduced --print",
     "list",
 )
+#: A block of the README is left out if the paragraph before it says this.
+NEEDS_CHECKOUT = "from a checkout"
+#: Added to the README's commands that train: all runs of a sweep in one process, few batches.
+SHORT = "--trainer.limit_train_batches=20 --trainer.limit_val_batches=2"
+SHORTENED = {
+    "fit": f"{QUIET} {SHORT} --trainer.max_epochs=1",
+    "fit --ckpt_path": f"{QUIET} {SHORT} --trainer.max_epochs=2",
+    "sweep": f"--pack 100 -- {SHORT} --trainer.limit_test_batches=2 --trainer.max_epochs=1",
+}
 
 
 def main(expected: str) -> None:
     """Exit with an error unless kernels are as expected, layers train and commands work."""
     check_layers(expected)
-    check_commands()
-
-
-def check_commands() -> None:
-    """Run commands in an empty folder; each must succeed."""
-    code = "import sys; from ln_zoo.cli import main; sys.exit(main())"
-    with tempfile.TemporaryDirectory() as folder:
-        # Not in that folder: a relative path of the package would no longer be found.
-        assert os.path.isabs(ln_zoo.__file__), ln_zoo.__file__
+    # A relative path of the package would no longer be found.
+    assert os.path.isabs(ln_zoo.__file__), ln_zoo.__file__
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for command in COMMANDS:
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code, *command.split()], cwd=folder, check=True)
-            print(f"ln-zoo {command}: {time.perf_counter() - start:.1f} s", flush=True)
+            run(command)
+        check_readme(metadata("ln-zoo")["Description"])
         model = ln_zoo.load("mlp.layernorm-digits")
         print(f"loaded {model.card.name}")
+
+
+def check_readme(readme: str) -> None:
+    """Run the README's examples and commands, each of which must succeed."""
+    own = os.environ.get("LN_ZOO_DATA")
+    mnist = os.environ.get("HF_HUB_OFFLINE") != "1" or (own and Path(own, "mnist").is_dir())
+    for paragraph, language, code in blocks(readme):
+        title = code.partition("\n")[0]
+        if NEEDS_CHECKOUT in paragraph.lower():
+            print(f"left out, for checkouts: {title}", flush=True)
+        elif "MNIST" in code and not mnist:
+            print(f"left out, there is no MNIST: {title}", flush=True)
+        elif language == "python":
+            with timed(title):
+                exec(compile(code, "README.md", "exec"), {})
+        elif language == "bash":
+            for line in code.splitlines():
+                program, command, *options = shlex.split(line)
+                assert program == "ln-zoo", f"{line}: say that it is for use {NEEDS_CHECKOUT}"
+                kind = f"{command} --ckpt_path" if "--ckpt_path" in options else command
+                run(f"{line.partition(' ')[2]} {SHORTENED.get(kind, '')}")
+
+
+def blocks(page: str) -> Iterator[tuple[str, str, str]]:
+    """The paragraph before each block of a Markdown page, its language and its lines."""
+    parts = page.split("```")
+    for before, block in zip(parts[::2], parts[1::2], strict=False):
+        language, _, code = block.partition("\n")
+        yield before.strip().rpartition("\n\n")[2], language, code
+
+
+def run(command: str) -> None:
+    """Run a command of ``ln-zoo``, which must succeed."""
+    code = "import sys; from ln_zoo.cli import main; sys.exit(main())"
+    with timed(f"ln-zoo {command}"):
+        subprocess.run([sys.executable, "-c", code, *shlex.split(command)], check=True)
+
+
+@contextlib.contextmanager
+def timed(title: str) -> Iterator[None]:
+    """Print how long it took."""
+    start = time.perf_counter()
+    yield
+    print(f"{title.strip()}: {time.perf_counter() - start:.1f} s", flush=True)
 
 
 def check_layers(expected: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -72,6 +73,31 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert parts[-1] == "pytest"
     for part in parts:
         assert part in ci.replace("--quiet ", "")
+
+
+def test_the_check_of_a_wheel_runs_every_command_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "packaging")
+    check = importlib.import_module("check_install")
+    ran: list[str] = []
+    monkeypatch.setattr(check, "run", ran.append)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("LN_ZOO_DATA", str(tmp_path))
+    check.check_readme(README.read_text())
+    assert ran == []
+    (tmp_path / "mnist").mkdir()
+    check.check_readme(README.read_text())
+    lines = "".join(blocks(README, "bash")).splitlines()
+    commands = [line.removeprefix("ln-zoo ") for line in lines if line.startswith("ln-zoo ")]
+    assert len(commands) >= 4
+    assert [a.startswith(b) for a, b in zip(ran, commands, strict=True)] == [True] * len(commands)
+    left = [line for line in capsys.readouterr().out.splitlines() if "for checkouts" in line]
+    assert len(left) == 2 * 4
+    with pytest.raises(AssertionError, match="make train"):
+        check.check_readme("Text.\n\n```bash\nmake train\n```\n")
+    with pytest.raises(ZeroDivisionError):
+        check.check_readme("Text.\n\n```python\n1 / 0\n```\n")
 
 
 def test_the_version_is_stated_once_and_torch_hub_loads_a_checkout() -> None:

@@ -132,6 +132,7 @@ def one_line(message: str, parser: ArgumentParser | None = None) -> str:
             needed = f"{options} must be given, here or in a file with --config"
             causes.append(f"it needs {', '.join(names)}" if owner else needed)
         elif text and not text.startswith(_NOISE) and not text.endswith(_PLATEAU):
+            text = re.sub(r" Got value: \[?Namespace\(.*", "", text)  # all settings
             causes.append(re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text))
     text = "; ".join(dict.fromkeys(causes)) or " ".join(message.split())
     if given and given not in text and len(given) < 80 and not given.startswith("NestedArg("):

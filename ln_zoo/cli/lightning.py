@@ -353,6 +353,8 @@ class ZooCLI(LightningCLI):
         """Name loggers ``<model>-<norm>`` unless the user did, and apply the root folder."""
         loggers = self.settings.trainer.get("logger")
         loggers = loggers if isinstance(loggers, list) else [loggers]
+        if run_folders.place(loggers):
+            return
         arguments = [x.get("init_args") or Namespace() for x in loggers if isinstance(x, Namespace)]
         named = any(g.name == "trainer.logger" and g.where[:2] == "--" for g in self.given.options)
         if not named:
@@ -409,8 +411,22 @@ class ZooCLI(LightningCLI):
 
     def _add_instantiators(self) -> None:
         super()._add_instantiators()
-        if self.source is not None:
-            self.parser.add_instantiator(self._build_stored, LightningModule, subclasses=True)
+        build = self._build_model if self.source is None else self._build_stored
+        self.parser.add_instantiator(build, LightningModule, subclasses=True)
+
+    def _build_model(
+        self,
+        cls: type[LightningModule],
+        *args: Any,
+        applied_instantiation_links: dict[str, Any],
+        **kwargs: Any,
+    ) -> LightningModule:
+        """The model; of linked arguments, its hyperparameters have those that it takes."""
+        links = applied_instantiation_links.items()
+        taken = {name: value for name, value in links if name.rpartition(".")[2] in kwargs}
+        build = _InstantiatorFn(self, "model")
+        model: LightningModule = build(cls, *args, applied_instantiation_links=taken, **kwargs)
+        return model
 
     def _build_stored(
         self,
@@ -433,10 +449,8 @@ class ZooCLI(LightningCLI):
         if self._is_given("norm") and norm and type(norm) is type(stored.get("norm")):
             given = {k: v for k, v in vars(norm).items() if self._is_given(f"norm.{k}")}
             kwargs["norm"] = replace(stored["norm"], **given)
-        build = _InstantiatorFn(self, "model")
         links = {"applied_instantiation_links": applied_instantiation_links}
-        model: LightningModule = build(cls, *args, **links, **kwargs)
-        return model
+        return self._build_model(cls, *args, **links, **kwargs)
 
     def instantiate_classes(self) -> None:
         data = self.settings.data.get("init_args") or Namespace()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -18,6 +19,46 @@ from ln_zoo.utils.files import unwritable
 DEFAULT = "runs"
 #: What to do if output folders cannot be written to.
 REMEDY = "choose another with --trainer.logger.save_dir or --trainer.default_root_dir"
+
+_RUN_OF_SWEEP: ContextVar[tuple[Path, str, str] | None] = ContextVar("run of sweep", default=None)
+
+
+@contextlib.contextmanager
+def of_sweep(out: Path, name: str, version: str) -> Iterator[None]:
+    """Make `place` set the loggers of the run ``name/version`` of a sweep in the folder ``out``."""
+    token = _RUN_OF_SWEEP.set((out, name, version))
+    try:
+        yield
+    finally:
+        _RUN_OF_SWEEP.reset(token)
+
+
+def place(loggers: list[Namespace]) -> bool:
+    """Set where the loggers of a sweep's run write; False outside `of_sweep`.
+
+    CSV and TensorBoard write to the run's folder, and come first, since checkpoints go to the
+    folder of the first logger. Others get the run's name; MLflow an experiment for the sweep. W&B
+    reads its group from the environment.
+    """
+    if (run := _RUN_OF_SWEEP.get()) is None:
+        return False
+    out, name, version = run
+    loggers.sort(key=lambda logger: not _writes_folder(logger))
+    for logger in loggers:
+        own = logger.get("init_args", Namespace())
+        if _writes_folder(logger):
+            own.save_dir, own.name, own.version = str(out), name, version
+            continue
+        for option in ("name", "run_name"):
+            if option in own and own[option] is None:
+                own[option] = f"{name}/{version}"
+        if own.get("experiment_name") == "lightning_logs":  # MLflow's default
+            own.experiment_name = out.absolute().name
+    return True
+
+
+def _writes_folder(logger: Namespace) -> bool:
+    return logger.class_path.rpartition(".")[2] in ("CSVLogger", "TensorBoardLogger")
 
 
 def claim(root: str | Path) -> Path:

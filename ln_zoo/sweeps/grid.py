@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -56,6 +57,8 @@ class Grid:
     version: str = __version__  # of ln_zoo, when the sweep was begun
     data: str = ""  # checksum of the data's files, if there are any
     modules: dict[str, list[str]] = field(default_factory=dict)  # folders by module of the user's
+    paths: list[str] = field(default_factory=list)  # relative ones of the user's files
+    folders: list[str] = field(default_factory=list)  # where they are, see `in_own_folder`
     search: dict[str, Any] = field(default_factory=dict)  # sampler, pruner, trials of each norm
     trials: list[dict[str, Any]] = field(default_factory=list)  # norm, number and settings
     digests: dict[str, str] = field(default_factory=dict)  # SHA-256 by file, without its content
@@ -132,6 +135,29 @@ class Grid:
                     if place not in sys.path:
                         sys.path.append(place)
                     break
+
+    @contextlib.contextmanager
+    def in_own_folder(self, out: Path) -> Iterator[Path]:
+        """Change to the folder of the files that relative paths name; yields ``out`` from there.
+
+        The folder is first looked for at its place relative to the sweep's, then at its own. If
+        neither has the files, the current folder stays.
+        """
+        places = [os.path.normpath(out.absolute() / folder) for folder in self.folders]
+        found = {
+            place: sum(os.path.exists(os.path.join(place, path)) for path in self.paths)
+            for place in (*places, os.getcwd())
+        }
+        place = max(found, key=lambda place: found[place])
+        if not found[place] or place == os.getcwd():
+            yield out
+            return
+        if data := os.environ.get("LN_ZOO_DATA"):
+            os.environ["LN_ZOO_DATA"] = os.path.abspath(data)
+        print(f"note: the current folder is {place}, which has the sweep's files", file=sys.stderr)
+        out = out.absolute()
+        with contextlib.chdir(place):
+            yield out
 
 
 def folder_name(norm: str, settings: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, Capture, cli, load, rows_of, succeed, told
+from cli_support import QUIET, Capture, CommandError, cli, load, rows_of, succeed, told
 from refusals import refuses
 
 from ln_zoo.cli import lightning, main
@@ -60,6 +60,21 @@ def test_a_checkpoint_is_tested_and_continued_without_the_callback() -> None:
     assert any(key.startswith("Normalize") for key in checkpoint["callbacks"])
 
 
+def test_a_module_stores_the_linked_arguments_that_it_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digits have an image_shape and num_classes too, which no checkpoint could be loaded with."""
+    (folder / "stored.py").write_text(
+        "import lightning\nclass Stored(lightning.LightningModule):\n"
+        "    def __init__(self, in_features: int, width: int = 3):\n"
+        "        super().__init__()\n        self.save_hyperparameters()\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    model = lightning.CLIWithoutTrainer(["fit", "--model=stored.Stored", "--data=Digits"]).model
+    stored = {name: value for name, value in model.hparams.items() if name[0] != "_"}
+    assert stored == {"in_features": 64, "width": 3}
+
+
 def test_a_class_must_be_named() -> None:
     refuses(["forecasting.model.Forecaster", "--model"], cli, "test", "--ckpt_path", LAST, *DATA)
     checkpoint = load(LAST)
@@ -96,6 +111,16 @@ def test_loggers_name_their_package() -> None:
         if importlib.util.find_spec(package) is None:
             given = [*FIT, f"--trainer.logger+={logger}"]
             refuses([logger, package], cli, "fit", *given)
+
+
+def test_why_a_logger_cannot_be_made_is_not_lost(folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "from lightning.pytorch.loggers.logger import DummyLogger\nclass Mine(DummyLogger):\n"
+        "    def __init__(self):\n        raise ValueError('there is no database')\n"
+    )
+    with pytest.raises(CommandError, match="no database") as error:
+        cli("fit", *FIT, "--trainer.logger+=mine.Mine")
+    assert "Namespace(" not in str(error.value)
 
 
 def test_tensorboard_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,4 +205,4 @@ def test_a_sweep_gives_the_module_its_norm() -> None:
     for norm, acts in (("LayerNorm", True), ("RMSNorm", True), ("none", False)):
         state = load(next(Path(f"sweep/{norm}").rglob("last.ckpt")))["state_dict"]
         assert any(key.endswith("gain") for key in state) == acts
-    assert {row["baseline"] for row in rows_of("sweep/report/paired.csv")} == {"none"}
+    assert {row["baseline"] for row in rows_of("sweep/report/differences.csv")} == {"none"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import QUIET, SMALL, cli, fit, last, load, succeed
+from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from refusals import refuses
 
@@ -46,6 +47,29 @@ def test_loggers_of_a_run_share_its_folder(tmp_path: Path) -> None:
     given = CSVLogger(tmp_path, "a", version=3)
     assert run_folders.claim_for([given]) == []
     assert given.version == 3
+
+
+def test_loggers_of_a_sweeps_run_have_its_folder_or_its_name(tmp_path: Path) -> None:
+    def logger(kind: str, **given: object) -> Namespace:
+        return Namespace(class_path=f"lightning.pytorch.loggers.{kind}", init_args=Namespace(given))
+
+    mlflow = logger("MLFlowLogger", experiment_name="lightning_logs", run_name=None)
+    mine = logger("MLFlowLogger", experiment_name="mine", run_name="mine")
+    wandb = logger("WandbLogger", name=None, save_dir=".", version=None)
+    csv = logger("CSVLogger", save_dir="runs", name=None, version=None)
+    other = Namespace(class_path="my_logger.Logger")
+    loggers = [mlflow, mine, wandb, other, csv]
+    assert not run_folders.place(loggers)
+    assert loggers[0] is mlflow
+    with run_folders.of_sweep(tmp_path / "rates", "layer", "seed_3"):
+        assert run_folders.place(loggers)
+    assert loggers == [csv, mlflow, mine, wandb, other]
+    place = {"save_dir": str(tmp_path / "rates"), "name": "layer", "version": "seed_3"}
+    assert csv.init_args.as_dict() == place
+    named = {"experiment_name": "rates", "run_name": "layer/seed_3"}
+    assert mlflow.init_args.as_dict() == named
+    assert mine.init_args.as_dict() == {"experiment_name": "mine", "run_name": "mine"}
+    assert wandb.init_args.as_dict() == {"name": "layer/seed_3", "save_dir": ".", "version": None}
 
 
 def test_what_is_left_empty_is_removed(tmp_path: Path) -> None:

@@ -156,22 +156,40 @@ def test_runs_from_weights_are_tested_and_resumed(here: Path) -> None:
 
 
 def test_a_sweep_is_whole(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on in a copy at another place, without its configuration, also with own classes."""
+    """It goes on in a copy at another place, without its configuration, also with own classes and
+    with files that are named by relative paths."""
     project = here / "project"
     project.mkdir()
     monkeypatch.chdir(project)
     config = Path("base.yaml")
-    shutil.copy(CONFIGS / "quickstart.yaml", config)
-    Path("my_norm.py").write_text(
-        "import dataclasses\nfrom ln_zoo.norms import LayerNorm\n"
-        "@dataclasses.dataclass(frozen=True)\nclass MyNorm(LayerNorm):\n    pass\n"
+    text = (CONFIGS / "quickstart.yaml").read_text()
+    text = text.replace(
+        "ln_zoo.data.Digits\n  init_args:\n", "my_norm.My\n  init_args:\n    a: a.txt\n"
     )
+    text += "  logger: [class_path: my_norm.Mine, class_path: CSVLogger]\n"
+    config.write_text(text)
+    Path("my_norm.py").write_text(
+        "import dataclasses, os\nfrom ln_zoo.data import Digits\n"
+        "from ln_zoo.norms import LayerNorm\n"
+        "from lightning.pytorch.loggers.logger import DummyLogger\n"
+        "class Mine(DummyLogger):\n    pass\n"
+        "@dataclasses.dataclass(frozen=True)\nclass MyNorm(LayerNorm):\n    pass\n"
+        "class My(Digits):\n    def __init__(self, a: str, folder: str, **options):\n"
+        "        super().__init__(**options)\n"
+        "        assert os.listdir(folder) == [open(a).read()]\n"
+    )
+    Path("a.txt").write_text("b.txt")
+    Path("data").mkdir()
+    Path("data/b.txt").touch()
     argv = ("sweep", "--config=base.yaml", "--out=sweeps/s", "--norms=my_norm.MyNorm")
-    printed = succeed(*argv, "--seeds=2", "--print", "--", *SMALL).out.splitlines()
+    small = (*SMALL, "--data.folder=data")
+    printed = succeed(*argv, "--seeds=2", "--print", "--", *small).out.splitlines()
     stored = json.loads(Path("sweeps/s/sweep.json").read_text())
     assert stored["format_version"] == 2
     assert stored["contents"]["base.yaml"] == config.read_text()
     assert stored["modules"] == {"my_norm": ["../..", str(project)]}
+    assert stored["folders"] == ["../..", str(project)]
+    assert stored["paths"] == ["a.txt", "base.yaml", "data", "my_norm.py"]
     config.unlink()
     project.rename(here / "moved")
     (here / "elsewhere").mkdir()
@@ -189,6 +207,40 @@ def test_a_sweep_is_whole(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(here / f"moved/sweeps/s/{name}")
     refuses(["my_norm"], cli, "sweep", out, f"--run={name}")
     assert not (here / f"moved/sweeps/s/{name}/failure.json").exists()
+
+
+@pytest.mark.parametrize("package", ["mlflow", "wandb"])
+def test_runs_are_a_group_of_the_logger(
+    here: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in one process, and beside the files of CSVLogger, which the sweep reads."""
+    pytest.importorskip(package, reason=f"needs the package {package}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = {"trainer": {"logger": [{"class_path": "WandbLogger"}, {"class_path": "CSVLogger"}]}}
+    if package == "mlflow":
+        pytest.importorskip("sqlalchemy", reason="a database of MLflow needs the whole mlflow")
+        given = {"tracking_uri": f"sqlite:///{here}/mlflow.db"}
+        config["trainer"]["logger"][0] = {"class_path": "MLFlowLogger", "init_args": given}
+    Path("loggers.yaml").write_text(json.dumps(config))
+    argv = ("--norms=layer,none", "--seeds=1", "--pack=2", "--", *SMALL)
+    succeed("sweep", QUICK[0], "--config=loggers.yaml", "--out=rates", *argv)
+    runs = ["layer/seed_0", "none/seed_0"]
+    for name in runs:
+        assert rows_of(f"rates/{name}/metrics.csv")
+    if package == "mlflow":
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(given["tracking_uri"])
+        found = client.get_experiment_by_name("rates").experiment_id
+        assert sorted(run.info.run_name for run in client.search_runs([found])) == runs
+    else:
+        files = [path.read_bytes() for path in Path().rglob("run-*.wandb")]
+        assert len(files) == 2
+        for name in runs:
+            # Fields of the record: the group, then the run's name.
+            record = f"\x05ratesB{chr(len(name))}{name}".encode()
+            (content,) = (each for each in files if record in each)
+            assert b"val_nll" in content
 
 
 def grid(folder: Path) -> list[str]:

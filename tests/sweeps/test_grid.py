@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -206,3 +208,32 @@ def test_modules_of_the_user_are_found_beside_the_sweep(tmp_path: Path, monkeypa
     assert sys.path[-1] == str(tmp_path / "copy")
     grid.find_modules(tmp_path)
     assert sys.path[-1] == str(tmp_path / "own")
+
+
+def test_relative_paths_are_those_of_the_first_folder(tmp_path: Path, monkeypatch) -> None:
+    """First at their place relative to the sweep, then at their own, then where the user is."""
+    names = ("own", "copy", "alone", "here")
+    own, copy, alone, here = places = [tmp_path / name / "project" for name in names]
+    for place in places:
+        (place / "sweeps/s").mkdir(parents=True)
+        (place / "a.txt").touch()
+    (alone / "a.txt").unlink()
+    grid = replace(GRID, paths=["a.txt", "removed.txt"], folders=["../..", str(own)])
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("LN_ZOO_DATA", "data")
+
+    def entered(out: Path) -> Path:
+        with grid.in_own_folder(out) as found:
+            assert found.resolve() == (here / out).resolve()
+            return Path.cwd()
+
+    assert entered(Path("../../copy/project/sweeps/s")) == copy
+    assert os.environ["LN_ZOO_DATA"] == str(here / "data")
+    assert entered(alone / "sweeps/s") == own
+    shutil.rmtree(own)
+    assert entered(alone / "sweeps/s") == here
+    (here / "a.txt").unlink()
+    assert entered(Path("../../alone/project/sweeps/s")) == here
+    grid = replace(grid, paths=[], folders=[])  # of an earlier version
+    assert entered(copy / "sweeps/s") == here
+    assert Path.cwd() == here

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonargparse import Namespace
 from sweep_runs import refuses
 
-from ln_zoo.cli import main
+from ln_zoo.cli import main, run_folders
 from ln_zoo.cli.sweep import worker
 from ln_zoo.cli.sweep.check import Checked
 from ln_zoo.sweeps import progress, queue
@@ -263,6 +264,10 @@ def work(out: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> tuple
 
     def fake_main(argv: list[str]) -> int:
         calls.append(argv)
+        loggers = [Namespace(class_path="CSVLogger", init_args=Namespace())]
+        assert run_folders.place(loggers)
+        own = loggers[0].init_args
+        assert Path(own.save_dir, own.name, own.version) == out / "a/seed_0"
         outcome = left.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -285,7 +290,6 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (call,) = calls
     assert call[0] == "fit"
     assert {"--config=a.yaml", "--seed_everything=0", "--test_after_fit=true"} <= set(call)
-    assert f"--trainer.logger.save_dir={tmp_path}" in call
     assert not any(a.startswith("--ckpt_path") for a in call)
     assert work(tmp_path, monkeypatch) == (0, [])
 

@@ -34,6 +34,7 @@ class Checked:
     callback: bool = False  # whether `Normalize` gives the model its norm
     data: str = ""  # checksum
     modules: dict[str, list[str]] = field(default_factory=dict)  # see `Grid.modules`
+    paths: set[str] = field(default_factory=set)  # see `Grid.paths`
 
 
 def check_grid(grid: Grid, out: Path) -> Checked:
@@ -67,8 +68,12 @@ def check_grid(grid: Grid, out: Path) -> Checked:
             checked.lengths[norm_name(runs[label].norm)] = length
         checked.data_seed |= "seed" in (found.data.get("init_args") or ())
         checked.data = checked.data or _checksum(found.data)
-        for module in _own_modules(found.as_dict()):
+        settings = found.as_dict()
+        for module in _own_modules(settings):
             checked.modules[module] = _folders(module, out)
+            checked.paths |= {name for name in (module, f"{module}.py") if os.path.exists(name)}
+        settings["trainer"].pop("logger", None)  # its folder is the sweep's
+        checked.paths |= _relative_paths(settings)
     if grid.data and checked.data not in ("", grid.data):
         raise SweepError(
             f"the data here have checksum {checked.data[:12]}, those of {out} have "
@@ -97,6 +102,16 @@ def _own_modules(settings: Any) -> set[str]:
     return found
 
 
+def _relative_paths(settings: Any) -> set[str]:
+    """Texts in settings that name files or folders here."""
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        return {path for each in settings for path in _relative_paths(each)}
+    is_path = isinstance(settings, str | os.PathLike) and not os.path.isabs(str(settings))
+    return {str(settings)} if is_path and os.path.exists(str(settings)) else set()
+
+
 def _is_installed(module: str) -> bool:
     file = _file_of(module)
     if file is None or module == "ln_zoo" or file.is_relative_to(sysconfig.get_path("stdlib")):
@@ -116,8 +131,12 @@ def _folders(module: str, out: Path) -> list[str]:
     """The folder of a module, relative to the sweep's, and absolute."""
     file = _file_of(module)
     assert file is not None
-    folder = (file.parent.parent if file.stem == "__init__" else file.parent).absolute()
-    return [os.path.relpath(folder, out.absolute()), str(folder)]
+    return places(file.parent.parent if file.stem == "__init__" else file.parent, out)
+
+
+def places(folder: Path, out: Path) -> list[str]:
+    """A folder relative to the sweep's, and absolute."""
+    return [os.path.relpath(folder.absolute(), out.absolute()), str(folder.absolute())]
 
 
 def _takes_norm(grid: Grid) -> bool:

@@ -21,7 +21,7 @@ from ln_zoo.utils.package_data import config_names, find_config
 #: Lock of ``sweep.json`` and of the report.
 _LOCK = ".sweep.owner"
 #: What a sweep keeps of its first check.
-_KEPT = ("version", "data", "data_seed", "modules", "callback")
+_KEPT = ("version", "data", "data_seed", "modules", "paths", "folders", "callback")
 #: Seconds to wait for it: another process writes the report.
 _PATIENCE = 120
 
@@ -124,12 +124,16 @@ def checked(grid: Grid, out: Path) -> tuple[Grid, list[str], dict[str, Length]]:
     waiting = [name for name in names if state_of(out / name).kind not in DONE]
     if not waiting and old == grid and not grid.search:
         return grid, [], {}
-    from ln_zoo.cli.sweep.check import check_grid
+    from ln_zoo.cli.sweep.check import check_grid, places
 
     grid.find_modules(out)
-    found = check_grid(grid, out)
+    with grid.in_own_folder(out) as place:
+        found = check_grid(grid, place)
+    paths = sorted(found.paths.union(grid.paths))
     grid = replace(
         grid,
+        paths=paths,
+        folders=grid.folders or (places(Path(), out) if paths else []),
         data_seed=found.data_seed,
         callback=found.callback,
         data=grid.data or found.data,

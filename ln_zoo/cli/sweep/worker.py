@@ -63,7 +63,7 @@ def work(out: Path, names: Sequence[str], attached: bool = False) -> int:
     os.environ.setdefault("WANDB_RUN_GROUP", out.absolute().name)
     codes = []
     # Until training handles signals: locks are released, as after any exception.
-    with signal_handler(_exit, [signal.SIGTERM]):
+    with signal_handler(_exit, [signal.SIGTERM]), grid.in_own_folder(out) as out:
         for name in names:
             make_folder(out / name)
             if len(names) > 1 and attached:
@@ -71,6 +71,8 @@ def work(out: Path, names: Sequence[str], attached: bool = False) -> int:
             codes.append(_work(grid, runs[name], out, attached, watch))
             if codes[-1] > _SIGNALLED:
                 break
+            if wandb := sys.modules.get("wandb"):
+                wandb.finish()  # it would log the next run as part of this one
             gc.collect()
     return next(filter(None, codes), 0)
 
@@ -114,7 +116,7 @@ def _log_to(path: Path) -> None:
 
 
 def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
-    from ln_zoo.cli import main
+    from ln_zoo.cli import main, run_folders
 
     # Lightning warns that it deletes the curves, which the checkpoint restores.
     warnings.filterwarnings("ignore", "Experiment logs directory .* is not empty")
@@ -122,24 +124,22 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
     cell, _, seed = run.name.rpartition("/")
     common = [
         *grid.arguments(run),
-        f"--trainer.logger.save_dir={out}",
-        f"--trainer.logger.name={cell}",
         "--trainer.enable_progress_bar=false",
         "--trainer.enable_model_summary=false",
     ]
-    fit = ["fit", *common, f"--trainer.logger.version={seed}"]
-    fit += [f"--test_after_fit={'true' if grid.test == 'last' else 'false'}"]
+    fit = ["fit", *common, f"--test_after_fit={'true' if grid.test == 'last' else 'false'}"]
     checkpoint = checkpoint_of(out / run.name)
     if checkpoint is not None:
         fit += _from_checkpoint(checkpoint)
     with contextlib.redirect_stderr(cast(TextIO, messages)):
         try:
-            code = main(fit)
+            with run_folders.of_sweep(out, cell, seed):
+                code = main(fit)
             if code == 0 and grid.test == "best":
                 best = _best(out / run.name)
                 # Lightning's logger would delete the curves in the run's folder.
-                test = ["test", *common, f"--trainer.logger.version={seed}/{TEST_FOLDER}"]
-                code = main([*test, *_from_checkpoint(best)])
+                with run_folders.of_sweep(out, cell, f"{seed}/{TEST_FOLDER}"):
+                    code = main(["test", *common, *_from_checkpoint(best)])
         except Exception as error:
             write_failure(out / run.name, f"{type(error).__name__}: {error}".splitlines()[0])
             raise
