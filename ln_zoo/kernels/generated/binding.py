@@ -197,8 +197,9 @@ def prepared(
         held = tuple(d.contiguous() if share is None else None for share, d in pairs)  # type: ignore[union-attr]
     if noise.sampled:
         weights = weights._replace(noise=noise._replace(dropout=None, zoneout=()))
+    threads = torch.get_num_threads()
     direction = Direction(
-        kernel, call.cell, call.sites[i], weights, parameters, form, sizes, narrow
+        kernel, call.cell, call.sites[i], weights, parameters, form, sizes, narrow, threads
     )
     tensors = Tensors(
         _plain(x),

@@ -343,7 +343,7 @@ def _pointers(plan: Plan) -> list[str]:
     """Declarations of what both passes read in a row."""
     trace = plan.trace
     found = [
-        "const float* const v = a.v + row * G;",
+        "const float* const v = a.term(t) + n * G;",
         "const float* const dropped = a.dropped + n * WIDTHS[0];",
         "const bool reset = a.reset[row];",
     ]
@@ -376,5 +376,6 @@ def _backward_pointers(plan: Plan) -> list[str]:
         found.append(f"float* const du{k} = a.du[{k}] + row * {product.width};")
         found.append(f"const float* const dl{k} = a.dlefts[{k}] + n * {product.inner};")
     found.append("const float* const stats = a.stats + row * STATS;")
-    found.append("const float* const dout = a.dout ? a.dout + row * WIDTHS[0] : a.zeros;")
+    outer = "(a.outer_row(t) + n) * WIDTHS[0]"
+    found.append(f"const float* const dout = a.dout ? a.dout + {outer} : a.zeros;")
     return found

@@ -1,20 +1,26 @@
 """Triton for the passes of a step: the schedule of emit.py, one program for each row.
 
-A program holds its row in registers, so the loops of a level are one block of operations. The
-kernel of a level follows the product before it. Addresses come from a table, as in `triton`.
+A program holds a row of at most `TILE` units in registers, so the loops of a level are one block of
+operations. It runs loops over the tiles of a wider row, and keeps vectors in memory between them.
+The kernel of a level follows the product before it. Addresses come from a table, as in `triton`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ln_zoo.kernels.generated.emit import INFIX
 from ln_zoo.kernels.generated.plan import Plan, blocks_of
-from ln_zoo.kernels.generated.rows import CONST, UNIT, Node
-from ln_zoo.kernels.generated.schedule import NumberSink, Pass, Sink
+from ln_zoo.kernels.generated.rows import CONST, REDUCTIONS, UNIT, Node
+from ln_zoo.kernels.generated.schedule import Loop, NumberSink, Pass, Sink
 from ln_zoo.kernels.generated.trace import Unsupported
-from ln_zoo.kernels.triton.steps import block
+from ln_zoo.kernels.triton import steps
+
+#: Most units of a vector that a program holds at once, four in each thread. The backward pass of an
+#: sLSTM with layer norm then takes up to 218 of a thread's 255 registers.
+TILE = 1024
 
 #: Functions by operation: of Triton, of kernels.py and of function_kernels.py.
 FUNCTIONS = {
@@ -59,6 +65,11 @@ def slots(plan: Plan) -> dict[str, int]:
     return {name: slot for slot, name in enumerate(names)}
 
 
+def warps(plan: Plan) -> int:
+    """Warps of a program."""
+    return steps.warps(min(units(plan), TILE))
+
+
 def units(plan: Plan) -> int:
     """Width of the widest block, and of the memory for a kept or hoisted vector."""
     trace = plan.trace
@@ -88,7 +99,9 @@ class _Block:
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._units, self._slots = plan, units(plan), slots(plan)
+        self._is_tiled = self._units > TILE
         self._lines: list[str] = []
+        self._outside = self._lines  # of a loop
         self._names: dict[Node, str] = {}
         self._pointers: dict[str, str] = {}
         self._widths: set[int] = set()
@@ -98,13 +111,31 @@ class _Block:
         if not self._lines:
             return []
         start = ["n = tl.program_id(0).to(tl.int64)", "at = row.to(tl.int64) + n"]
-        for width in sorted(self._widths):
-            start.append(f"c{width} = tl.arange(0, {block(width)})")
-            start.append(f"m{width} = c{width} < {width}")
+        for width in () if self._is_tiled else sorted(self._widths):
+            start += self._lanes(width)
         lines = [*start, *self._pointers.values(), *self._lines]
         options = "do_not_specialize=['row', 'now']"
         header = [f"@triton.jit({options})", f"def {name}({_ARGUMENTS}):"]
         return ["", "", *header, *(f"    {line}" for line in lines)]
+
+    @contextlib.contextmanager
+    def _units_of(self, width: int) -> Iterator[None]:
+        """What is added is for all units of vectors of this width."""
+        self._lines = []
+        yield
+        body, self._lines = self._lines, self._outside
+        self._widths.add(width)
+        if self._is_tiled and body:
+            lines = [*self._lanes(width, "start + "), *body]
+            body = [f"for start in range(0, {width}, {TILE}):", *(f"    {line}" for line in lines)]
+        self._lines += body
+
+    def _lanes(self, width: int, start: str = "") -> list[str]:
+        lanes = f"c{width} = {start}tl.arange(0, {self._block(width)})"
+        return [lanes, f"m{width} = c{width} < {width}"]
+
+    def _block(self, width: int) -> int:
+        return TILE if self._is_tiled else steps.block(width)
 
     # Memory
 
@@ -151,12 +182,10 @@ class _Block:
         pointer = self._pointer(name)
         if not width:
             return f"tl.load({pointer} + {start})"
-        self._widths.add(width)
         return f"tl.load({pointer} + {start} + c{width}, mask=m{width}, other=0)"
 
     def _store(self, name: str, start: int, width: int, value: str, indent: str = "") -> None:
         pointer = self._pointer(name)
-        self._widths.add(width)
         where = f"{pointer} + {start} + c{width}"
         self._lines.append(f"{indent}tl.store({where}, {value}, mask=m{width})")
 
@@ -168,7 +197,8 @@ class _Block:
             return literal(node.data)
         if node not in self._names:
             text = self._text(node)
-            self._lines.append(f"x{node.number} = {text}")
+            lines = self._lines if node.kind == UNIT else self._outside
+            lines.append(f"x{node.number} = {text}")
             self._names[node] = f"x{node.number}"
             if node.op == "load" and node.data[0] == "ds0":  # the state is also the output
                 dout = self._load("dout", node.data[1] * node.width, node.width)
@@ -182,14 +212,13 @@ class _Block:
             text = self._load(self._source(name), place * wide, node.width)
             return f"{text} != 0" if node.op == "flag" else text
         args = [self._value(a) for a in node.args]
-        if node.op in ("sum", "max", "cumsum"):
-            self._widths.add(width := node.args[0].width)
-            if node.op == "max":
-                most = args[0]
-                for a in args[1:]:
-                    most = f"f.maximum({most}, {a})"
-                return f"f.largest(tl.where(m{width}, {most}, float('-inf')))"
-            return f"tl.{node.op}(tl.where(m{width}, {' + '.join(args)}, 0.0), axis=0)"
+        if node.op == "cumsum":
+            before = f"c{node.number}"  # the sum of earlier tiles
+            self._outside.append(f"{before} = 0.0")
+            self._lines.append(f"a{node.number} = tl.where(m{node.width}, {args[0]}, 0.0)")
+            self._lines.append(f"x{node.number} = {before} + tl.cumsum(a{node.number}, axis=0)")
+            self._lines.append(f"{before} += tl.sum(a{node.number}, axis=0)")
+            return f"x{node.number}"
         if node.kind == CONST:
             args = [f"tl.full((), {a}, tl.float32)" for a in args]
         return _expression(node.op, args)
@@ -224,7 +253,8 @@ class _Hoist(_Block):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         for node, slot in plan.hoisted.items():
-            self._store("hoisted", slot * self._units, node.width, self._value(node))
+            with self._units_of(node.width):
+                self._store("hoisted", slot * self._units, node.width, self._value(node))
 
 
 class _Level(_Block):
@@ -234,12 +264,13 @@ class _Level(_Block):
         super().__init__(plan)
         self._pass, self._level = pass_, level
         self._is_forward = pass_ is plan.forward
-        self.read: set[Node] = set()
+        self._later, self.read = later, set[Node]()
+        self._time = level, 0
         if self._is_forward and level:
             self._save_product(level - 1)
             self._copy_early_state(level - 1)
-        for sink in filter(lambda s: self._is_here(s.node), pass_.sinks):
-            self._add_sink(sink)
+        for loop in pass_.of_level(level):
+            self._add_loop(loop)
         for number in filter(lambda s: self._is_here(s.node), pass_.numbers):
             self._add_number(number)
         for node in filter(self._is_here, pass_.crossing):
@@ -247,12 +278,51 @@ class _Level(_Block):
             value = f"tl.where({value}, 1.0, 0.0)" if node.condition else value
             place = f"{self._pointer('crossing')} + {pass_.crossing[node]}"
             self._lines.append(f"tl.store({place}, {value})")
-        for node, slot in pass_.spilled.items():
-            if self._is_here(node) and node in later and node not in pass_.stored:
-                self._store("spill", slot * self._units, node.width, self._value(node))
 
     def _is_here(self, node: Node) -> bool:
         return self._pass.time(node)[0] == self._level
+
+    def _add_loop(self, loop: Loop) -> None:
+        kept, stored, width = self._pass.spilled, self._pass.stored, loop[2]
+        self._time = loop[:2]
+        nodes = sorted(self._pass.loops.get(loop, ()), key=lambda node: node.number)
+        reductions = [node for node in nodes if node.op in REDUCTIONS]
+        for node in reductions:
+            start = 0.0 if node.op == "sum" else "float('-inf')"
+            block = self._block(width)
+            self._lines.append(f"t{node.number} = tl.full(({block},), {start}, tl.float32)")
+        with self._units_of(width):
+            for node in nodes:
+                if node in reductions:
+                    self._reduce(node, width)
+                    continue
+                value = self._value(node)
+                if node not in stored and (self._is_tiled or node in self._later):
+                    self._store("spill", kept[node] * self._units, node.width, value)
+            for sink in self._pass.sinks:
+                if self._pass.loop_of(sink) == loop:
+                    self._add_sink(sink)
+        for node in reductions:
+            function = "tl.sum" if node.op == "sum" else "f.largest"
+            self._lines.append(f"x{node.number} = {function}(t{node.number})")
+            self._names[node] = f"x{node.number}"
+        self._forget()
+
+    def _reduce(self, node: Node, width: int) -> None:
+        total, args = f"t{node.number}", [self._value(a) for a in node.args]
+        if node.op == "sum":
+            self._lines.append(f"{total} += tl.where(m{width}, {' + '.join(args)}, 0.0)")
+            return
+        for a in args:
+            a = f"tl.where(m{width}, {a}, float('-inf'))"
+            self._lines.append(f"{total} = f.maximum({total}, {a})")
+
+    def _forget(self) -> None:
+        """Leave no vectors of a loop in registers, or only those that are kept."""
+        kept = () if self._is_tiled else self._pass.spilled
+        self._names = {a: x for a, x in self._names.items() if a.kind != UNIT or a in kept}
+        if self._is_tiled:
+            self._lines.append("tl.debug_barrier()")  # the next loop may read what others stored
 
     def _row_width(self, kind: str, i: int) -> int:
         if kind == "operand":
@@ -268,7 +338,7 @@ class _Level(_Block):
         return f"product{name[1:]}" if self._is_forward and name[0] == "u" else name
 
     def _text(self, node: Node) -> str:
-        if node.op in ("load", "flag") or self._pass.time(node)[0] >= self._level:
+        if node.op in ("load", "flag") or self._pass.time(node) >= self._time:
             return super()._text(node)
         if node.kind != UNIT and node.op != "const" and node in self._pass.crossing:
             text = self._load("crossing", self._pass.crossing[node], 0)
@@ -319,12 +389,14 @@ class _Level(_Block):
         state = self._plan.left_states.get(k)
         for s in self._pass.sinks:
             if s.name == f"n{state}" and self._pass.time(s.node)[0] <= k:
-                value = self._load(s.name, s.block * s.width, s.width)
-                self._store(f"operand{k}", s.block * s.width, s.width, value)
+                with self._units_of(s.width):
+                    value = self._load(s.name, s.block * s.width, s.width)
+                    self._store(f"operand{k}", s.block * s.width, s.width, value)
 
     def _save_product(self, k: int) -> None:
         blocks, unit = blocks_of(self._plan.trace, self._plan.trace.products[k].width)
-        self._lines.append("if SAVES:")
-        for b in range(blocks):
-            value = self._load(f"product{k}", b * unit, unit)
-            self._store(f"u{k}", b * unit, unit, value, "    ")
+        with self._units_of(unit):
+            self._lines.append("if SAVES:")
+            for b in range(blocks):
+                value = self._load(f"product{k}", b * unit, unit)
+                self._store(f"u{k}", b * unit, unit, value, "    ")

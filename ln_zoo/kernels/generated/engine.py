@@ -103,9 +103,6 @@ class GeneratedTriton(GeneratedLayers):
         reason = super()._unsupported(call)
         if reason is None and "generated" not in os.environ.get("LN_ZOO_KERNELS", ""):
             return "it has only been run in Triton's interpreter: name it in LN_ZOO_KERNELS to try"
-        hidden = max((w.hh if w.hr is None else w.hr).shape[1] for w in call.weights)
-        if reason is None and hidden > triton_engine.MAX_HIDDEN:
-            reason = f"H is {hidden}; a program holds a row of at most {triton_engine.MAX_HIDDEN}"
         return reason
 
 

@@ -27,7 +27,10 @@ _SOURCE = Path(__file__).with_name("generated.cpp")  # not a file: its text is g
 class ProductFunctions(Structure):
     """``Products`` of loop.h."""
 
-    _fields_ = tuple((name, c_void_p) for name in ("kind", "size", "pack", "product", "shares"))
+    _fields_ = tuple(
+        (name, c_void_p)
+        for name in ("kind", "size", "pack", "product", "outer", "thin", "shares", "parts")
+    )
 
 
 class CallArguments(Structure):

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <numeric>
 
 #include "../native/scratch.h"
 #include "../native/stages.h"
@@ -13,14 +14,20 @@ extern "C" {
 
 // Functions of native/matrices.h.
 struct Products {
-  int64_t (*kind)(int64_t rows, int64_t K, int64_t N, int64_t in_columns, int64_t narrow);
+  int64_t (*kind)(int64_t rows, int64_t K, int64_t N, int64_t narrow);
   int64_t (*size)(int64_t kind, int64_t K, int64_t N);
   void (*pack)(int64_t kind, const float* from, int64_t row, int64_t column, int64_t K, int64_t N,
                float* to, const float* means, int64_t hidden, int64_t threads);
   void (*product)(int64_t kind, int64_t M, int64_t K, int64_t N, const float* a, int64_t row,
                   int64_t column, const float* packed, float* c, int64_t add, int64_t share,
                   int64_t shares);
+  void (*outer)(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w,
+                int64_t add, int64_t narrow, int64_t threads);
+  int64_t (*thin)(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
+                  int64_t threads);
   int64_t (*shares)(int64_t numbers, int64_t hidden, int64_t examples, int64_t threads);
+  int64_t (*parts)(int64_t steps, int64_t examples, int64_t inputs, int64_t G, int64_t hidden,
+                   int64_t threads);
 };
 
 // Arguments of a call; Python mirrors them. Step t has sizes[t] rows, the first of the examples;
@@ -66,21 +73,31 @@ struct Matrix {
   }
 };
 
-// The arguments with what one pass allocates.
+// The arguments of a call, or of a part of its examples, with what one pass allocates.
 struct Work : Call {
-  bool saves;                    // whether a backward pass follows
+  // Whether a backward pass follows; whether each step multiplies its own inputs.
+  bool saves = false, each_step = false;
+  int64_t skipped = 0;  // rows of other parts between the steps of x, output and their gradients
+  // Of a part.
+  std::vector<int64_t> own_sizes;
+  std::vector<const float*> own_given, own_dfinals;
+  std::vector<float*> own_finals, own_gradients;
+
   std::vector<int64_t> offsets;  // first row of each step
   std::vector<Matrix> matrices;  // of products
+  Matrix w_ih;
   const float* const* parameters;
   const float* dropped;
   const bool* reset;
-  float *v, *stats, *hoisted;  // v: (rows, G), of a chunk unless it saves
+  float *v, *stats, *hoisted;  // v: see `term`
   std::vector<float*> states, terms, lefts;
   // Backward only; of a chunk.
   float* dv;
   const float* zeros;
   std::vector<float*> du, dlefts, dstates;
 
+  int64_t outer_row(int64_t t) const;
+  float* term(int64_t t) const;
   const bool* held(int64_t i) const;
   const float* before(int64_t t, int64_t i) const;
   float* after(int64_t t, int64_t i) const;
@@ -88,6 +105,7 @@ struct Work : Call {
   float* product(int64_t t, int64_t k) const;
   float* left(int64_t t, int64_t k) const;
   const float* left_of(int64_t t, int64_t k) const;
+  void multiply_input(int64_t t, int64_t first, int64_t end) const;
   void multiply_forward(int64_t k, int64_t t, int64_t first, int64_t end, int64_t share,
                         int64_t shares) const;
   void multiply_backward(int64_t k, int64_t t, int64_t first, int64_t end, int64_t share,

@@ -35,6 +35,7 @@ class Direction(NamedTuple):
     form: StepForm
     sizes: Sequence[int] | None  # of packed data
     narrow: bool  # whether products are in bfloat16
+    threads: int  # also of the backward pass, which reads what each has kept
 
 
 class Tensors(NamedTuple):
@@ -104,7 +105,7 @@ class _Arguments:
             steps=len(sizes),
             examples=examples,
             inputs=inputs,
-            threads=torch.get_num_threads(),
+            threads=d.threads,
             narrow=d.narrow,
             chunk=rows_of_chunk(rows, saves),
             products=kernel.products,

@@ -251,7 +251,7 @@ def launch(
             now,
             SAVES=of.saves,
             HAS_DOUT=of.has_dout,
-            num_warps=steps.warps(kernel.units),
+            num_warps=emit_triton.warps(kernel.plan),
             **steps.OPTIONS,
         )
 

@@ -32,6 +32,27 @@ struct Packed {
   }
 };
 
+// Whether each step of the forward pass multiplies its own inputs. Terms then stay in the cache,
+// but each step reads the whole weight, which must stay there too.
+bool multiplies_each_step(int64_t steps, int64_t examples, int64_t inputs, int64_t G,
+                          int64_t threads) {
+  constexpr int64_t MANY_EXAMPLES = 8;  // of a thread
+  return steps > FEW_STEPS && examples >= MANY_EXAMPLES * threads_for(threads, examples) &&
+         4 * inputs * G <= own_cache() && !suits_parts(steps * examples, inputs, G, false);
+}
+
+// Parts of the examples that threads run from end to end, each with its own copies of weights and
+// of their gradients. Otherwise threads share products, wait for each other several times a chunk,
+// and read what others have just written.
+constexpr int64_t LEAST_ROWS = 256;  // of a part, and of its chunks
+int64_t parts_of_examples(int64_t steps, int64_t examples, int64_t inputs, int64_t hidden,
+                          int64_t threads) {
+  // A part then keeps several times as much as its copies take.
+  const int64_t least = std::max(LEAST_ROWS, 4 * (inputs + hidden));
+  const int64_t parts = threads_for(threads, examples);
+  return steps * examples >= least * parts ? parts : 1;
+}
+
 // One call, or that of a part of its examples, forward or backward, chunk by chunk.
 class Direction {
  public:
@@ -99,17 +120,12 @@ class Direction {
     return a.steps * a.examples * ((products + (a.cell == LSTM)) * a.hidden + stats);
   }
 
-  // Whether each step of the forward pass multiplies its own inputs. Terms then stay in the cache,
-  // but each step reads the whole weight, which must stay there too.
   static bool each_step(const Call& a, const Tensors& t) {
-    const int64_t G = gates_of(a.cell) * a.hidden, rows = a.steps * a.examples;
     const bool by_rows = a.sources[INPUT] + a.sources[RECURRENT] + a.sources[OUT] == NONE;
-    return by_rows && a.steps > FEW_STEPS && a.shares == 1 && !t.bias_inner &&
-           a.examples >= MANY_EXAMPLES * threads_for(a.threads, a.examples) &&
-           4 * a.inputs * G <= own_cache() && !suits_parts(rows, a.inputs, G, false);
+    return by_rows && a.shares == 1 && !t.bias_inner &&
+           multiplies_each_step(a.steps, a.examples, a.inputs, gates_of(a.cell) * a.hidden,
+                                a.threads);
   }
-
-  static constexpr int64_t MANY_EXAMPLES = 8;  // of a thread
 
   void forward() {
     const int64_t G = shape.G, I = a.inputs;
@@ -508,19 +524,6 @@ class Direction {
   }
 };
 
-// Parts of the examples that threads run from end to end, each with its own copies of weights and of
-// their gradients. Otherwise threads share products, wait for each other several times a chunk, and
-// read what others have just written.
-constexpr int64_t LEAST_ROWS = 256;  // of a part, and of its chunks
-int64_t parts_of_examples(const Call& a, const Tensors& t) {
-  // A part then keeps several times as much as its copies take.
-  const int64_t least = std::max(LEAST_ROWS, 4 * (a.inputs + a.hidden));
-  const bool masks = t.dropout || t.zoneout_h || t.zoneout_c || t.reset;
-  const int64_t parts = threads_for(a.threads, a.examples);
-  const bool many = a.steps * a.examples >= least * parts;
-  return many && !masks && Direction::each_step(a, t) ? parts : 1;
-}
-
 // Move the tensors of a call to those of its examples from `first` on.
 void skip_examples(const Call& a, int64_t first, Tensors& t) {
   const auto skip = [&](auto*& p, int64_t width) {
@@ -581,7 +584,10 @@ class SumsOfParts {
 // Run one direction, or a part of its examples on each thread.
 template <class Run>
 void by_examples(const Call& a, const Tensors& t, Run run) {
-  const int64_t parts = parts_of_examples(a, t);
+  const bool masks = t.dropout || t.zoneout_h || t.zoneout_c || t.reset;
+  const int64_t parts = masks || !Direction::each_step(a, t)
+                            ? 1
+                            : parts_of_examples(a.steps, a.examples, a.inputs, a.hidden, a.threads);
   if (parts == 1) {
     Direction direction(a, t, a.examples);
     return run(direction);

@@ -41,10 +41,10 @@ void narrow_product(int64_t M, int64_t K, int64_t N, Left<float> a, const bfloat
 
 extern "C" {
 
-// How to pack a matrix (K, N) for products with `rows` rows, which lie in columns or not.
-int64_t ln_zoo_matrix_kind(int64_t rows, int64_t K, int64_t N, int64_t in_columns, int64_t narrow) {
+// How to pack a matrix (K, N) for products with `rows` rows.
+int64_t ln_zoo_matrix_kind(int64_t rows, int64_t K, int64_t N, int64_t narrow) {
   if (narrow) return NARROW;
-  return suits_parts(rows, K, N, in_columns) ? IN_PARTS : ON_VECTORS;
+  return suits_parts(rows, K, N, false) ? IN_PARTS : ON_VECTORS;
 }
 
 // Size of a packed matrix (K, N), in floats.
@@ -54,8 +54,8 @@ int64_t ln_zoo_matrix_size(int64_t kind, int64_t K, int64_t N) {
   return kind == NARROW ? (size + 1) / 2 : size;
 }
 
-// Pack a strided (K, N). `means` (gates, F), or null, are subtracted (see Center): the matrix is then
-// a transposed weight (gates * hidden, F), in float32.
+// Pack a strided (K, N). `means` (gates, F), or null, are subtracted (see Center): the matrix is
+// then a transposed weight (gates * hidden, F), in float32.
 void ln_zoo_matrix_pack(int64_t kind, const float* from, int64_t row, int64_t column, int64_t K,
                         int64_t N, float* to, const float* means, int64_t hidden, int64_t threads) {
   const Center center{means, hidden, K, true};
@@ -86,9 +86,42 @@ void ln_zoo_matrix_product(int64_t kind, int64_t M, int64_t K, int64_t N, const 
   if (columns > 0) product(M, columns, K, left, packed + first * K, c + first, N, add);
 }
 
+// w (G, K) = d^T a, or w += d^T a, for rows d (N, G) and a (N, K).
+void ln_zoo_matrix_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w,
+                         int64_t add, int64_t narrow, int64_t threads) {
+  Arena arena;
+  if (!narrow) {
+    float* const room = arena.take(Direction::weight_room(N, G, K, 0));
+    return Direction::weight_gradient(N, G, d, a, K, w, add, room, threads);
+  }
+  float* const packed = arena.take(ln_zoo_matrix_size(NARROW, N, K));
+  ln_zoo_matrix_pack(NARROW, a, K, 1, N, K, packed, nullptr, 1, threads);
+  by_parts(threads, G * N * K, G, [&](int64_t from, int64_t to) {
+    ln_zoo_matrix_product(NARROW, to - from, N, K, d + from, 1, G, packed, w + from * K, add, 0, 1);
+  });
+}
+
+// y (N, K) = d (N, G) w, if the columns of w (G, K) are few; returns whether they are.
+int64_t ln_zoo_matrix_thin(int64_t N, int64_t G, int64_t K, const float* d, const float* w,
+                           float* y, int64_t threads) {
+  if (K >= THIN) return false;
+  Arena arena;
+  thin_by_matrix(N, G, K, d, w, y, arena.take(K * G), threads);
+  return true;
+}
+
 // `ln_zoo_shares` for products with `numbers` weights in all, whose columns are shared.
 int64_t ln_zoo_matrix_shares(int64_t numbers, int64_t H, int64_t examples, int64_t threads) {
   return ln_zoo_shares((numbers + H * H - 1) / (H * H), H, examples, threads);
+}
+
+
+// Parts of the examples that threads run from end to end, of which each step multiplies its own
+// inputs; 0: a chunk's inputs are multiplied at once.
+int64_t ln_zoo_matrix_parts(int64_t steps, int64_t examples, int64_t inputs, int64_t G, int64_t H,
+                            int64_t threads) {
+  if (!multiplies_each_step(steps, examples, inputs, G, threads)) return 0;
+  return parts_of_examples(steps, examples, inputs, H, threads);
 }
 
 }  // extern "C"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from cells.peephole_lstm import PeepholeLSTM
 from cells.slstm import SLSTM
 from engines import names_of
 from kernels.engine_case import Marked
@@ -23,7 +22,7 @@ from own_norm import PNorm
 from torch.nn import functional as F
 
 from ln_zoo.kernels.cuda_graphs import graphs
-from ln_zoo.kernels.generated import engine, triton_passes
+from ln_zoo.kernels.generated import check, emit_triton, engine, triton_passes
 from ln_zoo.kernels.generated.engine import GeneratedLayers, GeneratedTriton
 from ln_zoo.kernels.triton import steps
 from ln_zoo.layers import LSTM, RecurrentLayer
@@ -35,8 +34,9 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_triton.py"
 T, N, E, H = 3, 2, 3, 5
 
 
-def slow(*values: str) -> list[Any]:
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+def slow(*values: Any) -> list[Any]:
+    found = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=pytest.mark.slow) for value in found]
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,7 @@ def on_triton(monkeypatch: pytest.MonkeyPatch, chosen: list[Any]) -> Iterator[No
     memory = Marked()
     monkeypatch.setenv("LN_ZOO_KERNELS", "generated")
     monkeypatch.setattr(engine, "LEAST_STEPS", 1)
+    monkeypatch.setattr(check, "_EXAMPLES", 1)
     monkeypatch.setattr(GeneratedLayers, "device", "meta")
     monkeypatch.setattr(GeneratedTriton, "device", "cpu")
     monkeypatch.setattr(GeneratedTriton, "missing", lambda self: None)
@@ -58,7 +59,6 @@ def on_triton(monkeypatch: pytest.MonkeyPatch, chosen: list[Any]) -> Iterator[No
 
 CELLS: dict[str, Any] = {
     "peepholes": lambda **o: LSTM(E, H, norm=LayerNorm(), peephole=True, derivative_bound=0.3, **o),
-    "own peepholes": lambda **o: PeepholeLSTM(E, H, norm=LayerNorm(), **o),
     "MGU": lambda **o: MGU(E, H, norm=RMSNorm(), **o),
     "two products of one state": lambda **o: JointGRU(E, H, norm=LayerNorm(eps=1e-3), **o),
     "sLSTM": lambda **o: SLSTM(E, H, norm=LayerNorm(), **o),
@@ -74,12 +74,19 @@ def test_cells(name: str) -> None:
     assert_exact(layer, torch.randn(T, N, E))
 
 
+@pytest.mark.parametrize("name", ["peepholes", *slow(*[*CELLS][1:])])
+def test_rows_of_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit_triton, "TILE", 2)
+    assert_exact(randomised(CELLS[name]()), torch.randn(T, N, E))
+
+
 @pytest.mark.parametrize(
-    "name", ["peepholes", *slow("two products of one state", "sLSTM", "projection")]
+    ("name", "layers"),
+    [("peepholes", 1), *slow(("two products of one state", 2), ("sLSTM", 2), ("projection", 2))],
 )
-def test_packed_layers_and_directions(name: str) -> None:
-    layer = randomised(CELLS[name](num_layers=2, bidirectional=True))
-    assert_exact(layer, packed(torch.randn(4, 3, E), [2, 4, 1]))
+def test_packed_layers_and_directions(name: str, layers: int) -> None:
+    layer = randomised(CELLS[name](num_layers=layers, bidirectional=True))
+    assert_exact(layer, packed(torch.randn(3, 3, E), [2, 3, 1]))
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -119,7 +126,7 @@ def test_graphs(name: str, layout: str, recorded: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(triton_passes, "may_replay", lambda a: True)
     monkeypatch.setattr(graphs, "SHORTEST", 2)
     monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
-    layer = randomised(CELLS[name](num_layers=2))
+    layer = randomised(CELLS[name]())
     for _ in range(3):
         x = torch.randn(5, N, E)
         assert_exact(layer, packed(x, [5, 2]) if layout == "packed" else x)
@@ -145,3 +152,9 @@ FUNCTIONS = {
 def test_functions(name: str) -> None:
     layer = RecurrentLayer(E, H, cell=gated_cell(FUNCTIONS[name], name), norm=LayerNorm())
     assert_exact(randomised(layer), torch.randn(2, N, E))
+
+
+@pytest.mark.parametrize("name", slow("softmax", "cumsum", "amax"))
+def test_functions_of_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit_triton, "TILE", 2)
+    test_functions(name)

@@ -91,7 +91,8 @@ def test_noise(noise: dict[str, float], layout: str, training: bool) -> None:
 def test_all_noise_with_resets_and_two_states() -> None:
     options: dict[str, Any] = {"zoneout": (0.3, 0.0), "recurrent_dropout": 0.3}
     layer = randomised(LSTM(E, H, norm=LayerNorm(), weight_dropout=0.2, **options))
-    assert_exact(layer, torch.randn(T, N, E), None, torch.rand(T, N) < 0.3)
+    # Nine examples: each step multiplies its own inputs.
+    assert_exact(layer, torch.randn(T, 9, E), None, torch.rand(T, 9) < 0.3)
 
 
 @pytest.mark.parametrize("size", [3, 12, *slow(2, 4, 6, 9)])
@@ -125,6 +126,35 @@ def test_threads_and_chunks(threads: int, examples: int) -> None:
     assert torch.equal(one, layer(x)[0])
 
 
+@pytest.mark.parametrize("projects", [False, True])
+def test_threads_run_parts_of_many_examples(projects: bool) -> None:
+    """From end to end: gradients are the sums of those of parts, to the bit."""
+    cell = lstm_cell(peephole=True)
+    layer: Any = randomised(
+        RecurrentLayer(E, 7, cell=cell, norm=LayerNorm(), proj_size=H) if projects else MGU(E, H)
+    )
+    x, d = torch.randn(20, 41, E), torch.randn(20, 41, H)
+    states = [torch.randn(1, 41, H), *([torch.randn(1, 41, 7)] if projects else [])]
+
+    def run(first: int, end: int, threads: int) -> tuple[list[Tensor], list[Tensor]]:
+        torch.set_num_threads(threads)
+        layer.zero_grad()
+        inputs, *starts = (a[:, first:end].detach().clone().requires_grad_() for a in (x, *states))
+        output, final = layer(inputs, tuple(starts) if projects else starts[0])
+        final = final if projects else (final,)
+        torch.set_num_threads(1)  # the backward pass has as many as the forward pass
+        ((output * d[:, first:end]).sum() + sum(a.square().sum() for a in final)).backward()
+        examples = [output, *final, inputs.grad, *(a.grad for a in starts)]
+        return examples, [p.grad.clone() for p in layer.parameters()]
+
+    both, sums = run(0, 41, 2)
+    parts = [run(0, 20, 1), run(20, 41, 1)]
+    for found, *expected in zip(both, *(part[0] for part in parts), strict=True):
+        assert torch.equal(found, torch.cat(expected, 1))
+    for found, first, second in zip(sums, *(part[1] for part in parts), strict=True):
+        assert torch.equal(found, first + second)
+
+
 @pytest.mark.parametrize("shares", [2, 3])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_threads_that_share_the_columns_of_products(
@@ -133,7 +163,8 @@ def test_threads_that_share_the_columns_of_products(
     torch.set_num_threads(shares)
     # 200 columns are four panels of 64; one share has no example of its own.
     layer = randomised(MGU(20, 200, norm=LayerNorm(), zoneout=0.2), 0.1)
-    x: Any = torch.randn(300, 2, 20) if layout == "padded" else torch.randn(9, 4, 20)
+    # 400 rows are two chunks.
+    x: Any = torch.randn(200, 2, 20) if layout == "padded" else torch.randn(9, 4, 20)
     if layout == "packed":
         x = packed(x, [9, 3, 7, 1])
     torch.manual_seed(0)
@@ -153,6 +184,7 @@ def test_threads_that_share_the_columns_of_products(
     assert asked[0] == (2 * 200 * 200, 200, 2 if layout == "padded" else 4, shares)
     pairs = [(alone, together)] if layout == "padded" else zip(alone, together, strict=True)
     assert all(torch.equal(a, b) for a, b in pairs if a is not None)
+    torch.set_num_threads(1)  # of the loop; `rule` still gives as many shares
     assert_exact(layer.eval(), x)
 
 
