@@ -87,6 +87,49 @@ class LayerNormGRUCell(nn.Module):
         return (1 - z) * n + z * h
 
 
+class BlockGRUCell(nn.Module):
+    """One step of a GRU with RMS norm and recurrent weights in blocks; state h, (N, H).
+
+    The product is an einsum over blocks, as in ports of DreamerV3.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, blocks: int) -> None:
+        super().__init__()
+        self.hidden_size, self.blocks, units = hidden_size, blocks, hidden_size // blocks
+        self.input = nn.Linear(input_size, 3 * hidden_size, bias=False)
+        self.weight = nn.Parameter(torch.randn(blocks, units, 3 * units) / units**0.5)
+        self.norms = nn.ModuleList(
+            nn.RMSNorm(n * hidden_size, eps=1e-5) for n in (2, 1) for _ in ("input", "recurrent")
+        )
+        self.bias_ih, self.bias_hh = (nn.Parameter(torch.zeros(3 * hidden_size)) for _ in range(2))
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes the weights of a `ln_zoo.layers.GRUCell` with blocks."""
+        with torch.no_grad():
+            self.input.weight.copy_(weights["weight_ih"])
+            self.weight.copy_(weights["weight_hh"].mT)
+            self.bias_ih.copy_(weights["bias_ih"])
+            self.bias_hh.copy_(weights["bias_hh"])
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        """The next state."""
+        h = x.new_zeros(x.shape[0], self.hidden_size) if state is None else state
+        products = torch.einsum("nki,kio->nko", h.view(len(h), self.blocks, -1), self.weight)
+        recurrent = torch.cat([part.flatten(1) for part in products.chunk(3, dim=2)], dim=1)
+        sizes = (2 * self.hidden_size, self.hidden_size)
+        to_gates, to_candidate = self.input(x).split(sizes, dim=1)
+        of_gates, of_candidate = recurrent.split(sizes, dim=1)
+        norms = list(self.norms)
+        x_gates, x_n = norms[0](to_gates), norms[2](to_candidate)
+        h_gates, h_n = norms[1](of_gates), norms[3](of_candidate)
+        sums = torch.cat([x_gates, x_n], dim=1) + self.bias_ih
+        x_r, x_z, x_n = sums.chunk(3, dim=1)
+        h_r, h_z, h_n = (torch.cat([h_gates, h_n], dim=1) + self.bias_hh).chunk(3, dim=1)
+        r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
+        n = torch.tanh(x_n + r * h_n)
+        return (1 - z) * n + z * h
+
+
 class Loop(nn.Module):
     """Runs a cell over time.
 

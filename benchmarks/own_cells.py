@@ -4,6 +4,10 @@
 native LSTM with `LayerNorm`. The bar is 1.15 in training and 1.3 in inference. ``--cells LSTM GRU
 RNN`` compares generated kernels of these cells with the hand-written ones of the same cell.
 
+The block GRU has RMS norm and 8 blocks, 4 of 100 units. It is compared with our native GRU with
+`LayerNorm` and torch's plain one, both with full recurrent weights, and with a loop over steps by
+einsums over blocks.
+
 ``--errors 8`` prints, for each cell and norm, how many times the generic loop's error that of the
 generated kernel is, both in float32 against the loop in float64: of output and gradients the
 largest geometric mean over 8 seeds. An error is the length of the difference; of one seed it is
@@ -25,6 +29,7 @@ from torch import Tensor, nn
 
 from benchmarks import runner
 from benchmarks.contestants import Size, limited_to
+from benchmarks.naive import BlockGRUCell, Loop
 from examples.cells.indrnn import IndRNN
 from examples.cells.mgu import MinimalGatedUnit
 from examples.cells.peephole_lstm import PeepholeLSTM
@@ -32,6 +37,7 @@ from examples.cells.slstm import SLSTM
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
 
+BLOCKS = 8
 SIZES = ("50,64,256,256", "100,8,400,400", "200,1,128,128", "784,100,1,100")
 MODES = ("train", "infer")
 BASELINE = "native"
@@ -50,12 +56,20 @@ class MyNorm(Norm):
         return site.affine(a * torch.rsqrt(site.mean(a * a) + self.eps))
 
 
+class BlockGRU(GRU):
+    """A GRU with `BLOCKS` blocks, or as many as divide its units."""
+
+    def __init__(self, input_size: int, hidden_size: int, **options: Any) -> None:
+        super().__init__(input_size, hidden_size, blocks=math.gcd(BLOCKS, hidden_size), **options)
+
+
 #: Layer and norm by name.
 OWN: dict[str, tuple[type[RecurrentLayer], Norm]] = {
     "peephole LSTM": (PeepholeLSTM, LayerNorm()),
     "MGU": (MinimalGatedUnit, LayerNorm()),
     "sLSTM": (SLSTM, LayerNorm()),
     "IndRNN": (IndRNN, LayerNorm()),
+    "block GRU": (BlockGRU, RMSNorm()),
     "LSTM, own norm": (LSTM, MyNorm()),
 }
 #: Cells that have hand-written kernels.
@@ -101,14 +115,27 @@ def calls(cell: str, size: Size, mode: str, loop: bool) -> dict[str, Callable[[]
     torch.manual_seed(0)
     layer, norm = (OWN | KNOWN)[cell]
     own = layer(size.I, size.H, norm=norm)
-    known, norm = KNOWN.get(cell, KNOWN["LSTM"])
+    in_blocks = isinstance(own, BlockGRU)
+    known, norm = KNOWN["GRU"] if in_blocks else KNOWN.get(cell, KNOWN["LSTM"])
     baseline = known(size.I, size.H, norm=norm)
+    plain = (nn.GRU if in_blocks else nn.LSTM)(size.I, size.H)
     found = {
         BASELINE: call(baseline, size, mode, "native"),
         "generated": call(own, size, mode, "generated"),
-        "torch LSTM": call(nn.LSTM(size.I, size.H), size, mode, "0"),
+        f"torch {type(plain).__name__}": call(plain, size, mode, "0"),
     }
-    return found | ({"loop": call(own, size, mode, "0")} if loop else {})
+    if loop and in_blocks:
+        found["einsum loop"] = call(einsum_loop(own), size, mode, "0")
+    elif loop:
+        found["loop"] = call(own, size, mode, "0")
+    return found
+
+
+def einsum_loop(layer: RecurrentLayer) -> Loop:
+    """A loop over time with the weights of a new layer with RMS norm."""
+    cell = BlockGRUCell(layer.input_size, layer.hidden_size, layer.blocks)
+    cell.load(layer.to_cell().state_dict())
+    return Loop(cell)
 
 
 def results(layer: nn.Module, x: Tensor, kernels: str) -> list[Tensor]:
@@ -170,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.errors:
         print_errors(given.cells, given.errors)
         return
-    columns = [BASELINE, "generated", "torch LSTM", *([] if given.no_loop else ["loop"])]
+    columns = [BASELINE, "generated", "torch", *([] if given.no_loop else ["loop"])]
     runner.print_head(("mode", "cell", "T,B,I,H", *columns))
     found: list[runner.Row] = []
     for mode in given.modes:

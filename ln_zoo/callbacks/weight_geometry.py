@@ -25,8 +25,8 @@ class WeightGeometry(EveryUpdate, PictureAfterTraining):
     """Log norms of weight vectors and the angles of updates, every n updates.
 
     The vector of a unit is its row of ``weight`` (dense layers), ``weight_ih_l0`` or
-    ``weight_hh_l0`` (recurrent layers), or its kernel (convolutions). For each weight, mean and
-    quantiles over units of
+    ``weight_hh_l0`` (recurrent layers; not in ``blocks``), or its kernel (convolutions). For each
+    weight, mean and quantiles over units of
 
     - ``norm``: Euclidean norm of the parameter after the update (of v under weight norm);
     - ``turn``: angle between the vectors before and after the update, degrees;
@@ -108,13 +108,15 @@ class WeightGeometry(EveryUpdate, PictureAfterTraining):
 
 def weight_vectors(module: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable weights of a module with a row per unit, by name."""
-    # Further weights of a recurrent cell, such as peepholes, have one number per unit.
+    # Further weights of a recurrent cell, such as peepholes, have one number per unit; recurrent
+    # weights in blocks have a matrix per block.
     others = {
         f"{prefix}.{name}".removeprefix(".")
         for prefix, layer in module.named_modules()
         if isinstance(layer, RecurrentLayer | RecurrentCell)
         for name, _ in layer.named_parameters(recurse=False)
         if name.startswith(tuple(f"weight_{own}" for own, _ in layer.cell.weights))
+        or (layer.blocks > 1 and name.startswith("weight_hh"))
     }
     return {
         name: parameter

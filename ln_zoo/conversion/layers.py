@@ -20,6 +20,7 @@ from ln_zoo.layers import (
     GRUCell,
     Linear,
     LSTMCell,
+    RecurrentCell,
     RecurrentLayer,
     RNNCell,
 )
@@ -73,6 +74,7 @@ _OWN = (
     "zoneout",
     "recurrent_dropout",
     "weight_dropout",
+    "blocks",
     "recompute",
 )
 
@@ -354,6 +356,8 @@ def _arguments(layer: Any) -> dict[str, Any]:
         found["derivative_bound"] = layer.derivative_bound
     if isinstance(layer, RecurrentLayer):
         found |= layer.options
+    if isinstance(layer, RecurrentCell) and layer.blocks > 1:
+        found["blocks"] = layer.blocks
     if isinstance(layer, Conv2d) and layer.site.positions is not None:
         found["positions"] = layer.site.positions
     return found

@@ -152,7 +152,8 @@ def denormalize_(
     This holds without normalisation, and for norms that act on weights only (`WeightNorm`): the
     effective weights become the weights. Parameters stay the same objects. `Conversion.refused` has
     layers that cannot be converted, with reasons: norms of summed inputs, peepholes, clipped
-    derivatives; and as for `normalize_`. Arguments, result and errors as for `normalize_`.
+    derivatives, recurrent weights in blocks; and as for `normalize_`. Arguments, result and errors
+    as for `normalize_`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -301,6 +302,8 @@ def _not_plain(layer: nn.Module) -> str | None:
         return "torch has no LSTM with peepholes or clipped derivatives"
     if isinstance(layer, RecurrentLayer) and layer.noise:
         return f"torch has no {' or '.join(layer.noise)}"
+    if getattr(layer, "blocks", 1) > 1:
+        return "torch has no recurrent weights in blocks"
     return None
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ln_zoo.export.errors import ExportError
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Site
-from ln_zoo.ops import Cell, States, Weights
+from ln_zoo.ops import Cell, States, Weights, full_weight
 from ln_zoo.ops.cells import (
     gru_step,
     lstm_step,
@@ -135,6 +135,8 @@ class _Direction(nn.Module):
         super().__init__()
         # Clipping of derivatives does not matter in inference.
         self.cell = cell.unclipped or cell
+        if (blocks := cell.blocks(weights)) > 1:  # ONNX has none
+            weights = weights._replace(hh=full_weight(weights.hh, blocks))
         self.names = Weights._fields[:5]
         for name, weight in zip(self.names, weights[:5], strict=True):
             self.register_buffer(name, None if weight is None else weight.detach().clone())

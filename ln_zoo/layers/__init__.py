@@ -1,6 +1,6 @@
 """Layers with torch's signatures and semantics that take a norm."""
 
-from ln_zoo.layers.cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
+from ln_zoo.layers.cells import GRUCell, LSTMCell, RecurrentCell, RNNCell, without_blocks
 from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.draw import DRAWNetwork, DRAWOutput, DRAWTrace
 from ln_zoo.layers.initialization import (
@@ -37,4 +37,5 @@ __all__ = [
     "orthogonal_init",
     "recurrent_layer",
     "set_forget_bias",
+    "without_blocks",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import init
+from torch.nn.utils.parametrize import is_parametrized
 
 from ln_zoo.norms import Identity, Norm, Site
 from ln_zoo.norms.arguments import check_no_norm
@@ -23,9 +25,12 @@ from ln_zoo.ops import (
     Weights,
     check_parameters,
     check_states,
+    full_weight,
     lstm_cell,
+    rows_of_blocks,
     run_step,
 )
+from ln_zoo.utils.checks import check_at_least
 
 
 def cell_sites(
@@ -35,11 +40,12 @@ def cell_sites(
     norm: Norm | None,
     normalize: Sequence[str] | None,
     factory: dict[str, Any],
+    blocks: int,
 ) -> nn.ModuleDict:
     """The sites of one cell, by role, for initialised weights ``"ih"`` and ``"hh"``.
 
     Sites whose role is not in ``normalize`` (None: all) get `Identity`. ``factory`` holds device
-    and dtype of the parameters.
+    and dtype of the parameters, ``blocks`` is the number of blocks of the recurrent weight.
 
     Raises:
         ValueError: for an unknown role in ``normalize``.
@@ -53,6 +59,7 @@ def cell_sites(
             f"normalize names {', '.join(map(repr, unknown))}, but this layer's places are {known}"
         )
     norm = Identity() if norm is None else norm
+    weights = {**weights, "hh": recurrent_rows(weights["hh"])}
     return nn.ModuleDict(
         {
             place.role: Site(
@@ -62,6 +69,7 @@ def cell_sites(
                 groups=tuple(group * hidden_size for group in place.groups),
                 recurrent=True,
                 gate_size=hidden_size,
+                blocks=blocks,
                 own_shift=place.own_shift,
                 weight=None if place.weight is None else weights[place.weight],
                 sums=place.sums,
@@ -70,6 +78,40 @@ def cell_sites(
             for place in cell.places
         }
     )
+
+
+def check_blocks(owner: object, hidden_size: int, blocks: int, proj_size: int = 0) -> None:
+    """Validate the number of blocks of the recurrent weight of a layer or cell."""
+    check_at_least(1, blocks=blocks)
+    name = type(owner).__name__
+    if hidden_size % blocks:
+        raise ValueError(
+            f"{name}: blocks must divide hidden_size={hidden_size}, got blocks={blocks}"
+        )
+    if blocks > 1 and proj_size:
+        raise ValueError(
+            f"{name}: blocks must be 1 with proj_size={proj_size}, got {blocks}: projected outputs "
+            "have no blocks"
+        )
+
+
+def recurrent_shape(rows: int, columns: int, blocks: int) -> tuple[int, ...]:
+    """Shape of a recurrent weight: (rows, columns), or (B, rows / B, columns / B) in blocks."""
+    return (rows, columns) if blocks == 1 else (blocks, rows // blocks, columns // blocks)
+
+
+def recurrent_rows(weight: Tensor) -> Tensor:
+    """A recurrent weight as a step reads it: `ln_zoo.ops.Weights.hh`."""
+    return weight if weight.dim() == 2 else rows_of_blocks(weight)
+
+
+@torch.no_grad()
+def draw_weights(parameters: Iterable[tuple[str, Tensor]], hidden_size: int, blocks: int) -> None:
+    """Draw parameters as torch does, within 1 / sqrt(H); recurrent weights 1 / sqrt(H / blocks)."""
+    for name, parameter in parameters:
+        inputs = hidden_size // blocks if name.startswith("weight_hh") else hidden_size
+        bound = 1.0 / math.sqrt(inputs)
+        init.uniform_(parameter, -bound, bound)
 
 
 def sites_by_role(sites: nn.Module) -> dict[str, Site]:
@@ -174,21 +216,24 @@ class RecurrentCell(nn.RNNCellBase):
         norm: the normalisation; default `Identity`.
         normalize: roles of the cell's sites to normalise; default all.
         cell: the cell; default: the attribute of the class.
+        blocks: number of blocks of the recurrent weight; see `RecurrentLayer`.
 
     Shapes: input (N, I) or (I,), states (N, H) or (H,), returned in the dtype of the parameters,
     under autocast too.
 
-    Parameters: ``weight_ih`` (G, I) with G = gates * H, ``weight_hh`` (G, H), ``bias_ih``,
-    ``bias_hh`` (G,), the cell's own, and the norm's, ``sites.ROLE.gain``, ``.shift`` or ``.scale``.
-    They are initialised as in torch.
+    Parameters: ``weight_ih`` (G, I) with G = gates * H, ``weight_hh`` (G, H), or
+    (B, G / B, H / B) in B blocks, ``bias_ih``, ``bias_hh`` (G,), the cell's own, and the norm's,
+    ``sites.ROLE.gain``, ``.shift`` or ``.scale``. They are initialised as in torch.
 
     Raises:
         TypeError: if neither the class nor the argument sets a cell.
-        ValueError: for an unknown role in ``normalize``.
+        ValueError: for an unknown role in ``normalize``, or ``blocks`` that do not divide
+            ``hidden_size``.
     """
 
     cell: Cell
     qconfig = NoQuantiser()
+    blocks: int = 1  # also of cells that earlier versions pickled
 
     def __init__(
         self,
@@ -201,20 +246,29 @@ class RecurrentCell(nn.RNNCellBase):
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
         cell: Cell | None = None,
+        blocks: int = 1,
     ) -> None:
         check_no_norm(self, bias=bias)
         cell = chosen_cell(type(self), cell)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(input_size, hidden_size, bias, cell.gates, **factory)
-        self.cell = cell
+        check_blocks(self, hidden_size, blocks)
+        self.cell, self.blocks = cell, blocks
         self._plans = Plans()
-        if cell.weights:
-            for name, rows in cell.weights:
-                weight = nn.Parameter(torch.empty(rows, hidden_size, **factory))
-                self.register_parameter(f"weight_{name}", weight)
+        for name, rows in cell.weights:
+            weight = nn.Parameter(torch.empty(rows, hidden_size, **factory))
+            self.register_parameter(f"weight_{name}", weight)
+        rows = cell.recurrent_gates * hidden_size
+        shape = recurrent_shape(rows, hidden_size, blocks)
+        others = self.weight_hh.shape != shape
+        if others:
+            self.weight_hh = nn.Parameter(torch.empty(shape, **factory))
+            if bias:
+                self.bias_hh = nn.Parameter(torch.empty(rows, **factory))
+        if cell.weights or others:
             self.reset_parameters()
         weights: dict[str, Tensor] = {"ih": self.weight_ih, "hh": self.weight_hh}
-        self.sites = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
+        self.sites = cell_sites(cell, hidden_size, weights, norm, normalize, factory, blocks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -231,10 +285,8 @@ class RecurrentCell(nn.RNNCellBase):
 
     def reset_parameters(self) -> None:
         """Re-initialise weights and biases, as torch does, and the norm."""
-        bound = 1.0 / math.sqrt(self.hidden_size)
-        for parameter in self._parameters.values():
-            if parameter is not None:
-                init.uniform_(parameter, -bound, bound)
+        there = [(name, p) for name, p in self._parameters.items() if p is not None]
+        draw_weights(there, self.hidden_size, self.blocks)
         if "sites" in self._modules:  # torch's constructor calls this first
             for site in sites_by_role(self.sites).values():
                 site.reset_parameters()
@@ -244,14 +296,18 @@ class RecurrentCell(nn.RNNCellBase):
         """Recompute norm parameters that depend on the weights; call it after changing weights."""
         sites = sites_by_role(self.sites)
         sites["input"].reset_weight(self.weight_ih)
-        sites["recurrent"].reset_weight(self.weight_hh)
+        sites["recurrent"].reset_weight(recurrent_rows(self.weight_hh))
+
+    def extra_repr(self) -> str:
+        shown = super().extra_repr()
+        return shown if self.blocks == 1 else f"{shown}, blocks={self.blocks}"
 
     def effective_weights(self) -> Weights:
         """Weights of a step, normalised by norms that act on weights."""
         sites = sites_by_role(self.sites)
         return Weights(
             sites["input"].weight(self.weight_ih),
-            sites["recurrent"].weight(self.weight_hh),
+            sites["recurrent"].weight(recurrent_rows(self.weight_hh)),
             self.bias_ih,
             self.bias_hh,
             own=tuple(getattr(self, f"weight_{name}") for name, _ in self.cell.weights),
@@ -285,7 +341,7 @@ class RecurrentCell(nn.RNNCellBase):
         weights = self.effective_weights()
         records = {role: site.to_spec() for role, site in sites.items()}
         sizes = self.input_size, self.hidden_size, self.hidden_size
-        check_parameters(cell, records, weights, input, sizes)
+        check_parameters(cell, records, weights, input, sizes, blocks=self.blocks)
         call = RecurrentCall(cell, [records], input, None, states, [weights])
 
         def keep(run: Runner, call: RecurrentCall) -> None:
@@ -356,10 +412,11 @@ class LSTMCell(RecurrentCell):
         normalize: Sequence[str] | None = None,
         peephole: bool = False,
         derivative_bound: float | None = None,
+        blocks: int = 1,
     ) -> None:
         cell = lstm_cell(peephole, derivative_bound)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        options: dict[str, Any] = {"norm": norm, "normalize": normalize}
+        options: dict[str, Any] = {"norm": norm, "normalize": normalize, "blocks": blocks}
         super().__init__(input_size, hidden_size, bias, **factory, **options, cell=cell)
         self.derivative_bound = derivative_bound
 
@@ -416,9 +473,10 @@ class RNNCell(RecurrentCell):
         *,
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
+        blocks: int = 1,
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        options: dict[str, Any] = {"norm": norm, "normalize": normalize}
+        options: dict[str, Any] = {"norm": norm, "normalize": normalize, "blocks": blocks}
         cell = rnn_cell(nonlinearity)
         super().__init__(input_size, hidden_size, bias, **factory, **options, cell=cell)
         self.nonlinearity = nonlinearity
@@ -429,3 +487,39 @@ def rnn_cell(nonlinearity: str) -> Cell:
     if nonlinearity not in ("tanh", "relu"):
         raise ValueError(f"Unknown nonlinearity {nonlinearity!r}. Select from 'tanh' or 'relu'.")
     return CELLS[f"RNN_{nonlinearity.upper()}"]
+
+
+def without_blocks(module: nn.Module) -> nn.Module:
+    """A copy of a recurrent layer or cell with ``blocks=1`` that computes the same.
+
+    Its recurrent weights are block-diagonal. Norms of each block (``per_block``) keep their blocks.
+
+    Raises:
+        TypeError: if it is neither a `RecurrentLayer` nor a `RecurrentCell`.
+        ValueError: if its recurrent weights are parametrised.
+
+    Example:
+        >>> cell, x = GRUCell(3, 8, blocks=4), torch.randn(2, 3)
+        >>> full = without_blocks(cell)
+        >>> cell.weight_hh.shape, full.weight_hh.shape
+        (torch.Size([4, 6, 2]), torch.Size([24, 8]))
+        >>> torch.allclose(full(x, torch.ones(2, 8)), cell(x, torch.ones(2, 8)), atol=1e-6)
+        True
+    """
+    blocks = getattr(module, "blocks", None)
+    if not isinstance(blocks, int) or not isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        raise TypeError(
+            f"module must be a RecurrentLayer or a RecurrentCell, got {type(module).__name__}"
+        )
+    if is_parametrized(module):
+        raise ValueError(
+            f"the weights of this {type(module).__name__} are parametrised: "
+            "torch.nn.utils.parametrize.remove_parametrizations first"
+        )
+    full = copy.deepcopy(module)
+    for name, weight in list(full.named_parameters(recurse=False)):
+        if name.startswith("weight_hh") and blocks > 1:
+            rows = full_weight(rows_of_blocks(weight.detach()), blocks)
+            setattr(full, name, nn.Parameter(rows, weight.requires_grad))
+    full.__dict__["blocks"] = 1
+    return full

@@ -32,7 +32,8 @@ def orthogonal_init(
 
     Input weights are orthogonal. Recurrent weights of the candidate state (an LSTM's g, a GRU's n,
     all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal; weights of the
-    gates are slices of one orthogonal matrix (H, gates H). Biases are 0, except the LSTM's forget
+    gates are slices of one orthogonal matrix (H, gates H); with ``blocks``, each block by itself.
+    Biases are 0, except the LSTM's forget
     gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's own weights are unchanged. Norm
     parameters that depend on weights are recomputed.
 
@@ -76,20 +77,21 @@ def orthogonal_(tensor: Tensor, generator: torch.Generator | None = None) -> Ten
 def _start_recurrent(
     layer: RecurrentLayer, weight: Tensor, candidate: str, generator: torch.Generator | None
 ) -> None:
-    candidates = layer.cell.candidates
-    blocks = []
-    for number, block in enumerate(weight.split(layer.hidden_size)):
-        if number not in candidates:
-            blocks.append(block)
-        elif candidate == "identity":
-            init.eye_(block)
-        else:
-            orthogonal_(block, generator)
-    if blocks:
-        drawn = weight.new_empty(weight.shape[1], layer.hidden_size * len(blocks))
-        orthogonal_(drawn, generator)
-        for block, part in zip(blocks, drawn.split(layer.hidden_size, dim=1), strict=True):
-            block.copy_(part.T)
+    units = layer.hidden_size // layer.blocks
+    for block in [weight] if layer.blocks == 1 else weight:
+        gates = []
+        for number, rows in enumerate(block.split(units)):
+            if number not in layer.cell.candidates:
+                gates.append(rows)
+            elif candidate == "identity":
+                init.eye_(rows)
+            else:
+                orthogonal_(rows, generator)
+        if gates:
+            drawn = weight.new_empty(block.shape[1], units * len(gates))
+            orthogonal_(drawn, generator)
+            for rows, part in zip(gates, drawn.split(units, dim=1), strict=True):
+                rows.copy_(part.T)
 
 
 @torch.no_grad()

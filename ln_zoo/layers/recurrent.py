@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ln_zoo import ops
@@ -21,8 +19,12 @@ from ln_zoo.layers.cells import (
     RecurrentCell,
     as_states,
     cell_sites,
+    check_blocks,
     chosen_cell,
+    draw_weights,
     entries,
+    recurrent_rows,
+    recurrent_shape,
     sites_by_role,
     start_sequence,
 )
@@ -39,6 +41,7 @@ class RecurrentOptions(TypedDict, total=False):
     zoneout: float | Sequence[float]
     recurrent_dropout: float
     weight_dropout: float
+    blocks: int
     recompute: int
 
 
@@ -76,6 +79,9 @@ class RecurrentLayer(nn.RNNBase):
             arXiv 1512.05287). The carried h is not masked.
         weight_dropout: probability that a recurrent weight is zero, in training: one mask for each
             call (Merity et al. 2018, arXiv 1708.02182, section 2).
+        blocks: number B of blocks of the recurrent weight (heads), each of H / B units: unit block
+            k of every gate reads only block k of h. Such a layer equals one with ``blocks=1`` and a
+            block-diagonal weight, with a B-th of its recurrent parameters and products.
         recompute: keep states for the backward pass only every ``recompute`` time steps, and
             compute what lies between again (Chen et al. 2016, arXiv 1604.06174), which takes a
             third more time. Default 0: keep all. Norms must act on each row.
@@ -84,7 +90,10 @@ class RecurrentLayer(nn.RNNBase):
     Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),
     ``bias_ih_l0``, ``bias_hh_l0`` (G,), ``weight_hr_l0`` (P, H), ``..._reverse``; the cell's own,
     ``weight_NAME_l0`` (rows, H); and the norm's, ``sites.l0.ROLE.gain``, ``.shift`` or ``.scale``.
-    They are initialised as in torch.
+    They are initialised as in torch. With B blocks, ``weight_hh_l0`` is (B, G / B, H / B): block k
+    has the H / B rows of its units for the first gate, then for the second, and so on; it is
+    initialised for H / B inputs. All other parameters have the order of ``blocks=1``: by gate, then
+    by unit.
 
     Precision: states are carried in float32 or wider. Under autocast the output has autocast's
     dtype and the final states that of the parameters, so splitting a sequence does not round.
@@ -94,15 +103,17 @@ class RecurrentLayer(nn.RNNBase):
         TypeError: if neither the class nor the argument sets a cell, and as torch does.
         ValueError: for an unknown role in ``normalize``, ``proj_size`` with a cell that does not
             project, a probability outside [0, 1), ``recurrent_dropout`` with a cell that does not
-            support it, and as torch does.
+            support it, ``blocks`` that do not divide ``hidden_size`` or with ``proj_size``, and as
+            torch does.
     """
 
     cell: Cell
     qconfig = NoQuantiser()
-    #: Defaults for layers that version 0.1 pickled.
+    #: Defaults for layers that earlier versions pickled.
     zoneout: tuple[float, ...] = ()
     recurrent_dropout: float = 0.0
     weight_dropout: float = 0.0
+    blocks: int = 1
     recompute: int = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -127,6 +138,7 @@ class RecurrentLayer(nn.RNNBase):
         zoneout: float | Sequence[float] = 0.0,
         recurrent_dropout: float = 0.0,
         weight_dropout: float = 0.0,
+        blocks: int = 1,
         recompute: int = 0,
         cell: Cell | None = None,
     ) -> None:
@@ -152,14 +164,19 @@ class RecurrentLayer(nn.RNNBase):
                 f"{type(self).__name__}: proj_size must be 0, got {proj_size}: the cell "
                 f"{cell.name} has no projection"
             )
-        self.mode = cell.name
+        check_blocks(self, hidden_size, blocks, proj_size)
+        self.mode, self.blocks = cell.name, blocks
         self._set_noise(zoneout, recurrent_dropout, weight_dropout)
         self.recompute = recompute
         self._plans = Plans()
         for name in self._flat_weights_names:
             rows, *columns = self.get_parameter(name).shape
-            rows *= 1 if name.startswith("weight_hr") else cell.gates
-            setattr(self, name, nn.Parameter(torch.empty(rows, *columns, **factory)))
+            if not name.startswith("weight_hr"):
+                rows *= cell.recurrent_gates if "_hh_" in name else cell.gates
+            shape = rows, *columns
+            if name.startswith("weight_hh"):
+                shape = recurrent_shape(rows, columns[0], blocks)
+            setattr(self, name, nn.Parameter(torch.empty(shape, **factory)))
         for suffix in self._suffixes():
             for name, rows in cell.weights:
                 weight = nn.Parameter(torch.empty(rows, hidden_size, **factory))
@@ -169,7 +186,8 @@ class RecurrentLayer(nn.RNNBase):
         self.sites = nn.ModuleDict()
         for suffix in self._suffixes():
             weights = {kind: getattr(self, f"weight_{kind}_{suffix}") for kind in ("ih", "hh")}
-            self.sites[suffix] = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
+            of_cell = cell, hidden_size, weights, norm, normalize, factory, blocks
+            self.sites[suffix] = cell_sites(*of_cell)
         if isinstance(recompute, bool) or not isinstance(recompute, int) or recompute < 0:
             raise ValueError(f"recompute must be a number of time steps or 0, got {recompute!r}")
         self._describe(planned=False, recompute=recompute)
@@ -218,15 +236,16 @@ class RecurrentLayer(nn.RNNBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """`noise`, and a nonzero recompute."""
-        return self.noise | ({"recompute": self.recompute} if self.recompute else {})
+        """`noise`, several blocks and a nonzero recompute."""
+        blocks = {"blocks": self.blocks} if self.blocks > 1 else {}
+        return self.noise | blocks | ({"recompute": self.recompute} if self.recompute else {})
 
     def extra_repr(self) -> str:
         return ", ".join([super().extra_repr(), *(f"{k}={v}" for k, v in self.options.items())])
 
     def flatten_parameters(self) -> None:
         """Lay out weights for cuDNN, as torch does; a no-op for cells that torch lacks."""
-        if self.cell.in_torch and self.mode == self.cell.name:
+        if self.cell.in_torch and self.mode == self.cell.name and self.blocks == 1:
             super().flatten_parameters()
 
     def _suffixes(self) -> Iterator[str]:
@@ -249,17 +268,16 @@ class RecurrentLayer(nn.RNNBase):
         self.reset_norm()
 
     def _draw_weights(self) -> None:
-        bound = 1.0 / math.sqrt(self.hidden_size)
         kinds = [f"weight_{name}" for name, _ in self.cell.weights]
         of_cell = [f"{kind}_{suffix}" for suffix in self._suffixes() for kind in kinds]
-        for name in (*self._flat_weights_names, *of_cell):
-            init.uniform_(getattr(self, name), -bound, bound)
+        names = (*self._flat_weights_names, *of_cell)
+        draw_weights([(name, getattr(self, name)) for name in names], self.hidden_size, self.blocks)
 
     def reset_norm(self) -> None:
         """Recompute norm parameters that depend on the weights; call it after changing weights."""
         for suffix, sites in self._directions().items():
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
-            sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
+            sites["recurrent"].reset_weight(recurrent_rows(getattr(self, f"weight_hh_{suffix}")))
 
     def to_cell(self, layer: int = 0, reverse: bool = False) -> RecurrentCell:
         """The cell of one layer, with copies of its weights and its norm's parameters.
@@ -294,6 +312,7 @@ class RecurrentLayer(nn.RNNBase):
                 bias=self.bias,
                 device=weight.device,
                 dtype=weight.dtype,
+                blocks=self.blocks,
             )
         sites: Any = copy.deepcopy(self.sites[suffix])
         cell.sites = sites
@@ -464,7 +483,8 @@ class RecurrentLayer(nn.RNNBase):
         return ops.draw_noise(*both, states, lead, self.training)
 
     def _effective_weights(self, suffix: str, sites: dict[str, Site]) -> Weights:
-        recurrent = sites["recurrent"].weight(getattr(self, f"weight_hh_{suffix}"))
+        rows = recurrent_rows(getattr(self, f"weight_hh_{suffix}"))
+        recurrent = sites["recurrent"].weight(rows)
         if self.weight_dropout and self.training:
             mask = ops.dropout_mask(self.weight_dropout, recurrent)
             recurrent = recurrent * mask.to(recurrent.dtype)
@@ -499,7 +519,7 @@ class RecurrentLayer(nn.RNNBase):
         ):
             inputs = self.input_size if i < directions else directions * outputs
             sizes = (inputs, hidden, outputs)
-            ops.check_parameters(cell, record, weight, x, sizes, suffix)
+            ops.check_parameters(cell, record, weight, x, sizes, suffix, self.blocks)
 
 
 RecurrentOptions.__doc__ = RecurrentLayer.__doc__  # where jsonargparse reads descriptions

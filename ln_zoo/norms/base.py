@@ -121,6 +121,7 @@ class Site(nn.Module):
         positions: the size (H, W) of a convolution's output, checked if given.
         recurrent: the site is in a recurrent layer, which passes ``step``.
         gate_size: number of features of each gate; ``None`` outside recurrent layers.
+        blocks: number of blocks of each gate, if the recurrent weight is in blocks.
         own_shift: the layer adds no bias here, so an affine map needs a shift (an LSTM's cell).
         weight: the weight (F, \*) of the summed inputs, if the norm may act on it; read for initial
             values only.
@@ -138,6 +139,7 @@ class Site(nn.Module):
     shift: Tensor | None
     #: Receives batch statistics instead of running averages; see `Norm.keeps_statistics`.
     observer: Observer | None = None
+    blocks: int = 1  # also of sites that earlier versions pickled
 
     if TYPE_CHECKING:
         # Attributes that norms add are tensors.
@@ -154,6 +156,7 @@ class Site(nn.Module):
         positions: tuple[int, int] | None = None,
         recurrent: bool = False,
         gate_size: int | None = None,
+        blocks: int = 1,
         own_shift: bool = False,
         weight: Tensor | None = None,
         sums: bool = True,
@@ -172,6 +175,7 @@ class Site(nn.Module):
         self.positions = None if positions is None else tuple(positions)
         self.recurrent = recurrent
         self.gate_size = gate_size
+        self.blocks = blocks
         self.own_shift = own_shift
         self._sums = sums
         self.normalizes = sums and type(norm).normalize is not Norm.normalize
@@ -287,13 +291,24 @@ class Site(nn.Module):
         gain = None if self.gain is None else self.gain.to(a.dtype)
         return gain, None if self.shift is None else self.shift.to(a.dtype)
 
-    def mean(self, a: Tensor) -> Tensor:
-        """Mean of each example and group of features; broadcasts against ``a``."""
+    def groups_by(self, per_gate: bool = False, per_block: bool = False) -> tuple[int, ...]:
+        """`groups`, or in recurrent layers each gate by itself, or each block of each gate."""
+        if self.gate_size is None or not (per_gate or per_block):
+            return self.groups
+        size = self.gate_size // self.blocks if per_block else self.gate_size
+        return (size,) * (self.features // size)
+
+    def mean(self, a: Tensor, groups: tuple[int, ...] | None = None) -> Tensor:
+        """Mean of each example and group of features; broadcasts against ``a``.
+
+        ``groups``: default `groups`.
+        """
+        groups = self.groups if groups is None else groups
         if self.axis == 1:
             return a.mean(dim=tuple(range(1, a.dim())), keepdim=True)
-        if len(self.groups) == 1:
+        if len(groups) == 1:
             return a.mean(dim=-1, keepdim=True)
-        parts = a.split(self.groups, dim=-1)
+        parts = a.split(groups, dim=-1)
         return torch.cat([part.mean(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
 
     def example_dims(self, a: Tensor) -> tuple[int, ...]:

@@ -36,6 +36,8 @@ class LayerNorm(Norm):
             - ``"position"``: statistics over the channels at each position, one gain per channel.
         per_gate: separate statistics for each gate of a recurrent layer, as in some published code.
             By default all gates of an LSTM share them (eq. 20-22), as do a GRU's two (eq. 26).
+        per_block: separate statistics for each block of each gate of a recurrent layer with
+            ``blocks``.
 
     Raises:
         ValueError: if gain or eps is not finite, or eps is negative; for another ``convolution``;
@@ -53,6 +55,7 @@ class LayerNorm(Norm):
     eps: float = 1e-5
     convolution: Convolution = "channel"
     per_gate: bool = False
+    per_block: bool = False
 
     invariances: ClassVar[frozenset[str] | None] = frozenset(
         {
@@ -83,7 +86,7 @@ class LayerNorm(Norm):
     def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         if site.axis == 1:
             return self._convolution_sums(site, a)
-        groups = self._groups(site)
+        groups = site.groups_by(self.per_gate, self.per_block)
         if len(groups) == 1:
             return site.affine(F.layer_norm(a, groups, eps=self.eps))
         parts = a.split(groups, dim=-1)
@@ -104,9 +107,5 @@ class LayerNorm(Norm):
     def to_spec(self, site: Site) -> Record:
         if type(self).normalize is not LayerNorm.normalize:
             return super().to_spec(site)
-        return RowNorm(self._groups(site), True, True, self.eps, site.gain, site.shift)
-
-    def _groups(self, site: Site) -> tuple[int, ...]:
-        if not self.per_gate or site.gate_size is None:
-            return site.groups
-        return (site.gate_size,) * (site.features // site.gate_size)
+        groups = site.groups_by(self.per_gate, self.per_block)
+        return RowNorm(groups, True, True, self.eps, site.gain, site.shift)

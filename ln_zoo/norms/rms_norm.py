@@ -20,6 +20,8 @@ class RMSNorm(Norm):
     Args:
         gain: initial value of the gain, (F,); default 1.
         eps: added to the mean square, inside the root; default 1e-5.
+        per_block: separate statistics for each block of each gate of a recurrent layer with
+            ``blocks``.
 
     Raises:
         ValueError: if gain or eps is not finite, or eps is negative.
@@ -27,6 +29,7 @@ class RMSNorm(Norm):
 
     gain: float = 1.0
     eps: float = 1e-5
+    per_block: bool = False
 
     invariances: ClassVar[frozenset[str] | None] = frozenset(
         {"weight_matrix_rescaling", "dataset_rescaling", "example_rescaling"}
@@ -39,9 +42,11 @@ class RMSNorm(Norm):
         site.add_affine(self.gain)
 
     def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
-        return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
+        squares = site.mean(a.square(), site.groups_by(per_block=self.per_block))
+        return site.affine(a * torch.rsqrt(squares + self.eps))
 
     def to_spec(self, site: Site) -> Record:
         if type(self).normalize is not RMSNorm.normalize:
             return super().to_spec(site)
-        return RowNorm(site.groups, True, False, self.eps, site.gain, site.shift)
+        groups = site.groups_by(per_block=self.per_block)
+        return RowNorm(groups, True, False, self.eps, site.gain, site.shift)

@@ -20,8 +20,10 @@ from ln_zoo.ops.cells import (
     States,
     Weights,
     clip_derivative,
+    full_weight,
     linear,
     lstm_cell,
+    rows_of_blocks,
 )
 from ln_zoo.ops.checks import check_devices, check_packed, check_parameters, check_states
 from ln_zoo.ops.dispatch import select_kernel, select_step_kernel
@@ -100,9 +102,11 @@ __all__ = [
     "draw_noise",
     "dropout_mask",
     "filterbank",
+    "full_weight",
     "join_segments",
     "linear",
     "lstm_cell",
+    "rows_of_blocks",
     "run_call",
     "run_layers",
     "run_step",

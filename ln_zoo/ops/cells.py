@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ln_zoo.ops.regularization import Noise
 
@@ -25,11 +26,14 @@ Sites = Mapping[str, Callable[[Tensor, int | None], Tensor]]
 class Weights(NamedTuple):
     """Effective weights of one direction of one layer, in torch's order.
 
-    G is the number of pre-activations: 4H, 3H or H.
+    G is the number of pre-activations: 4H, 3H or H. Those of ``hh`` and ``bias_hh`` are
+    `Cell.recurrent_gates` * H.
     """
 
     ih: Tensor  # input to hidden, (G, I)
-    hh: Tensor  # hidden to hidden, (G, H), or (G, P) with a projection to P features
+    # Hidden to hidden, (G, H), or (G, P) with a projection to P features; in B blocks (G, H / B),
+    # the rows of a block-diagonal weight without their zeros. Multiply with `linear`.
+    hh: Tensor
     bias_ih: Tensor | None = None
     bias_hh: Tensor | None = None
     hr: Tensor | None = None
@@ -147,8 +151,10 @@ class Form:
 class Cell:
     """A recurrent cell.
 
-    Requires the places ``"input"`` (weight ``"ih"``) and ``"recurrent"`` (weight ``"hh"``) with the
-    same number of gates. Every state is (N, H); the first, projected or not, is the output.
+    Requires the places ``"input"`` (weight ``"ih"``) and ``"recurrent"`` (weight ``"hh"``). They
+    mostly have the same number of gates; a step that multiplies with ``weights.hh`` several times
+    may have more in ``"recurrent"``. Every state is (N, H); the first, projected or not, is the
+    output.
 
     Args:
         name: name in messages and the log.
@@ -159,7 +165,8 @@ class Cell:
         places: where norms act.
         states: names of the states; the first is the output.
         weights: name and number of rows of each further weight. ``("peephole", 3)`` is the
-            parameter ``weight_peephole_l0`` (3, H) and the first of ``weights.own``.
+            parameter ``weight_peephole_l0`` (3, H) and the first of ``weights.own``. Multiply a
+            state with it by `linear`.
         candidates: indices of the blocks of H rows that are candidate states, not gates.
         forget: indices of the blocks that are forget gates; their bias starts positive.
         projects: whether the step applies ``weights.hr`` if present.
@@ -184,14 +191,12 @@ class Cell:
     form: Form | None = None
 
     def __post_init__(self) -> None:
-        of_weights = {place.role: (place.weight, sum(place.groups)) for place in self.places}
-        for role, weight in (("input", "ih"), ("recurrent", "hh")):
-            found = of_weights.get(role)
-            if found is None or found[0] != weight or found[1] != of_weights["input"][1]:
-                raise ValueError(
-                    f"cell {self.name!r} needs places 'input' with weight='ih' and 'recurrent' "
-                    f"with weight='hh', of as many gates each; got {self.places}"
-                )
+        of_weights = {place.role: place.weight for place in self.places}
+        if (of_weights.get("input"), of_weights.get("recurrent")) != ("ih", "hh"):
+            raise ValueError(
+                f"cell {self.name!r} needs places 'input' with weight='ih' and 'recurrent' with "
+                f"weight='hh'; got {self.places}"
+            )
         if not self.states:
             raise ValueError(f"cell {self.name!r} needs at least one state, its output")
         for name, blocks in (("candidates", self.candidates), ("forget", self.forget)):
@@ -203,7 +208,18 @@ class Cell:
 
     @functools.cached_property
     def gates(self) -> int:
+        """Gates of the input weight."""
         return sum(next(place.groups for place in self.places if place.role == "input"))
+
+    @functools.cached_property
+    def recurrent_gates(self) -> int:
+        """Gates of the recurrent weight and its bias."""
+        return sum(next(place.groups for place in self.places if place.role == "recurrent"))
+
+    def blocks(self, weights: Weights) -> int:
+        """Blocks of a direction's recurrent weight."""
+        rows, depth = weights.hh.shape
+        return 1 if weights.hr is not None else rows // (self.recurrent_gates * depth)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -230,8 +246,42 @@ def _cell_called(name: str) -> Cell:
 
 
 def linear(a: Tensor, weight: Tensor) -> Tensor:
-    """Product (n, F) of states a (n, H) and a weight (F, H), in the weight's dtype."""
-    return F.linear(a.to(weight.dtype), weight)
+    """Product (n, F) of states a (n, H) and a weight (F, H), in the weight's dtype.
+
+    A recurrent weight in B blocks is (F, H / B), F a multiple of H: unit i of each run of H rows
+    reads only block ``i // (H / B)`` of a.
+    """
+    a = a.to(weight.dtype)
+    width, depth = a.shape[-1], weight.shape[-1]
+    if width == depth or width % depth or len(weight) % width:
+        return F.linear(a, weight)
+    return block_linear(a, weight)
+
+
+def block_linear(a: Tensor, weight: Tensor) -> Tensor:
+    """Product (n, F) of states a (n, H) and the rows (F, H / B) of a block-diagonal weight."""
+    # Kernels are generated around products.
+    if has_torch_function((a, weight)):
+        found: Tensor = handle_torch_function(block_linear, (a, weight), a, weight)
+        return found
+    depth = weight.shape[1]
+    blocks = a.shape[1] // depth
+    left = a.reshape(-1, blocks, depth).transpose(0, 1)
+    products = left @ weight.reshape(-1, blocks, depth, depth).mT  # (F / H, B, n, H / B)
+    return products.permute(2, 0, 1, 3).reshape(len(a), len(weight))
+
+
+def rows_of_blocks(weight: Tensor) -> Tensor:
+    """Rows (G, H / B) in the order of features, of a weight in blocks (B, G / B, H / B)."""
+    blocks, _, depth = weight.shape
+    return weight.reshape(blocks, -1, depth, depth).transpose(0, 1).reshape(-1, depth)
+
+
+def full_weight(rows: Tensor, blocks: int) -> Tensor:
+    """The block-diagonal weight (G, H) with these rows (G, H / B)."""
+    depth = rows.shape[1]
+    parts = rows.reshape(-1, blocks, depth, depth).permute(0, 2, 3, 1)
+    return parts.diag_embed().permute(0, 3, 1, 4, 2).reshape(len(rows), blocks * depth)
 
 
 Clip = Callable[[Tensor], Tensor]

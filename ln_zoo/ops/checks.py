@@ -59,16 +59,24 @@ def check_parameters(
     input: Tensor,
     sizes: tuple[int, int, int],
     suffix: str = "",
+    blocks: int = 1,
 ) -> None:
     """Validate weights, gains and shifts of one direction of one layer.
 
-    ``sizes`` are the features of input, states and output; ``suffix`` ends parameter names.
+    ``sizes`` are the features of input, states and output; ``suffix`` ends parameter names;
+    ``blocks`` are those of the recurrent weight, whose rows are checked.
     Outside autocast, weights need the dtype of the input; gains and shifts may have any.
     """
     inputs, hidden, outputs = sizes
-    gates = cell.gates * hidden
+    gates, recurrent = cell.gates * hidden, cell.recurrent_gates * hidden
     *given, own, _ = weights
-    expected = [(gates, inputs), (gates, outputs), (gates,), (gates,), (outputs, hidden)]
+    expected: list[tuple[int, ...]] = [
+        (gates, inputs),
+        (recurrent, outputs // blocks),
+        (gates,),
+        (recurrent,),
+        (outputs, hidden),
+    ]
     expected += [(rows, hidden) for _, rows in cell.weights]
     names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
     names += [f"weight_{name}" for name, _ in cell.weights]

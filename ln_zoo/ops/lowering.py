@@ -29,6 +29,8 @@ def unsupported_reason(
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"
+        if cell.blocks(w) > 1:
+            return "the recurrent weight is in blocks"
         hidden = w.hh.shape[1]
         over_batch = batch and any(isinstance(r, StepNorm) for r in direction.values())
         for place in cell.places:

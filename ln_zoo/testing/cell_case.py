@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from collections.abc import Iterator
@@ -9,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ln_zoo.analysis.dynamics import perturbation_growth
 from ln_zoo.analysis.gradient_flow import gradient_norms
 from ln_zoo.analysis.stepping import cpu_seed
-from ln_zoo.layers import RecurrentCell, RecurrentLayer, orthogonal_init
+from ln_zoo.layers import RecurrentCell, RecurrentLayer, orthogonal_init, without_blocks
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.testing.layer_case import (
     STEPS,
@@ -31,13 +32,15 @@ class CellCase(LayerCase):
     """Contract of a recurrent cell; pytest runs every check under every norm of `norms`.
 
     Shapes, gradients, saving and copying, precisions, packed sequences, layers and directions, the
-    layer against its single steps, projections, initialisers and analyses. To omit a check, set it
-    to ``None``.
+    layer against its single steps, projections, recurrent weights in blocks, initialisers and
+    analyses. To omit a check, set it to ``None``.
 
     Attributes:
         layer: the class of layers under test.
         step: the class of its single steps, with the same `ln_zoo.ops.Cell`.
         norms: the norms.
+        blocks: all checks run with so many blocks of the recurrent weight, or their greatest common
+            divisor with the layer's size (mostly 4); default 1.
 
     Example:
         >>> from ln_zoo.layers import GRU, GRUCell
@@ -57,6 +60,7 @@ class CellCase(LayerCase):
         WeightNorm(),
     )
     norm: Norm = LayerNorm()
+    blocks: ClassVar[int] = 1
 
     def _kinds(self) -> dict[str, type[nn.Module]]:
         found: list[type[nn.Module]] = [self.layer, self.step]
@@ -81,6 +85,10 @@ class CellCase(LayerCase):
         with cpu_seed(0):
             yield
 
+    def _make(self, layer: str, sizes: tuple[int, int] = (5, 4), **options: Any) -> nn.Module:
+        options.setdefault("blocks", math.gcd(self.blocks, sizes[1]))
+        return super()._make(layer, sizes, **options)
+
     # The cell
 
     def test_layer_and_step_have_one_cell(self) -> None:
@@ -93,7 +101,7 @@ class CellCase(LayerCase):
 
     def test_projects_or_says_why_not(self) -> None:
         name = self.layer.__name__
-        if not self.layer.cell.projects:
+        if not self.layer.cell.projects or self.blocks > 1:
             # Layers with explicit arguments, such as GRU, lack this one.
             with pytest.raises((ValueError, TypeError), match=r"cannot project|proj_size"):
                 self._make(name, proj_size=2)
@@ -102,6 +110,24 @@ class CellCase(LayerCase):
         output, h, *others = run(module, random_input(name))
         assert (output.shape, h.shape) == ((4, STEPS, 4), (4, 4, 2)), f"{describe(module)}: {name}"
         assert all(state.shape == (4, 4, 4) for state in others)
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    def test_blocks_are_a_block_diagonal_weight(self, mode: str) -> None:
+        for name in self._kinds():
+            module = self._trained(name, blocks=2).train(mode == "training")
+            full, x = without_blocks(module), random_input(name)
+            where = f"{describe(module)}: {name} with blocks=2, against a block-diagonal weight"
+            for what, found, expected in zip(
+                ("outputs", "gradients", "second derivatives"),
+                _derivatives(module, x),
+                _derivatives(full, x),
+                strict=True,
+            ):
+                for i, (one, two) in enumerate(zip(found, expected, strict=True)):
+                    if two.dim() == one.dim() - 1:  # of a recurrent weight
+                        two = _on_the_diagonal(two, blocks=2)
+                    if two.abs().max() > 1e-9:
+                        assert_same(one, two, f"{where}: {what}, {i}", 1e-9)
 
     def test_layers_and_directions_are_single_layers(self) -> None:
         name = self.layer.__name__
@@ -147,11 +173,8 @@ class CellCase(LayerCase):
         module = self._trained(name, bidirectional=True)
         again = self._make(name, bidirectional=True, recompute=2, dtype=torch.float64)
         again.load_state_dict(module.state_dict())
-        x, found = random_input(name, steps=5), []
-        for each in (module, again):
-            outputs = run(each, x)
-            loss = torch.stack([a.sin().sum() for a in outputs]).sum()
-            found.append([*outputs, *torch.autograd.grad(loss, list(each.parameters()))])
+        x = random_input(name, steps=5)
+        found = (sum(_derivatives(each, x), []) for each in (module, again))
         for one, two in zip(*found, strict=True):
             assert_same(two, one, f"{describe(again)}: recomputed in pieces of two steps")
 
@@ -205,12 +228,13 @@ class CellCase(LayerCase):
     def test_initialisers_find_their_rows(self) -> None:
         module: Any = self._make(self.layer.__name__, num_layers=2)
         orthogonal_init(module, forget_bias=2.0)
-        blocks = range(module.cell.gates)
-        for block in blocks:
-            rows = module.weight_hh_l1.split(4)[block]
-            assert torch.equal(rows, torch.eye(4)) == (block in module.cell.candidates)
-            bias = module.bias_ih_l1.split(4)[block]
-            assert (bias == (2.0 if block in module.cell.forget else 0.0)).all()
+        weight, units = module.weight_hh_l1, 4 // module.blocks
+        for gate in range(module.cell.gates):
+            for block in [weight] if module.blocks == 1 else weight:
+                rows = block.split(units)[gate]
+                assert torch.equal(rows, torch.eye(units)) == (gate in module.cell.candidates)
+            bias = module.bias_ih_l1.split(4)[gate]
+            assert (bias == (2.0 if gate in module.cell.forget else 0.0)).all()
 
     def test_analyses_take_it(self) -> None:
         name = self.layer.__name__
@@ -221,3 +245,22 @@ class CellCase(LayerCase):
         assert norms.isfinite().all(), f"{where}gradient_norms {norms}"
         growth = perturbation_growth(layer, x)
         assert growth.isfinite().all(), f"{where}perturbation_growth {growth}"
+
+
+def _derivatives(module: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Outputs; gradients of input and parameters; those of the input's gradient, squared."""
+    sources = [x.clone().requires_grad_(), *module.parameters()]
+    outputs = run(module, sources[0])
+    loss = sum((a.sin().sum() for a in outputs), x.new_zeros(()))
+    options: Any = {"allow_unused": True, "materialize_grads": True}
+    first = torch.autograd.grad(loss, sources, create_graph=True, **options)
+    second = torch.autograd.grad(first[0].square().sum(), sources, **options)
+    return [*outputs], [*first], [*second]
+
+
+def _on_the_diagonal(weight: Tensor, blocks: int) -> Tensor:
+    """The blocks on the diagonal of each gate of a weight (G, H): (B, G / B, H / B)."""
+    units = weight.shape[1] // blocks
+    gates = weight.split(weight.shape[1])
+    of_block = [slice(k * units, (k + 1) * units) for k in range(blocks)]
+    return torch.stack([torch.cat([gate[part, part] for gate in gates]) for part in of_block])

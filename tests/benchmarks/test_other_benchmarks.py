@@ -36,6 +36,7 @@ from benchmarks import (
 )
 from benchmarks.contestants import Size
 from ln_zoo.data import SyntheticScenes
+from ln_zoo.norms import RMSNorm
 
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 
@@ -295,6 +296,17 @@ def test_own_cells(tmp_path: Path, capsys: Capture) -> None:
     ]  # fmt: skip
     assert {row["cell"] for row in found} == {"IndRNN"}
     assert "IndRNN" in capsys.readouterr().out
+
+
+def test_the_block_gru_and_its_loop(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer, x = own_cells.BlockGRU(3, 16, norm=RMSNorm()), torch.randn(5, 2, 3)
+    torch.testing.assert_close(own_cells.einsum_loop(layer)(x)[0], layer(x)[0])
+    table = tmp_path / "own_cells.csv"
+    options = ["--sizes=16,2,3,16", "--rounds=1", "--seconds=0.01", "--modes", "train"]
+    own_cells.main([*options, "--cells", "block GRU", f"--csv={table}"])
+    contestants = [row["contestant"] for row in rows_of(table)]
+    assert contestants == [own_cells.BASELINE, "generated", "torch GRU", "einsum loop"]
 
 
 def test_errors_of_own_cells(capsys: Capture, monkeypatch: Patch) -> None:

@@ -90,6 +90,7 @@ def test_which_weights() -> None:
     projected = weight_vectors(LSTM(2, 3, proj_size=2, num_layers=2, bidirectional=True))
     assert {name[:9] for name in projected} == {"weight_ih", "weight_hh", "weight_hr"}
     assert list(weight_vectors(LSTM(2, 3, peephole=True))) == ["weight_ih_l0", "weight_hh_l0"]
+    assert list(weight_vectors(LSTM(2, 4, blocks=2))) == ["weight_ih_l0"]
     assert weight_vectors(LSTM(2, 3).requires_grad_(False)) == {}
 
 

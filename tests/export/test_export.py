@@ -80,6 +80,7 @@ LAYERS = {
     "peepholes": lambda: LSTM(3, 5, peephole=True, derivative_bound=1.0, norm=LayerNorm()),
     "projection": lambda: LSTM(3, 5, proj_size=2),
     "weight norm": lambda: GRU(3, 5, norm=WeightNorm()),
+    "blocks": lambda: GRU(3, 6, blocks=3, norm=RMSNorm(per_block=True)),
     "a cell of one's own": lambda: RecurrentLayer(3, 5, norm=LayerNorm(), cell=LEAKY),
 }
 
@@ -156,6 +157,7 @@ def operators(file: Path) -> list[str]:
         slow(lambda: RNN(3, 5, nonlinearity="relu"), "RNN"),
         slow(lambda: LSTM(3, 5, peephole=True), "LSTM"),
         slow(lambda: GRU(3, 5, bias=False), "GRU"),
+        slow(lambda: GRU(3, 6, blocks=2), "GRU"),
     ],
 )
 def test_layers_without_normalised_pre_activations_are_operators(module, operator, tmp_path):

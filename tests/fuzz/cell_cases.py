@@ -142,7 +142,9 @@ def random_layer(seed: int) -> RecurrentLayer:
     if draw.random() < 0.2:
         options["recurrent_dropout"] = 0.3
     hidden = draw.choice((1, 2, 3, 5, 8, 16, 21, 33))
-    layer = RecurrentLayer(
-        3, hidden, cell=cell, norm=draw.choice(NORMS), bidirectional=draw.random() < 0.2, **options
-    )
+    options |= {"norm": draw.choice(NORMS), "bidirectional": draw.random() < 0.2}
+    blocks = draw.choice([n for n in range(1, hidden + 1) if hidden % n == 0])
+    if draw.random() < 0.3:
+        options["blocks"] = blocks
+    layer = RecurrentLayer(3, hidden, cell=cell, **options)
     return layer.train(draw.random() < 0.7)

@@ -27,6 +27,7 @@ class Case:
     bias: bool = True
     bidirectional: bool = False
     projection: int = 0
+    blocks: int = 1
     batch_first: bool = False
     layout: str = "padded"
     lengths: tuple[int, ...] = (3, 3)
@@ -56,8 +57,14 @@ PRECISIONS = ("float32", "float64", "bfloat16", "float16", "autocast")
 _eps = st.sampled_from([1e-5, 1e-3])
 NORMS = st.one_of(
     st.just(Identity()),
-    st.builds(LayerNorm, gain=st.sampled_from([1.0, 0.3]), eps=_eps, per_gate=st.booleans()),
-    st.builds(RMSNorm, gain=st.sampled_from([1.0, 0.3]), eps=_eps),
+    st.builds(
+        LayerNorm,
+        gain=st.sampled_from([1.0, 0.3]),
+        eps=_eps,
+        per_gate=st.booleans(),
+        per_block=st.booleans(),
+    ),
+    st.builds(RMSNorm, gain=st.sampled_from([1.0, 0.3]), eps=_eps, per_block=st.booleans()),
     st.just(WeightNorm()),
     st.builds(
         BatchNorm,
@@ -94,6 +101,10 @@ def cases(draw: Any, changes: list[str]) -> Case:
     if batch and count == 1:
         changes = [change for change in changes if change != "train"]
     zoneout = draw(st.one_of(st.just(()), st.tuples(*[some] * len(cell.states))))
+    projection = draw(st.integers(0, hidden - 1)) if cell.projects else 0
+    # A norm of one unit is a constant.
+    least = 2 if getattr(norm, "per_block", False) and hidden > 1 else 1
+    divisors = [n for n in range(1, hidden + 1) if hidden % n == 0 and hidden // n >= least]
     return Case(
         cell=name,
         norm=norm,
@@ -103,7 +114,8 @@ def cases(draw: Any, changes: list[str]) -> Case:
         layers=draw(st.sampled_from([1, 1, 2, 3])),
         bias=draw(st.booleans()),
         bidirectional=draw(st.booleans()),
-        projection=draw(st.integers(0, hidden - 1)) if cell.projects else 0,
+        projection=projection,
+        blocks=1 if projection else draw(st.just(1) | st.sampled_from(divisors)),
         batch_first=draw(st.booleans()),
         layout=layout,
         lengths=tuple(lengths),

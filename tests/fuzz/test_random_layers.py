@@ -56,6 +56,7 @@ def built(case: Case) -> RecurrentLayer:
         zoneout=case.zoneout or 0.0,
         recurrent_dropout=case.recurrent_dropout,
         weight_dropout=case.weight_dropout,
+        blocks=case.blocks,
         recompute=case.recompute,
         cell=cell_called(case.cell),
     )
@@ -368,6 +369,7 @@ def compare(layer: Any, case: Case, number: int) -> None:
 @example(Case("GRU", LayerNorm(), inputs=1, hidden=1, bias=False, lengths=(1,), training=False))
 @example(Case("LSTM", WeightNorm(), inputs=1, hidden=1, layers=2, precision="float64"))
 @example(Case(PEEPHOLE, BatchNorm(max_steps=2), layout="unsorted", lengths=(2, 4), layers=2))
+@example(Case("GRU", WeightNorm(), hidden=6, blocks=3, lengths=(17,), weight_dropout=0.5))
 @fast(50)
 def test_random_layers(case: Case) -> None:
     check(case)

@@ -55,10 +55,18 @@ def unrolled(
 
 def weights_of(layer: Any, suffix: str, mask: Tensor | None) -> Weights:
     sites = layer.sites[suffix]
-    hh = sites["recurrent"].weight(getattr(layer, f"weight_hh_{suffix}"))
+    hh, hidden = getattr(layer, f"weight_hh_{suffix}"), layer.hidden_size
+    units = hidden // layer.blocks
+    if layer.blocks > 1:  # by gate, then by block
+        gates = zip(*(block.split(units) for block in hh), strict=True)
+        hh = torch.cat([rows for of_gate in gates for rows in of_gate])
+    hh = sites["recurrent"].weight(hh)
+    hh = hh if mask is None else hh * mask
+    if layer.blocks > 1:
+        hh = torch.cat([torch.block_diag(*gate.split(units)) for gate in hh.split(hidden)])
     return Weights(
         sites["input"].weight(getattr(layer, f"weight_ih_{suffix}")),
-        hh if mask is None else hh * mask,
+        hh,
         getattr(layer, f"bias_ih_{suffix}", None),
         getattr(layer, f"bias_hh_{suffix}", None),
         getattr(layer, f"weight_hr_{suffix}", None),

@@ -84,11 +84,11 @@ void run_parts(const Call& call, const Split& split, void (*pass)(Work&, Arena&)
 std::vector<int64_t> sizes_of_sums(const Call& a) {
   std::vector<int64_t> found(GIVEN_DROPPED);
   found[1] = G * a.inputs;
+  std::copy(SIZES.begin(), SIZES.end(), found.begin() + GIVEN_PARAMETERS);
   for (const Product& p : PRODUCTS) {
     int64_t& size = found[GIVEN_WEIGHTS + p.weight];
-    size = std::max(size, (p.first + p.width) * p.inner);
+    size = std::max(size, (p.first + p.width) * p.inner / p.blocks);
   }
-  std::copy(SIZES.begin(), SIZES.end(), found.begin() + GIVEN_PARAMETERS);
   return found;
 }
 

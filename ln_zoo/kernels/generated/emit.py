@@ -230,10 +230,12 @@ def _constants(plan: Plan) -> list[str]:
     trace, products = plan.trace, plan.trace.products
     unit = {k: blocks_of(trace, p.width)[1] for k, p in enumerate(products)}
     names = [f"p{i}" for i in range(len(trace.parameters))]
+    sizes = zip(names, (a.numel() for a in trace.parameters), strict=True)
+    used = {p.weight for p in products}
     # A parameter without gradient is its own sum of zeros.
     same = [int(plan.same_sums.get(name, name)[1:]) for name in names]
     rows = ", ".join(
-        f"{{{int(p.weight == 'hr')}, {p.first}, {p.width}, {p.inner}, {unit[k]}, "
+        f"{{{_weight(trace, p)}, {p.first}, {p.width}, {p.inner}, {p.blocks}, {unit[k]}, "
         f"{plan.left_states.get(k, -1)}, {_numbers(plan.added.get(k, (-1, 0)))}, "
         f"{_groups(plan, f'u{k}', p.width)}}}"
         for k, p in enumerate(products)
@@ -245,12 +247,20 @@ def _constants(plan: Plan) -> list[str]:
         f"const std::vector<Product> PRODUCTS{{{rows}}};",
         _array("WIDTHS", trace.widths),
         _array("KEPT", plan.kept),
-        _array("SIZES", (a.numel() for a in trace.parameters)),
+        # Gradients of weights are products, not sums.
+        _array("SIZES", (0 if name in used else size for name, size in sizes)),
         _array("SAME_SUMS", same),
         # Whether an earlier product has written to some of the same rows.
         _array("ADDS", (_overlaps(products, k) for k in range(len(products)))),
         "",
     ]
+
+
+def _weight(trace: Trace, product: Product) -> int:
+    """Number of the weight of a product, in the order of `Call::given`, without x and w_ih."""
+    if product.weight in ("hh", "hr"):
+        return int(product.weight == "hr")
+    return 2 + len(trace.widths) + int(product.weight.removeprefix("p"))
 
 
 def _overlaps(products: Sequence[Product], k: int) -> bool:

@@ -82,7 +82,8 @@ class Kernel:
     @functools.cached_property
     def has_gradient(self) -> list[bool]:
         """Whether the step depends on each parameter."""
-        return [f"d_p{i}" in self.trace.outputs for i in range(len(self.trace.parameters))]
+        there = {*self.trace.outputs, *(f"d_{p.weight}" for p in self.trace.products)}
+        return [f"d_p{i}" in there for i in range(len(self.trace.parameters))]
 
 
 _libraries: dict[str, ctypes.CDLL] = {}
@@ -94,8 +95,13 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
 
     ``centres``: whether weights may be centred while packing, which products in bfloat16 exclude.
     """
-    traced = trace(cell, sites, weights, form, KNOWN)
-    planned = plan(traced, Lowering(traced), centres)
+    try:
+        planned = _planned(cell, sites, weights, form, centres)
+    except Unsupported:
+        if (blocks := cell.blocks(weights)) == 1:
+            raise
+        planned = _planned(cell, sites, weights, form, centres, blocks)  # it normalises by block
+    traced = planned.trace
     text = f"constexpr long LN_ZOO_ABI = {ABI};\n\n{source(planned)}"
     traced.forget()
     with _mutex:
@@ -104,6 +110,13 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
         matrices = tuple(None if a is None else tuple(a.shape) for a in (weights.hh, weights.hr))
         products = pointer(product_functions())
         return Kernel(traced, planned, _libraries[text], text, products, matrices)
+
+
+def _planned(
+    cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bool, parts: int = 1
+) -> Plan:
+    traced = trace(cell, sites, weights, form, KNOWN, parts)
+    return plan(traced, Lowering(traced), centres)
 
 
 def _load(text: str, cell: str) -> ctypes.CDLL:

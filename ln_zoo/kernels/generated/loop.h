@@ -19,8 +19,8 @@ struct Products {
   void (*pack)(int64_t kind, const float* from, int64_t row, int64_t column, int64_t K, int64_t N,
                float* to, const float* means, int64_t hidden, int64_t threads);
   void (*product)(int64_t kind, int64_t M, int64_t K, int64_t N, const float* a, int64_t row,
-                  int64_t column, const float* packed, float* c, int64_t add, int64_t share,
-                  int64_t shares);
+                  int64_t column, const float* packed, float* c, int64_t ldc, int64_t add,
+                  int64_t share, int64_t shares);
   void (*outer)(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w,
                 int64_t add, int64_t narrow, int64_t threads);
   int64_t (*thin)(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
@@ -53,9 +53,9 @@ struct Call {
 
 namespace {
 
-// A cut product of a step; the first of the rows of its weight.
+// A cut product of a step; the first of the rows of its weight, whose width is that of a block.
 struct Product {
-  int64_t weight, first, width, inner, unit;
+  int64_t weight, first, width, inner, blocks, unit;
   int64_t left_state;               // the state that is its left operand, or -1
   int64_t gradient_state, adds;     // the state to whose gradient it is written, or -1, or added
   std::vector<int64_t> groups;      // first block of the group of each block, or -1: not centred
@@ -67,10 +67,17 @@ struct Matrix {
   float* data;
 
   // C (M, N) = A (M, K) times the matrix, or C +=, or a share of its columns, on this thread.
-  void multiply(int64_t M, const float* a, int64_t row, int64_t column, float* c, bool add,
-                int64_t share = 0, int64_t shares = 1) const {
-    of->product(kind, M, K, N, a, row, column, data, c, add, share, shares);
+  void multiply(int64_t M, const float* a, int64_t row, int64_t column, float* c, int64_t ldc,
+                bool add, int64_t share = 0, int64_t shares = 1) const {
+    of->product(kind, M, K, N, a, row, column, data, c, ldc, add, share, shares);
   }
+};
+
+// A part of a product: columns of its left operand times rows of its weight are columns of the
+// product. A block of units has one for each gate.
+struct Piece {
+  int64_t from, row, to, inner, width;  // first of each, and the size of the part of the weight
+  bool first;                           // of those with the same columns of the left operand
 };
 
 // The arguments of a call, or of a part of its examples, with what one pass allocates.
@@ -84,7 +91,7 @@ struct Work : Call {
   std::vector<float*> own_finals, own_gradients;
 
   std::vector<int64_t> offsets;  // first row of each step
-  std::vector<Matrix> matrices;  // of products
+  std::vector<std::vector<Matrix>> matrices;  // of the pieces of products
   Matrix w_ih;
   const float* const* parameters;
   const float* dropped;

@@ -181,7 +181,10 @@ def _backward(
             torch.empty_like(a) if need else None
             for a, need in zip(t.states, wanted.states, strict=True)
         ),
-        *(torch.empty_like(a) if there and need else None for a, there, need in used),
+        *(
+            _gradient_of_parameter(d, i, a) if there and need else None
+            for i, (a, there, need) in enumerate(used)
+        ),
     ]
     arguments.own("gradients", found)
     d.kernel.library.ln_zoo_cell_backward(byref(s))
@@ -199,6 +202,11 @@ def _gradient_of(d: Direction, name: str, weight: Tensor | None) -> Tensor | Non
         return None
     rows = {row for p in products for row in range(p.first, p.first + p.width)}
     return torch.empty_like(weight) if len(rows) == len(weight) else torch.zeros_like(weight)
+
+
+def _gradient_of_parameter(d: Direction, i: int, a: Tensor) -> Tensor:
+    found = _gradient_of(d, f"p{i}", a)  # if it is a weight
+    return torch.empty_like(a) if found is None else found
 
 
 class _Function(torch.autograd.Function):

@@ -43,9 +43,41 @@ const float* Work::left_of(int64_t t, int64_t k) const {
 
 // Products of a step
 
+// All pieces of a product, those of a block one after the other.
+std::vector<Piece> pieces_of(const Product& p) {
+  if (p.blocks == 1) return {{0, p.first, 0, p.inner, p.width, true}};
+  std::vector<Piece> found;
+  const int64_t D = p.inner / p.blocks;
+  for (int64_t k = 0; k < p.blocks; k++) {
+    for (int64_t g = 0; g < p.width / p.inner; g++) {
+      const int64_t to = g * p.inner + k * D;
+      found.push_back({k * D, p.first + to, to, D, D, g == 0});
+    }
+  }
+  return found;
+}
+
+const std::vector<std::vector<Piece>> PIECES = [] {
+  std::vector<std::vector<Piece>> found;
+  for (const Product& p : PRODUCTS) found.push_back(pieces_of(p));
+  return found;
+}();
+
+// Call `body(piece, index, share, shares)` for a share of a product: of the blocks, or of the
+// columns of a single piece.
+template <class Body>
+void for_pieces(int64_t k, int64_t share, int64_t shares, Body body) {
+  const std::vector<Piece>& pieces = PIECES[k];
+  const int64_t blocks = PRODUCTS[k].blocks, each = int64_t(pieces.size()) / blocks;
+  if (blocks == 1) return body(pieces[0], 0, share, shares);
+  for (int64_t i = blocks * share / shares * each; i < blocks * (share + 1) / shares * each; i++) {
+    body(pieces[i], i, 0, 1);
+  }
+}
+
 void Work::multiply_input(int64_t t, int64_t first, int64_t end) const {
   const float* const x = given[0] + (outer_row(t) + first) * inputs;
-  w_ih.multiply(end - first, x, inputs, 1, term(t) + first * G, false);
+  w_ih.multiply(end - first, x, inputs, 1, term(t) + first * G, G, false);
 }
 
 void Work::multiply_forward(int64_t k, int64_t t, int64_t first, int64_t end, int64_t share,
@@ -56,7 +88,10 @@ void Work::multiply_forward(int64_t k, int64_t t, int64_t first, int64_t end, in
   if (t == 0 && all_zero(from, (end - first) * p.inner)) {
     if (share == 0) std::fill(to, to + (end - first) * p.width, 0.0f);
   } else {
-    matrices[k].multiply(end - first, from, p.inner, 1, to, false, share, shares);
+    for_pieces(k, share, shares, [&](const Piece& q, int64_t i, int64_t s, int64_t n) {
+      matrices[k][i].multiply(end - first, from + q.from, p.inner, 1, to + q.to, p.width, false, s,
+                              n);
+    });
   }
 }
 
@@ -64,8 +99,12 @@ void Work::multiply_backward(int64_t k, int64_t t, int64_t first, int64_t end, i
                              int64_t shares) const {
   const Product& p = PRODUCTS[k];
   const float* const from = du[k] + (offsets[t] + first) * p.width;
-  float* const to = p.gradient_state < 0 ? dlefts[k] : gradient(t, p.gradient_state);
-  matrices[k].multiply(end - first, from, p.width, 1, to + first * p.inner, p.adds, share, shares);
+  float* const left = p.gradient_state < 0 ? dlefts[k] : gradient(t, p.gradient_state);
+  float* const to = left + first * p.inner;
+  for_pieces(k, share, shares, [&](const Piece& q, int64_t i, int64_t s, int64_t n) {
+    matrices[k][i].multiply(end - first, from + q.to, p.width, 1, to + q.from, p.inner,
+                            p.adds || !q.first, s, n);
+  });
 }
 
 // Packing
@@ -100,6 +139,11 @@ Matrix packed(Arena& arena, const Work& a, const float* from, int64_t row, int64
   return m;
 }
 
+// Rows of the weight of a piece, (width, inner).
+const float* rows_of(const Work& a, const Product& p, const Piece& q) {
+  return a.given[GIVEN_WEIGHTS + p.weight] + q.row * q.inner;
+}
+
 // C (M, N) = A (M, K) times a matrix, or C +=; threads split the rows.
 void multiply_rows(const Matrix& m, int64_t M, const float* a, int64_t row, int64_t column,
                    float* c, bool add, int64_t threads) {
@@ -109,7 +153,7 @@ void multiply_rows(const Matrix& m, int64_t M, const float* a, int64_t row, int6
   in_parallel(threads, [&](int64_t i) {
     const int64_t m0 = blocks * i / threads * HEIGHT;
     const int64_t m1 = std::min(M, blocks * (i + 1) / threads * HEIGHT);
-    if (m0 < m1) m.multiply(m1 - m0, a + m0 * row, row, column, c + m0 * m.N, add);
+    if (m0 < m1) m.multiply(m1 - m0, a + m0 * row, row, column, c + m0 * m.N, m.N, add);
   });
 }
 
@@ -140,7 +184,7 @@ int64_t most_rows(const Work& a, const std::vector<Span>& chunks) {
 // Shares of the columns of products, one per thread; 1: threads split the examples.
 int64_t shares_of(const Call& a) {
   int64_t numbers = 0;
-  for (const Product& p : PRODUCTS) numbers += p.width * p.inner;
+  for (const Product& p : PRODUCTS) numbers += p.width * p.inner / p.blocks;
   if (!numbers || a.narrow) return 1;
   return a.products->shares(numbers, H, a.examples, threads_for(a.threads, a.threads));
 }
@@ -263,6 +307,26 @@ const float* rows_of(const Work& a, const Span& c, int64_t width, bool in_place,
   return room;
 }
 
+// Add the part of a chunk to the gradient of a weight in blocks, or write it. Threads share the
+// blocks; pieces are copied, to be contiguous.
+void add_gradient_in_blocks(const Work& a, int64_t k, int64_t count, const float* d,
+                            const float* left, float* to, bool add) {
+  const Product& p = PRODUCTS[k];
+  const int64_t D = p.inner / p.blocks, shares = threads_for(a.threads, p.blocks);
+  in_parallel(shares, [&](int64_t share) {
+    Arena arena;
+    float *const own_left = arena.take(count * D), *const own_d = arena.take(count * D);
+    const auto copy = [&](const float* from, int64_t row, float* room) {
+      for (int64_t i = 0; i < count; i++) std::copy_n(from + i * row, D, room + i * D);
+    };
+    for_pieces(k, share, shares, [&](const Piece& q, int64_t, int64_t, int64_t) {
+      if (q.first) copy(left + q.from, p.inner, own_left);
+      copy(d + q.to, p.width, own_d);
+      a.products->outer(count, D, D, own_d, own_left, to + q.row * D, add, a.narrow, 1);
+    });
+  });
+}
+
 // Write gradients of weights from the rows of a chunk, or add to them if later chunks have written;
 // `room` is for copies of the rows.
 void add_gradients(const Work& a, const Span& c, const float* dv, const std::vector<float*>& du,
@@ -284,7 +348,11 @@ void add_gradients(const Work& a, const Span& c, const float* dv, const std::vec
     const bool in_place = p.left_state < 0 || (equal && !(p.left_state == 0 && a.skipped));
     const float* const left =
         rows_of(a, c, p.inner, in_place, room, [&](int64_t t) { return a.left_of(t, k); });
-    outer(du[k], p.width, left, p.inner, to + p.first * p.inner, more || ADDS[k]);
+    if (p.blocks > 1) {
+      add_gradient_in_blocks(a, k, count, du[k], left, to, more || ADDS[k]);
+    } else {
+      outer(du[k], p.width, left, p.inner, to + p.first * p.inner, more || ADDS[k]);
+    }
   }
 }
 
@@ -344,11 +412,16 @@ void forward(Work& a, Arena& arena) {
   const float* const w = a.given[1];
   a.w_ih = packed(arena, a, w, 1, I, I, G, rows, means_of(arena, w, G / H, H, I, INPUT_GROUPS), H);
   for (const Product& p : PRODUCTS) {
-    const float* const w = a.given[GIVEN_WEIGHTS + p.weight] + p.first * p.inner;
-    const float* const means =
-        means_of(arena, w, p.width / p.unit, p.unit, p.inner, p.groups.data());
-    a.matrices.push_back(
-        packed(arena, a, w, 1, p.inner, p.inner, p.width, of_product, means, p.unit));
+    std::vector<Matrix> matrices;
+    for (const Piece& q : PIECES[a.matrices.size()]) {
+      const float* const w = rows_of(a, p, q);
+      const float* const means =
+          p.blocks > 1 ? nullptr
+                       : means_of(arena, w, p.width / p.unit, p.unit, p.inner, p.groups.data());
+      matrices.push_back(
+          packed(arena, a, w, 1, q.inner, q.inner, q.width, of_product, means, p.unit));
+    }
+    a.matrices.push_back(matrices);
   }
   std::vector<Part> parts = parts_of(a, FORWARD, threads, arena);
   const std::vector<Span> chunks = chunks_of(a);
@@ -374,8 +447,12 @@ void backward(Work& a, Arena& arena) {
   int64_t widest = I;
   std::vector<float*> du;
   for (const Product& p : PRODUCTS) {
-    const float* const w = a.given[GIVEN_WEIGHTS + p.weight] + p.first * p.inner;
-    a.matrices.push_back(packed(arena, a, w, p.inner, 1, p.width, p.inner, of_product));
+    std::vector<Matrix> matrices;
+    for (const Piece& q : PIECES[a.matrices.size()]) {
+      matrices.push_back(
+          packed(arena, a, rows_of(a, p, q), q.inner, 1, q.width, q.inner, of_product));
+    }
+    a.matrices.push_back(matrices);
     du.push_back(arena.take(most * p.width));
     a.dlefts.push_back(p.gradient_state < 0 ? arena.take(a.examples * p.inner) : nullptr);
     widest = std::max(widest, p.inner);

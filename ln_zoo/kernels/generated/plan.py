@@ -6,7 +6,7 @@ numbers of a row (its statistics) are saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ln_zoo.kernels.generated.lowering import Lowering
@@ -21,7 +21,7 @@ from ln_zoo.kernels.generated.rows import (
     loads,
 )
 from ln_zoo.kernels.generated.schedule import NumberSink, Pass, Sink
-from ln_zoo.kernels.generated.trace import Trace
+from ln_zoo.kernels.generated.trace import Trace, Unsupported
 
 Outputs = Mapping[str, Sequence[Node]]
 #: First block and end of each group of gates whose weight is centred, by product (``v``, ``u0``).
@@ -53,7 +53,9 @@ def plan(trace: Trace, lowering: Lowering, centres: bool = True) -> Plan:
     groups: Groups = {}
     outputs: Outputs = lowering.outputs
     if centres:
-        groups, outputs = _without_means(outputs, rows)
+        # Over several blocks, the mean of rows would not be in blocks.
+        whole = {"v", *(f"u{k}" for k, p in enumerate(trace.products) if p.blocks == 1)}
+        groups, outputs = _without_means(outputs, rows, whole)
     hoisted, outputs = _hoisted(outputs, rows)
     left_states = _left_states(trace, outputs, rows)
     saved, back = _saved(trace, outputs, rows)
@@ -99,14 +101,16 @@ def blocks_of(trace: Trace, total: int) -> tuple[int, int]:
     for unit in (trace.hidden, *trace.widths):
         if total % unit == 0:
             return total // unit, unit
-    raise AssertionError(total)
+    raise Unsupported("rows of different widths")
 
 
 # Rewriting
 
 
-def _without_means(outputs: Outputs, rows: Rows) -> tuple[Groups, Outputs]:
-    """Find groups of blocks of each product that are used only without their mean.
+def _without_means(
+    outputs: Outputs, rows: Rows, products: Collection[str]
+) -> tuple[Groups, Outputs]:
+    """Find groups of blocks of each of these products that are used only without their mean.
 
     The weight is centred instead: the mean over a group of its rows is subtracted, so the mean of
     the product is 0. Returns the groups, and outputs without the means.
@@ -121,7 +125,7 @@ def _without_means(outputs: Outputs, rows: Rows) -> tuple[Groups, Outputs]:
     gone: dict[Node, Node] = {}
     for node in everything:
         found = _centred(node, users, final)
-        if found is not None:
+        if found is not None and found[0] in products:
             name, first, end, differences = found
             groups.setdefault(name, []).append((first, end))
             gone |= {d: d.args[0] for d in differences}

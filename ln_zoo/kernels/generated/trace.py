@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ln_zoo.kernels.cuda_graphs.recorded import StepNumber, Unrecordable, Watch
 from ln_zoo.kernels.generated.recorder import Operation, Recorder
-from ln_zoo.ops.cells import Cell, Sites, Weights
+from ln_zoo.ops.cells import Cell, Sites, Weights, block_linear
 from ln_zoo.ops.recurrence import next_states
 from ln_zoo.ops.regularization import Noise
 
@@ -50,12 +50,17 @@ class StepForm(NamedTuple):
 
 @dataclass(frozen=True)
 class Product:
-    """``u = left @ weight[first : first + width].T`` for the weight ``"hh"`` or ``"hr"``."""
+    """``u = left @ weight[first : first + width].T`` for the weight ``"hh"``, ``"hr"`` or ``"p0"``.
+
+    The last is a parameter, a weight of the cell's own.
+    In several blocks, these are the rows of `ln_zoo.ops.cells.block_linear`.
+    """
 
     weight: str
     first: int
     width: int
-    inner: int
+    inner: int  # of left
+    blocks: int = 1
 
 
 @dataclass
@@ -75,7 +80,7 @@ class Trace:
     products: list[Product]
     parameters: list[Tensor]
     widths: list[int]  # of the states
-    hidden: int
+    hidden: int  # or of a block: rows are runs of so many units
     gates: int  # width of v
     examples: int
 
@@ -90,14 +95,27 @@ class _CutProducts(TorchFunctionMode):
     """Replace products with these weights by given tensors, or by zeros (dry run)."""
 
     _PRODUCTS = frozenset(
-        {F.linear, torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
+        {
+            F.linear,
+            torch.matmul,
+            torch.mm,
+            Tensor.matmul,
+            Tensor.mm,
+            Tensor.__matmul__,
+            block_linear,
+        }
     )
 
     def __init__(
-        self, weights: Mapping[str, Tensor], examples: int, given: Sequence[Tensor] | None = None
+        self,
+        weights: Mapping[str, Tensor],
+        examples: int,
+        blocks: int,
+        given: Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__()
         self._weights, self._examples, self._given = weights, examples, given
+        self._blocks = blocks  # of the recurrent weight
         self.products: list[Product] = []
         self.lefts: list[Tensor] = []
 
@@ -111,13 +129,14 @@ class _CutProducts(TorchFunctionMode):
         name = self._name(part)
         if name is None or self._name(left):
             raise Unsupported("a weight is the left operand of a product")
-        inner = self._weights[name].shape[1]
-        rows = part if func is F.linear else part.t()
-        whole = rows.dim() == 2 and rows.stride() == (inner, 1) and rows.shape[1] == inner
-        if not whole or left.shape != (self._examples, inner):
+        depth, blocks = self._weights[name].shape[1], self._blocks if name == "hh" else 1
+        rows = part if func in (F.linear, block_linear) else part.t()
+        whole = rows.dim() == 2 and rows.stride() == (depth, 1) and rows.shape[1] == depth
+        in_blocks = (func is block_linear) == (blocks > 1)
+        if not whole or not in_blocks or left.shape != (self._examples, blocks * depth):
             raise Unsupported("a product with other than whole rows of a recurrent weight")
-        k = len(self.products)
-        self.products.append(Product(name, rows.storage_offset() // inner, len(rows), inner))
+        k, first = len(self.products), rows.storage_offset() // depth
+        self.products.append(Product(name, first, len(rows), blocks * depth, blocks))
         self.lefts.append(left)
         u = left.new_zeros(len(left), len(rows)) if self._given is None else self._given[k]
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
@@ -166,8 +185,9 @@ class _Step:
         self.cell, self.sites, self.weights, self.form = cell, sites, weights, form
         self.parameters = parameters_of(weights, sites)
         hh, hr = weights.hh, weights.hr
-        hidden = hh.shape[1] if hr is None else hr.shape[1]
-        self.widths = [hh.shape[1], *[hidden] * (len(cell.states) - 1)]
+        self.blocks = cell.blocks(weights)
+        hidden = len(hh) // cell.recurrent_gates
+        self.widths = [hidden if hr is None else len(hr), *[hidden] * (len(cell.states) - 1)]
         self.hidden, self.gates = hidden, weights.ih.shape[0]
         sizes = {hidden, *self.widths, len(hh), *(n for a in self.parameters for n in a.shape)}
         self.examples = next(n for n in _EXAMPLES if n not in sizes)
@@ -214,18 +234,30 @@ class _Step:
             after = next_states(self.cell, wx, states, weights, sites, number, zoneout, flag)
         return tuple(after)
 
-    def cut(self, given: Sequence[Tensor] | None = None) -> _CutProducts:
-        return _CutProducts(self.matrices, self.examples, given)
+    def cut(
+        self, values: Mapping[str, Tensor], given: Sequence[Tensor] | None = None
+    ) -> _CutProducts:
+        own = {id(a) for a in self.weights.own}
+        names = [f"p{i}" for i, a in enumerate(self.parameters) if id(a) in own]
+        weights = self.matrices | {name: values[name] for name in names}
+        return _CutProducts(weights, self.examples, self.blocks, given)
 
 
 def trace(
-    cell: Cell, sites: Sites, weights: Weights, form: StepForm, known: Collection[str]
+    cell: Cell,
+    sites: Sites,
+    weights: Weights,
+    form: StepForm,
+    known: Collection[str],
+    parts: int = 1,
 ) -> Trace:
     """The joint graph of one step; `Unsupported` with a reason otherwise.
 
-    ``known``: names of operations that are not decomposed.
+    ``known``: names of operations that are not decomposed; ``parts``: those of the units of a gate
+    that the step reads by themselves.
     """
     step = _Step(cell, sites, weights, form)
+    step.hidden //= parts
     with (
         torch.random.fork_rng(devices=[]),
         torch.autocast("cpu", enabled=False),
@@ -251,7 +283,7 @@ def _reason(error: Exception) -> str:
 
 def _trace(step: _Step, known: Collection[str]) -> Trace:
     given = step.inputs()
-    dry = step.cut()
+    dry = step.cut(given)
     # Stops before anything that outlives the step is changed.
     with torch.no_grad(), Watch([*given.values(), *step.matrices.values()]):
         after = step.run(given, dry)
@@ -295,8 +327,9 @@ def _joint(
 ) -> dict[str, Tensor]:
     """New states, left operands, and gradients of the wanted inputs that have one."""
     leaves = {name: given[name].detach().requires_grad_() for name in wanted}
-    here = step.cut([leaves[f"u{k}"] for k in range(len(products))])
-    after = step.run({**given, **leaves}, here)
+    values = {**given, **leaves}
+    here = step.cut(values, [leaves[f"u{k}"] for k in range(len(products))])
+    after = step.run(values, here)
     if here.products != products:
         raise Unsupported("its products differ between calls")
     found = {f"n{i}": a for i, a in enumerate(after)}
@@ -309,5 +342,8 @@ def _joint(
         # Not stacked: a vector of as many numbers as units would look like units.
         loss = functools.reduce(torch.add, [(a * d).sum() for a, d in pairs])
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    named = zip(leaves, grads, strict=True)
-    return found | {f"d_{name}": d for name, d in named if d is not None}
+    named = [(name, d) for name, d in zip(leaves, grads, strict=True) if d is not None]
+    both = {name for name, _ in named} & {p.weight for p in products}
+    if both:
+        raise Unsupported("a weight of its own in a product and elsewhere")
+    return found | {f"d_{name}": d for name, d in named}

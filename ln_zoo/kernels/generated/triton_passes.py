@@ -23,7 +23,7 @@ from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
 from ln_zoo.kernels.generated import emit_triton
 from ln_zoo.kernels.generated.lowering import KNOWN, Lowering
 from ln_zoo.kernels.generated.plan import Plan, blocks_of, plan
-from ln_zoo.kernels.generated.trace import StepForm, Trace, trace
+from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported, trace
 from ln_zoo.kernels.triton import steps
 from ln_zoo.ops.cells import Cell, Sites, Weights
 from ln_zoo.ops.time_chunks import EqualSteps, TimeChunk, equal_steps, previous_rows
@@ -68,6 +68,8 @@ def make(
 ) -> TritonKernel:
     """Trace a step and load its kernels; `Unsupported` with a reason."""
     traced = trace(cell, sites, weights, form, KNOWN)
+    if any(p.weight not in ("hh", "hr") for p in traced.products):
+        raise Unsupported("a product with a weight of the cell's own")
     planned = plan(traced, Lowering(traced), centres)
     text = emit_triton.source(planned)
     return TritonKernel(traced, planned, text, _functions(text))

@@ -180,7 +180,7 @@ class CallCache:
         plans = kept.plans if kept.owner is owner and _are_same(kept.watched, watched) else {}
         if len(plans) >= _MAX_PLANS:
             plans = {}
-        x, hidden = call.x, call.weights[0].hh.shape[1]
+        x, hidden = call.x, call.states[0].shape[-1]
         state = (len(call.weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
         self._kept = _Kept(owner, watched, plans | {key: (_plan_of(run, call), state)})
 

@@ -225,11 +225,12 @@ void block_of_sums(int64_t steps, const bfloat* left, const bfloat* right, int64
   }
 }
 
-// A right operand (K, N) packed by `pack_parts`, and its product (M, N).
+// A right operand (K, N) packed by `pack_parts`, and its product (M, N) with row stride `ldc`.
 struct PartsRight {
   const float* packed;
   int64_t N;
   float* c;
+  int64_t ldc;
 };
 
 // C (M, N) = A (M, K) B, or C += A B, for each right operand B.
@@ -247,12 +248,12 @@ void parts_product(int64_t M, int64_t K, Left<float> a, std::initializer_list<Pa
     Left<float> left;
     const bfloat* right;
     float *sums, *to;
-    int64_t N;
+    int64_t ldc;
     bool add;
   } before;
   const auto write = [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) {
-      float *sum = before.sums + i * BLOCK, *at = before.to + i * before.N;
+      float *sum = before.sums + i * BLOCK, *at = before.to + i * before.ldc;
       if (!finite(load(sum) + load(sum + TILE))) {
         exact_row(before.depth, before.left.data + i * before.left.row, before.left.column,
                   before.right, sum);
@@ -290,7 +291,8 @@ void parts_product(int64_t M, int64_t K, Left<float> a, std::initializer_list<Pa
             Block now{std::min(block_rows, m1 - m), std::min(BLOCK, right.N - n), depth};
             now.left = {a.data + m * a.row + k * a.column, a.row, a.column};
             now.right = b + (n / BLOCK * steps + k / PAIRS) * STEP;
-            now.sums = sums[count++ % 2], now.to = right.c + m * right.N + n, now.N = right.N;
+            now.sums = sums[count++ % 2];
+            now.to = right.c + m * right.ldc + n, now.ldc = right.ldc;
             now.add = add || k > 0;
             const auto make = [&](auto tiles) {
               block_of_sums<tiles>(here, left, now.right, height, now.sums, [&](int64_t i) {
@@ -323,6 +325,7 @@ struct PartsRight {
   const float* packed;
   int64_t N;
   float* c;
+  int64_t ldc;
 };
 void parts_product(int64_t, int64_t, Left<float>, std::initializer_list<PartsRight>, bool) {}
 bool suits_parts(int64_t, int64_t, int64_t, bool) { return false; }

@@ -27,7 +27,7 @@ struct Packed {
     }
     by_parts(threads, M * N * K, M, [&](int64_t from, int64_t to) {
       const Left<float> rows{left.data + from * left.row, left.row, left.column};
-      parts_product(to - from, K, rows, {{numbers, N, c + from * N}}, add);
+      parts_product(to - from, K, rows, {{numbers, N, c + from * N, N}}, add);
     });
   }
 };
@@ -265,7 +265,7 @@ class Direction {
     pack_parts(x, I, 1, count, I, room_x, Center{}, threads);
     by_parts(threads, G * (H + I) * count, G, [&](int64_t from, int64_t to) {
       parts_product(to - from, count, {d + from, 1, G},
-                    {{room, H, dw_hh + from * H}, {room_x, I, dw_ih + from * I}}, add);
+                    {{room, H, dw_hh + from * H, H}, {room_x, I, dw_ih + from * I, I}}, add);
     });
   }
 

@@ -14,7 +14,7 @@ constexpr int64_t ROUNDED_ROWS = 96;
 
 // C (M, N) = A (M, K) B, or C += A B, with both factors in bfloat16; `packed` has padded(K) rows.
 void narrow_product(int64_t M, int64_t K, int64_t N, Left<float> a, const bfloat* packed, float* c,
-                    bool add) {
+                    int64_t ldc, bool add) {
   const int64_t wide = padded<bfloat>(K);
   thread_local std::vector<bfloat> rounded;
   rounded.resize(std::max(int64_t(rounded.size()), ROUNDED_ROWS * wide));
@@ -33,7 +33,7 @@ void narrow_product(int64_t M, int64_t K, int64_t N, Left<float> a, const bfloat
         }
       }
     }
-    product(rows, N, wide, Left<bfloat>{rounded.data(), wide, 1}, packed, c + m0 * N, N, add);
+    product(rows, N, wide, Left<bfloat>{rounded.data(), wide, 1}, packed, c + m0 * ldc, ldc, add);
   }
 }
 
@@ -70,20 +70,20 @@ void ln_zoo_matrix_pack(int64_t kind, const float* from, int64_t row, int64_t co
   pack(rounded.data(), N, int64_t(1), K, N, reinterpret_cast<bfloat*>(to), threads, Center{});
 }
 
-// C (M, N) = A (M, K) B, or C += A B, on the calling thread; B (K, N) packed. On vectors, of
-// several shares of the columns one only.
+// C (M, N) = A (M, K) B, or C += A B, on the calling thread; B (K, N) packed, C with row stride
+// `ldc`. On vectors, of several shares of the columns one only.
 void ln_zoo_matrix_product(int64_t kind, int64_t M, int64_t K, int64_t N, const float* a,
-                           int64_t row, int64_t column, const float* packed, float* c, int64_t add,
-                           int64_t share, int64_t shares) {
+                           int64_t row, int64_t column, const float* packed, float* c, int64_t ldc,
+                           int64_t add, int64_t share, int64_t shares) {
   const Left<float> left{a, row, column};
-  if (kind == IN_PARTS) return parts_product(M, K, left, {{packed, N, c}}, add);
+  if (kind == IN_PARTS) return parts_product(M, K, left, {{packed, N, c, ldc}}, add);
   if (kind == NARROW) {
-    return narrow_product(M, K, N, left, reinterpret_cast<const bfloat*>(packed), c, add);
+    return narrow_product(M, K, N, left, reinterpret_cast<const bfloat*>(packed), c, ldc, add);
   }
   constexpr int64_t wide = WIDTH * L;  // of a panel
   const int64_t panels = (N + wide - 1) / wide, first = panels * share / shares * wide;
   const int64_t columns = std::min(N, panels * (share + 1) / shares * wide) - first;
-  if (columns > 0) product(M, columns, K, left, packed + first * K, c + first, N, add);
+  if (columns > 0) product(M, columns, K, left, packed + first * K, c + first, ldc, add);
 }
 
 // w (G, K) = d^T a, or w += d^T a, for rows d (N, G) and a (N, K).
@@ -97,7 +97,8 @@ void ln_zoo_matrix_outer(int64_t N, int64_t G, int64_t K, const float* d, const 
   float* const packed = arena.take(ln_zoo_matrix_size(NARROW, N, K));
   ln_zoo_matrix_pack(NARROW, a, K, 1, N, K, packed, nullptr, 1, threads);
   by_parts(threads, G * N * K, G, [&](int64_t from, int64_t to) {
-    ln_zoo_matrix_product(NARROW, to - from, N, K, d + from, 1, G, packed, w + from * K, add, 0, 1);
+    ln_zoo_matrix_product(NARROW, to - from, N, K, d + from, 1, G, packed, w + from * K, K, add,
+                          0, 1);
   });
 }
 
@@ -114,7 +115,6 @@ int64_t ln_zoo_matrix_thin(int64_t N, int64_t G, int64_t K, const float* d, cons
 int64_t ln_zoo_matrix_shares(int64_t numbers, int64_t H, int64_t examples, int64_t threads) {
   return ln_zoo_shares((numbers + H * H - 1) / (H * H), H, examples, threads);
 }
-
 
 // Parts of the examples that threads run from end to end, of which each step multiplies its own
 // inputs; 0: a chunk's inputs are multiplied at once.

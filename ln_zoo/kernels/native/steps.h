@@ -36,7 +36,7 @@ template <class T>
 void recurrent_product(const Steps& s, int64_t M, int64_t N, int64_t K, Left<T> a, float* c,
                        bool add) {
   if constexpr (sizeof(T) == 4) {
-    if (s.parts) return parts_product(M, K, a, {{static_cast<const T*>(s.weight), N, c}}, add);
+    if (s.parts) return parts_product(M, K, a, {{static_cast<const T*>(s.weight), N, c, N}}, add);
   }
   product(M, N, K, a, static_cast<const T*>(s.weight), c, N, add);
 }
@@ -255,7 +255,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
 extern "C" {
 
 // Version of the structures and functions below.
-int64_t ln_zoo_abi() { return 17; }
+int64_t ln_zoo_abi() { return 18; }
 
 // Elements of a packed (K, N).
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {

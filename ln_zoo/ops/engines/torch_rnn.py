@@ -48,6 +48,8 @@ class TorchRNN:
         for w in call.weights:
             if w.noise.kinds:
                 return f"torch has no {' and '.join(w.noise.kinds)}"
+            if cell.blocks(w) > 1:
+                return "torch has no recurrent weights in blocks"
         if call.reset is not None:
             return "torch has no resets"
         reason = no_fused_loop_reason()

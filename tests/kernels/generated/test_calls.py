@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ln_zoo.kernels.generated import kernel
 from ln_zoo.layers import LSTM, RecurrentLayer
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import Cell, States, Weights, linear, lstm_cell
+from ln_zoo.ops import Cell, Place, States, Weights, linear, lstm_cell
 
 T, N, E, H = 5, 4, 3, 6
 #: Numbers of weights, of units, of examples and of threads; shares of columns.
@@ -186,6 +186,25 @@ def test_threads_that_share_the_columns_of_products(
     assert all(torch.equal(a, b) for a, b in pairs if a is not None)
     torch.set_num_threads(1)  # of the loop; `rule` still gives as many shares
     assert_exact(layer.eval(), x)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_products_with_weights_of_the_cells_own(frozen: bool) -> None:
+    """Of which some rows are not used; and more rows of the recurrent weight than of the other."""
+
+    def step(wx: Tensor, states: States, w: Weights, sites: Any, t: int | None) -> States:
+        (h,) = states
+        mixing, scale = w.own
+        u, z = (linear(h, w.hh) + w.bias_hh).chunk(2, -1)
+        a = linear((wx + u).tanh(), mixing[H : 2 * H]) * scale[0]
+        return (z.sigmoid() * h + (1 - z.sigmoid()) * a.tanh(),)
+
+    places = Place("input", (1,), weight="ih"), Place("recurrent", (2,), weight="hh")
+    cell = Cell("mixing", step, places, weights=(("mixing", 3 * H), ("scale", 1)))
+    layer = randomised(RecurrentLayer(E, H, 2, cell=cell, norm=LayerNorm(), bidirectional=True))
+    layer.weight_mixing_l1.requires_grad_(not frozen)
+    assert (layer.bias_ih_l0.shape, layer.bias_hh_l0.shape) == ((H,), (2 * H,))
+    assert_exact(layer, torch.randn(T, N, E))
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,15 @@ def test_products_with_parts_of_a_weight(caplog: pytest.LogCaptureFixture) -> No
     assert "whole rows" in reason_of(layer, caplog)
 
 
+def test_a_weight_that_is_multiplied_both_ways(caplog: pytest.LogCaptureFixture) -> None:
+    def step(wx: Any, states: Any, w: Any, sites: Any, t: Any) -> Any:
+        (h,) = states
+        return ((wx[:, :H] + linear(h, w.own[0]) * w.own[0][0]).tanh(),)
+
+    layer = RecurrentLayer(3, H, cell=Cell("both", step, PLACES, weights=(("own", H),)))
+    assert "elsewhere" in reason_of(layer, caplog)
+
+
 def test_a_kernel_that_differs_is_refused_with_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, chosen: list[Any]
 ) -> None:

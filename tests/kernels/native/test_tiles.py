@@ -140,7 +140,7 @@ extern "C" void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_
                          int64_t column, const float* b, int64_t b_row, int64_t b_column,
                          float* packed, float* c, float* again, int64_t add) {
   pack_parts(b, b_row, b_column, K, N, packed, Center{}, 1);
-  parts_product(M, K, Left<float>{a, row, column}, {{packed, N, c}, {packed, N, again}}, add);
+  parts_product(M, K, Left<float>{a, row, column}, {{packed, N, c, N}, {packed, N, again, N}}, add);
 }
 """
 
