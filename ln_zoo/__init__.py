@@ -8,7 +8,7 @@ Subpackages are imported on first use:
     >>> output.shape
     torch.Size([5, 2, 4])
     >>> ln_zoo.norms.RMSNorm(eps=1e-6)
-    RMSNorm(gain=1.0, eps=1e-06)
+    RMSNorm(gain=1.0, eps=1e-06, per_block=False)
 """
 
 from __future__ import annotations

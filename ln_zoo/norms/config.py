@@ -19,7 +19,8 @@ def to_config(norm: Norm) -> dict[str, Any]:
     Example:
         >>> from ln_zoo.norms import RMSNorm
         >>> to_config(RMSNorm(eps=0.001))
-        {'class_path': 'ln_zoo.norms.RMSNorm', 'init_args': {'gain': 1.0, 'eps': 0.001}}
+        {'class_path': 'ln_zoo.norms.RMSNorm',
+         'init_args': {'gain': 1.0, 'eps': 0.001, 'per_block': False}}
     """
     cls = type(norm)
     if not dataclasses.is_dataclass(norm):

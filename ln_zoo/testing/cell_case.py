@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import itertools
+import math
 import pickle
 import re
 from collections.abc import Iterator

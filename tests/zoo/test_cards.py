@@ -42,7 +42,8 @@ def test_config(make_card: MakeCard) -> None:
     config = read(folder / "config.json")
     weights = (folder / "model.safetensors").read_bytes()
     assert (config["model"], config["name"]) == ("MLPClassifier", "mlp.layernorm")
-    options = {"gain": 1.0, "eps": 1e-05, "convolution": "channel", "per_gate": False}
+    options = {"gain": 1.0, "eps": 1e-05, "convolution": "channel"}
+    options |= {"per_gate": False, "per_block": False}
     assert config["init_args"]["norm"] == {"class": "LayerNorm", "init_args": options}
     assert config["init_args"]["hidden_sizes"] == [16]
     assert config["preprocessing"] == PREPROCESSING
@@ -109,7 +110,8 @@ def test_readme_says_what_a_reader_needs(make_card: MakeCard) -> None:
         "- versions: torch 2.13.0, lightning 2.6.6",
         "- other data",
         "- a model for tests",
-        "- norm: `LayerNorm(gain=1.0, eps=1e-05, convolution='channel', per_gate=False)`",
+        "- norm: `LayerNorm(gain=1.0, eps=1e-05, convolution='channel', per_gate=False, "
+        "per_block=False)`",
         "1,226 parameters",
         "https://arxiv.org/abs/1607.06450",
     ):
