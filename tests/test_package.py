@@ -187,3 +187,14 @@ def test_wheel_holds_kernels_and_published_models(tmp_path: Path) -> None:
         done = python(target, left_out, **found)
         assert (done.returncode == 0) == bool(models)
         assert said in done.stdout + done.stderr
+
+
+def test_files_that_workflows_and_pages_name_are_there() -> None:
+    pages = [*ROOT.glob(".github/workflows/*.yml"), *ROOT.glob("docs/*/*.md"), *ROOT.glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = {*re.findall(r"(?<![\w/])(?:tests|packaging)/[\w/]+\.py\b", text)}
+    assert len(named) > 10
+    # `test_my_...` is the reader's own.
+    assert [
+        name for name in sorted(named) if "/test_my_" not in name and not (ROOT / name).exists()
+    ] == []
