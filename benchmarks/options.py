@@ -1,7 +1,7 @@
 """What resets and noise in the recurrence cost a training step, or inference.
 
 ``python -m benchmarks.options`` prints a table: each option as a ratio to the same layer without,
-on whatever kernel runs it and on the generic loop. ``--memory`` adds the ratio of peak memory, each
+on the fastest kernel and on the generic loop. ``--memory`` adds the ratio of peak memory, each
 option in a process of its own.
 """
 

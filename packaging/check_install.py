@@ -1,8 +1,8 @@
 """Check an installed package: ``check_install.py prebuilt`` or ``check_install.py none``.
 
 ``prebuilt``: the kernels come from the wheel. ``none``: there are no kernels and no compiler.
-Layers train in both cases, and commands and examples work in an empty folder: those of a first
-hour, and those of the README that the package carries.
+Layers train in both cases. In an empty folder, the commands of a first hour work, and each command
+and example of the README in the package's metadata.
 """
 
 from __future__ import annotations

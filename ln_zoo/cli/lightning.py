@@ -421,7 +421,7 @@ class ZooCLI(LightningCLI):
         applied_instantiation_links: dict[str, Any],
         **kwargs: Any,
     ) -> LightningModule:
-        """The model; of linked arguments, its hyperparameters have those that it takes."""
+        """The model. Its hyperparameters contain only linked arguments that its class takes."""
         links = applied_instantiation_links.items()
         taken = {name: value for name, value in links if name.rpartition(".")[2] in kwargs}
         build = _InstantiatorFn(self, "model")

@@ -33,9 +33,8 @@ def orthogonal_init(
     Input weights are orthogonal. Recurrent weights of the candidate state (an LSTM's g, a GRU's n,
     all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal; weights of the
     gates are slices of one orthogonal matrix (H, gates H); with ``blocks``, each block by itself.
-    Biases are 0, except the LSTM's forget
-    gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's own weights are unchanged. Norm
-    parameters that depend on weights are recomputed.
+    Biases are 0, except the LSTM's forget gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's
+    own weights are unchanged. Norm parameters that depend on weights are recomputed.
 
     Args:
         layer: a recurrent layer, with any number of layers and directions.

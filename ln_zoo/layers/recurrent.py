@@ -83,8 +83,8 @@ class RecurrentLayer(nn.RNNBase):
             k of every gate reads only block k of h. Such a layer equals one with ``blocks=1`` and a
             block-diagonal weight, with a B-th of its recurrent parameters and products.
         recompute: keep states for the backward pass only every ``recompute`` time steps, and
-            compute what lies between again (Chen et al. 2016, arXiv 1604.06174), which takes a
-            third more time. Default 0: keep all. Norms must act on each row.
+            compute what lies between again (Chen et al. 2016, arXiv 1604.06174). Default 0: keep
+            all. Norms must act on each row.
         cell: the cell; default: the attribute of the class.
 
     Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),

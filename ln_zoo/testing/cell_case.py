@@ -40,7 +40,7 @@ class CellCase(LayerCase):
         layer: the class of layers under test.
         step: the class of its single steps, with the same `ln_zoo.ops.Cell`.
         norms: the norms.
-        blocks: all checks run with so many blocks of the recurrent weight, or their greatest common
+        blocks: number of blocks of the recurrent weight in all checks, or its greatest common
             divisor with the layer's size (mostly 4); default 1.
 
     Example:

@@ -80,7 +80,7 @@ class Trace:
     products: list[Product]
     parameters: list[Tensor]
     widths: list[int]  # of the states
-    hidden: int  # or of a block: rows are runs of so many units
+    hidden: int  # units of a row; with norms of each block, those of a block
     gates: int  # width of v
     examples: int
 
@@ -253,8 +253,8 @@ def trace(
 ) -> Trace:
     """The joint graph of one step; `Unsupported` with a reason otherwise.
 
-    ``known``: names of operations that are not decomposed; ``parts``: those of the units of a gate
-    that the step reads by themselves.
+    ``known``: names of operations that are not decomposed; ``parts``: number of parts of each gate,
+    more than one for norms of each block.
     """
     step = _Step(cell, sites, weights, form)
     step.hidden //= parts
