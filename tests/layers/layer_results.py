@@ -125,3 +125,33 @@ def assert_same_statistics(sites: Any, d: Direction) -> None:
         assert_close(sites[role].running_mean, statistics.mean)
         assert_close(sites[role].running_var, statistics.var)
         assert sites[role].num_batches_tracked.tolist() == statistics.count
+
+
+def assert_threads_run_parts(
+    layer: Any, x: Tensor, states: Sequence[Tensor], *, one_thread_backward: bool = False
+) -> None:
+    """With two threads, results are those of two halves of the examples; gradients of parameters
+    are their sums, to the bit."""
+    examples, middle = x.shape[1], x.shape[1] // 2
+    d: list[Tensor] = []
+
+    def run(first: int, end: int, threads: int) -> tuple[list[Tensor], list[Tensor]]:
+        torch.set_num_threads(threads)
+        layer.zero_grad()
+        inputs, *starts = (a[:, first:end].detach().clone().requires_grad_() for a in (x, *states))
+        output, final = layer(inputs, tuple(starts) if len(starts) > 1 else starts[0])
+        if not d:
+            d.append(torch.randn_like(output))
+        if one_thread_backward:
+            torch.set_num_threads(1)
+        squares = sum(a.square().sum() for a in flat(final))
+        ((output * d[0][:, first:end]).sum() + squares).backward()
+        of_examples = [output, *flat(final), inputs.grad, *(a.grad for a in starts)]
+        return of_examples, [p.grad.clone() for p in layer.parameters()]
+
+    both, sums = run(0, examples, 2)
+    parts = [run(0, middle, 1), run(middle, examples, 1)]
+    for found, *expected in zip(both, *(part[0] for part in parts), strict=True):
+        assert torch.equal(found, torch.cat(expected, 1))
+    for found, first, second in zip(sums, *(part[1] for part in parts), strict=True):
+        assert torch.equal(found, first + second)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from engines import names_of
 from kernels.generated.generated_case import PLACES, assert_exact, gated_cell, packed
-from layer_results import randomised
+from layer_results import assert_threads_run_parts, randomised
 from own_cell import MGU, JointGRU
 from torch import Tensor, nn
 
@@ -128,31 +128,13 @@ def test_threads_and_chunks(threads: int, examples: int) -> None:
 
 @pytest.mark.parametrize("projects", [False, True])
 def test_threads_run_parts_of_many_examples(projects: bool) -> None:
-    """From end to end: gradients are the sums of those of parts, to the bit."""
     cell = lstm_cell(peephole=True)
     layer: Any = randomised(
         RecurrentLayer(E, 7, cell=cell, norm=LayerNorm(), proj_size=H) if projects else MGU(E, H)
     )
-    x, d = torch.randn(20, 41, E), torch.randn(20, 41, H)
     states = [torch.randn(1, 41, H), *([torch.randn(1, 41, 7)] if projects else [])]
-
-    def run(first: int, end: int, threads: int) -> tuple[list[Tensor], list[Tensor]]:
-        torch.set_num_threads(threads)
-        layer.zero_grad()
-        inputs, *starts = (a[:, first:end].detach().clone().requires_grad_() for a in (x, *states))
-        output, final = layer(inputs, tuple(starts) if projects else starts[0])
-        final = final if projects else (final,)
-        torch.set_num_threads(1)  # the backward pass has as many as the forward pass
-        ((output * d[:, first:end]).sum() + sum(a.square().sum() for a in final)).backward()
-        examples = [output, *final, inputs.grad, *(a.grad for a in starts)]
-        return examples, [p.grad.clone() for p in layer.parameters()]
-
-    both, sums = run(0, 41, 2)
-    parts = [run(0, 20, 1), run(20, 41, 1)]
-    for found, *expected in zip(both, *(part[0] for part in parts), strict=True):
-        assert torch.equal(found, torch.cat(expected, 1))
-    for found, first, second in zip(sums, *(part[1] for part in parts), strict=True):
-        assert torch.equal(found, first + second)
+    # The backward pass has as many threads as the forward pass.
+    assert_threads_run_parts(layer, torch.randn(20, 41, E), states, one_thread_backward=True)
 
 
 @pytest.mark.parametrize("shares", [2, 3])

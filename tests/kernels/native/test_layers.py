@@ -12,7 +12,7 @@ import torch
 from accuracy import RUNS, Results, assert_as_accurate, generic_loop, moved
 from engines import names_of, needs_native, note_kernels
 from equations import resets_for, resetting
-from layer_results import randomised, results_of
+from layer_results import assert_threads_run_parts, randomised, results_of
 from torch import Tensor, nn
 
 from ln_zoo import ops
@@ -295,27 +295,8 @@ def test_examples_do_not_depend_on_their_number(name: str, norm: Norm) -> None:
 @pytest.mark.parametrize("norm", [LayerNorm(gain=0.5), Identity()], ids=str)
 @every_kind
 def test_threads_run_parts_of_many_examples(name: str, norm: Norm) -> None:
-    """From end to end: gradients are the sums of those of parts, to the bit."""
     layer = made(LAYERS[name](7, 20, norm=norm))
-    x, d = torch.randn(20, 41, 7), torch.randn(20, 41, 20)
-    states = initial_states(layer, 41)
-
-    def run(first: int, end: int, threads: int) -> tuple[list[Tensor], list[Tensor]]:
-        torch.set_num_threads(threads)
-        layer.zero_grad()
-        inputs, *starts = (a[:, first:end].detach().clone().requires_grad_() for a in (x, *states))
-        output, final = layer(inputs, tuple(starts) if len(starts) > 1 else starts[0])
-        final = final if isinstance(final, tuple) else (final,)
-        ((output * d[:, first:end]).sum() + sum(a.square().sum() for a in final)).backward()
-        examples = [output, *final, inputs.grad, *(a.grad for a in starts)]
-        return examples, [p.grad.clone() for p in layer.parameters()]
-
-    both, sums = run(0, 41, 2)
-    parts = [run(0, 20, 1), run(20, 41, 1)]
-    for found, *expected in zip(both, *(part[0] for part in parts), strict=True):
-        assert torch.equal(found, torch.cat(expected, 1))
-    for found, first, second in zip(sums, *(part[1] for part in parts), strict=True):
-        assert torch.equal(found, first + second)
+    assert_threads_run_parts(layer, torch.randn(20, 41, 7), initial_states(layer, 41))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
