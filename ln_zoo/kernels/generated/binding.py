@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ln_zoo.kernels.ctypes_arguments import address, addresses
 from ln_zoo.kernels.cuda_graphs.recorded import unsupported_site
 from ln_zoo.kernels.generated.check import difference
-from ln_zoo.kernels.generated.kernel import make
-from ln_zoo.kernels.generated.operator import Direction, Tensors
+from ln_zoo.kernels.generated.kernel import Kernel, make
+from ln_zoo.kernels.generated.operator import Direction, Tensors, run
 from ln_zoo.kernels.generated.trace import StepForm, Unsupported, parameters_of
 from ln_zoo.kernels.generated.watch import Watched
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
@@ -213,6 +214,59 @@ def prepared(
         held,
     )
     return direction, tensors
+
+
+class Single:
+    """The direction of a call, for calls that differ in x, states and resets; see `single`."""
+
+    def __init__(self, direction: Direction, tensors: Tensors) -> None:
+        kernel, self._direction, self._tensors = direction.kernel, direction, tensors
+        self._weights = (*tensors[1:4], *tensors.parameters)
+        ih = (kernel.trace.gates, tensors.w_ih.shape[1])
+        self._shapes = (ih, *kernel.matrices, *kernel.shapes)
+        self._names = (*kernel.names[1:4], *kernel.names[4 + len(tensors.states) :])
+        self._absent = (0,) * len(tensors.states)
+
+    def check(self) -> list[int]:
+        """Addresses of weights and parameters; RuntimeError if one has changed its form."""
+        return addresses(self._names, self._weights, self._shapes)
+
+    def __call__(
+        self,
+        found: Sequence[int],
+        x: Tensor,
+        starts: Sequence[int],
+        states: States,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, States]:
+        """Output and final states; ``found`` is the result of `check`, ``starts`` are addresses."""
+        x, flags = x.contiguous(), 0
+        if reset is not None:
+            reset = reset.contiguous().view(-1)
+            flags = address("resets", reset, torch.bool, (x.shape[0] * x.shape[1],))
+        given = (x.data_ptr(), *found[:3], *starts, *found[3:], 0, flags, *self._absent)
+        tensors = self._tensors._replace(x=x, states=states, reset=reset)
+        return run(self._direction._replace(given=given), tensors)
+
+
+def single(call: RecurrentCall, bound: Sequence[Bound]) -> Single | None:
+    """A call of one direction on padded float32 data, on a CPU and without sampled noise."""
+    weights = call.weights[0]
+    if (
+        len(bound) > 1
+        or not isinstance(bound[0].kernel, Kernel)
+        or product_dtype(call.x) is not torch.float32
+        or weights.noise.sampled
+    ):
+        return None
+    starts = tuple(s[0] for s in call.states)
+    direction, tensors = prepared(call, 0, bound[0], call.x, None, starts, call.reset)
+    used = (*tensors[1:4], *tensors.parameters)
+    originals = (weights.ih, weights.hh, weights.hr, *bound[0].parameters)
+    if any(a is not b for a, b in zip(used, originals, strict=True)):
+        return None  # copies, which would not change with the weights
+    none = torch.empty(0)
+    return Single(direction, tensors._replace(x=none, states=(none,) * len(starts), reset=None))
 
 
 def _plain(a: Tensor) -> Tensor:

@@ -77,11 +77,8 @@ inline vec of_expm1(vec x) {
   return x > all(MOST) ? all(INFINITY) : found;
 }
 
-// log x (Cephes): x = 2^n m with m in [sqrt 1/2, sqrt 2).
-inline vec of_log(vec x) {
-  const ivec bits = (ivec)x - 0x3f3504f3;
-  const ivec n = bits >> 23;
-  const vec m = (vec)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+// log(2^n (1 + m)) for 1 + m in [sqrt 1/2, sqrt 2) (Cephes).
+inline vec log_of_parts(ivec n, vec m) {
   vec p = all(7.0376836292e-2f);
   p = p * m + -1.1514610310e-1f;
   p = p * m + 1.1676998740e-1f;
@@ -92,19 +89,31 @@ inline vec of_log(vec x) {
   p = p * m + -2.4999993993e-1f;
   p = p * m + 3.3333331174e-1f;
   const vec square = m * m, e = __builtin_convertvector(n, vec);
-  const vec found =
-      m + (m * square * p + e * -2.12194440e-4f - 0.5f * square) + e * 0.693359375f;
-  const vec zero{};
-  const vec small = x < zero ? all(NAN) : all(-INFINITY);
-  const vec large = x < all(INFINITY) ? found : x;  // infinity and NaN
+  return m + (m * square * p + e * -2.12194440e-4f - 0.5f * square) + e * 0.693359375f;
+}
+
+// `found`, or the logarithm of an x without one: zero, subnormal, negative, infinite or NaN.
+inline vec log_or_limit(vec x, vec found) {
+  const vec small = x < vec{} ? all(NAN) : all(-INFINITY);
+  const vec large = x < all(INFINITY) ? found : x;
   return x < all(1.17549435e-38f) ? small : large;
 }
 
-// log(1 + x), with the rounding of 1 + x corrected.
+// x = 2^n (1 + m).
+inline ivec log_n(vec x) { return ((ivec)x - 0x3f3504f3) >> 23; }
+inline vec log_m(vec x, ivec n) { return (vec)((ivec)x - (n << 23)) - 1.0f; }
+
+inline vec of_log(vec x) {
+  const ivec n = log_n(x);
+  return log_or_limit(x, log_of_parts(n, log_m(x, n)));
+}
+
+// log(1 + x): the rounding of 1 + x does not enter m = 2^-n x + (2^-n - 1).
 inline vec of_log1p(vec x) {
   const vec u = 1.0f + x;
-  const vec found = of_log(u) - ((u - 1.0f) - x) / u;
-  return ((u == vec{}) | (u == all(INFINITY))) ? of_log(u) : found;
+  const ivec n = log_n(u);
+  const vec scale = (vec)(0x3f800000 - (n << 23)), m = x * scale + (scale - 1.0f);
+  return log_or_limit(u, log_of_parts(n, x < all(0x1p25f) ? m : log_m(u, n)));
 }
 
 template <class Function>

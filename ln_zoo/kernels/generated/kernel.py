@@ -85,6 +85,20 @@ class Kernel:
         there = {*self.trace.outputs, *(f"d_{p.weight}" for p in self.trace.products)}
         return [f"d_p{i}" in there for i in range(len(self.trace.parameters))]
 
+    @functools.cached_property
+    def covered(self) -> dict[str, bool]:
+        """Whether products use all rows of their weight; gradients of other rows are zero."""
+        shapes = dict(zip(("hh", "hr"), self.matrices, strict=True))
+        shapes |= {f"p{i}": shape for i, shape in enumerate(self.shapes)}
+        found: dict[str, bool] = {}
+        for weight in {p.weight for p in self.trace.products}:
+            products = [p for p in self.trace.products if p.weight == weight]
+            rows = {row for p in products for row in range(p.first, p.first + p.width)}
+            shape = shapes[weight]
+            assert shape is not None
+            found[weight] = len(rows) == shape[0]
+        return found
+
 
 _libraries: dict[str, ctypes.CDLL] = {}
 _mutex = threading.Lock()

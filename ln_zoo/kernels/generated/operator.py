@@ -6,8 +6,10 @@ Double backward and batched gradients run the generic loop.
 from __future__ import annotations
 
 import functools
+import math
+from array import array
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_int64, c_void_p
+from ctypes import byref
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +38,14 @@ class Direction(NamedTuple):
     sizes: Sequence[int] | None  # of packed data
     narrow: bool  # whether products are in bfloat16
     threads: int  # also of the backward pass, which reads what each has kept
+    given: Sequence[int] | None = None  # addresses of the forward pass's tensors, if checked before
 
 
 class Tensors(NamedTuple):
-    """Tensors of a call, in float32; `flat` and `of` convert to a sequence and back."""
+    """Tensors of a call, in float32; `flat` and `of` convert to a sequence and back.
+
+    States are (N, H) or (1, N, H), and so are final states.
+    """
 
     x: Tensor
     w_ih: Tensor
@@ -82,24 +88,29 @@ def passes(d: Direction) -> Any:
 
 # Arguments
 
+#: An array for C++; ctypes would make a new type for each size again and again.
+_words = functools.partial(array, "q")
+
 
 @functools.lru_cache(maxsize=64)
 def _equal_sizes(steps: int, examples: int) -> Any:
     """Rows of each step of a padded batch, for C++."""
-    return (c_int64 * steps)(*[examples] * steps)
+    return _words([examples] * steps)
 
 
 class _Arguments:
     """A structure for C++, which holds what it points to."""
 
-    def __init__(self, d: Direction, t: Tensors, saves: bool) -> None:
-        kernel, trace, lead = d.kernel, d.kernel.trace, t.x.shape[:-1]
-        examples, rows, inputs = t.states[0].shape[0], lead.numel(), t.x.shape[-1]
+    def __init__(
+        self, d: Direction, t: Tensors, saves: bool, given: Sequence[int] | None = None
+    ) -> None:
+        lead = t.x.shape[:-1]
+        examples, rows, inputs = t.states[0].shape[-2], lead.numel(), t.x.shape[-1]
         if d.sizes is None:
             sizes = _equal_sizes(t.x.shape[0], examples)
         else:
             check_steps(d.sizes, rows, examples)
-            sizes = (c_int64 * len(d.sizes))(*d.sizes)
+            sizes = _words(d.sizes)
         self._alive: list[Any] = []
         self.structure = CallArguments(
             steps=len(sizes),
@@ -108,29 +119,36 @@ class _Arguments:
             threads=d.threads,
             narrow=d.narrow,
             chunk=rows_of_chunk(rows, saves),
-            products=kernel.products,
+            products=d.kernel.products,
         )
         self._keep("sizes", sizes)
-        dropped = (examples, trace.widths[0]) if d.form.drops else None
-        states = [(examples, width) for width in trace.widths]
-        shapes = ((*lead, inputs), (trace.gates, inputs), *kernel.matrices, *states)
-        wide = (t.x, t.w_ih, t.w_hh, t.w_hr, *t.states, *t.parameters, t.dropped)
-        given = addresses(kernel.names, wide, (*shapes, *kernel.shapes, dropped))
-        given.append(0 if t.reset is None else address("resets", t.reset, torch.bool, (rows,)))
-        for a, width in zip(t.held or (None,) * len(states), trace.widths, strict=True):
-            shape = (*lead, width)
-            given.append(0 if a is None else address("held", a, torch.bool, shape))
-        self._keep("given", (c_void_p * len(given))(*given))
+        self._keep("given", _words(_given(d, t) if given is None else given))
 
     def own(self, name: str, tensors: Sequence[Tensor | None]) -> None:
         """Set an array of addresses of tensors that this module made."""
-        found = [None if a is None else a.data_ptr() for a in tensors]
         self._alive.append(tensors)
-        self._keep(name, (c_void_p * len(found))(*found))
+        self._keep(name, _words([0 if a is None else a.data_ptr() for a in tensors]))
 
-    def _keep(self, name: str, array: Any) -> None:
-        self._alive.append(array)
-        setattr(self.structure, name, addressof(array))
+    def _keep(self, name: str, words: Any) -> None:
+        self._alive.append(words)
+        setattr(self.structure, name, words.buffer_info()[0])
+
+
+def _given(d: Direction, t: Tensors) -> list[int]:
+    """Addresses of `Call::given`, checked."""
+    kernel, trace, lead = d.kernel, d.kernel.trace, tuple(t.x.shape[:-1])
+    sizes = tuple(t.states[0].shape[:-1])
+    states = [(*sizes, width) for width in trace.widths]
+    shapes = ((*lead, t.x.shape[-1]), (trace.gates, t.x.shape[-1]), *kernel.matrices, *states)
+    dropped = (sizes[-1], trace.widths[0]) if d.form.drops else None
+    wide = (t.x, t.w_ih, t.w_hh, t.w_hr, *t.states, *t.parameters, t.dropped)
+    found = addresses(kernel.names, wide, (*shapes, *kernel.shapes, dropped))
+    found.append(
+        0 if t.reset is None else address("resets", t.reset, torch.bool, (math.prod(lead),))
+    )
+    for a, width in zip(t.held or (None,) * len(states), trace.widths, strict=True):
+        found.append(0 if a is None else address("held", a, torch.bool, (*lead, width)))
+    return found
 
 
 # Passes
@@ -139,7 +157,7 @@ class _Arguments:
 def _forward(
     d: Direction, t: Tensors, saves: bool
 ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    arguments, library = _Arguments(d, t, saves), d.kernel.library
+    arguments, library = _Arguments(d, t, saves, d.given), d.kernel.library
     s = arguments.structure
     out = memory.empty(*t.x.shape[:-1], d.kernel.trace.widths[0], like=t.x, dtype=torch.float32)
     s.output = out.data_ptr()
@@ -170,21 +188,22 @@ def _backward(
         shape = (*t.x.shape[:-1], trace.widths[0])
         (s.dout,) = addresses(("the gradient of the output",), (d_out,), (shape,))
     arguments.own("dfinals", d_finals)
-    wanted = Tensors.of(d, needs)
+    wanted: Any = Tensors.of(d, needs)
+    covered = d.kernel.covered
+
+    def room(name: str, a: Tensor | None, need: bool) -> Tensor | None:
+        if a is None or not need:
+            return None
+        return torch.empty_like(a) if covered.get(name, True) else torch.zeros_like(a)
+
     used = zip(t.parameters, d.kernel.has_gradient, wanted.parameters, strict=True)
     found = [
         memory.empty(*t.x.shape, like=t.x, dtype=t.x.dtype) if wanted.x else None,
-        torch.empty_like(t.w_ih) if wanted.w_ih else None,
-        _gradient_of(d, "hh", t.w_hh) if wanted.w_hh else None,
-        _gradient_of(d, "hr", t.w_hr) if wanted.w_hr else None,
-        *(
-            torch.empty_like(a) if need else None
-            for a, need in zip(t.states, wanted.states, strict=True)
-        ),
-        *(
-            _gradient_of_parameter(d, i, a) if there and need else None
-            for i, (a, there, need) in enumerate(used)
-        ),
+        room("ih", t.w_ih, wanted.w_ih),
+        room("hh", t.w_hh, wanted.w_hh and "hh" in covered),
+        room("hr", t.w_hr, wanted.w_hr and "hr" in covered),
+        *(room("states", *each) for each in zip(t.states, wanted.states, strict=True)),
+        *(room(f"p{i}", a, there and need) for i, (a, there, need) in enumerate(used)),
     ]
     arguments.own("gradients", found)
     d.kernel.library.ln_zoo_cell_backward(byref(s))
@@ -193,20 +212,6 @@ def _backward(
 
 def _dense(a: Tensor) -> Tensor:
     return a.float().resolve_neg().contiguous()
-
-
-def _gradient_of(d: Direction, name: str, weight: Tensor | None) -> Tensor | None:
-    """Memory for the gradient of a weight, zero where no product uses its rows."""
-    products = [p for p in d.kernel.trace.products if p.weight == name]
-    if weight is None or not products:
-        return None
-    rows = {row for p in products for row in range(p.first, p.first + p.width)}
-    return torch.empty_like(weight) if len(rows) == len(weight) else torch.zeros_like(weight)
-
-
-def _gradient_of_parameter(d: Direction, i: int, a: Tensor) -> Tensor:
-    found = _gradient_of(d, f"p{i}", a)  # if it is a weight
-    return torch.empty_like(a) if found is None else found
 
 
 class _Function(torch.autograd.Function):
@@ -239,5 +244,6 @@ def _replay(d: Direction, flat: Sequence[Any]) -> tuple[Tensor, ...]:
     ]
     noise = Noise(t.dropped, tuple(held))
     weights = weights._replace(ih=t.w_ih, hh=t.w_hh, hr=t.w_hr, noise=noise)
-    out, finals = scan(d.cell, t.x, d.sizes, t.states, weights, sites, False, t.reset)
-    return out, *finals
+    states = tuple(s.view(s.shape[-2:]) for s in t.states)
+    out, finals = scan(d.cell, t.x, d.sizes, states, weights, sites, False, t.reset)
+    return out, *(s.view_as(start) for s, start in zip(finals, t.states, strict=True))

@@ -90,12 +90,24 @@ class _GeneratedPlan(_KernelPlan):
     """Runs generated kernels, as long as nothing changes that their traces depend on."""
 
     def __init__(self, run: GeneratedLayers, call: RecurrentCall) -> None:
+        from ln_zoo.kernels.generated.binding import single
+
         self._bound = bound = run.bound_to(call)
+        self._single = single(call, bound)
         self._run, self._call = lambda call: run_bound(call, bound), without_tensors(call)
 
-    def check(self) -> None:
+    def check(self) -> Any:
         if not all(bound.unchanged() for bound in self._bound):
             raise RuntimeError("an attribute of a norm or cell has changed")
+        return None if self._single is None else self._single.check()
+
+    def __call__(
+        self, found: Any, x: Tensor, starts: Any, states: States, *rest: Any
+    ) -> tuple[Any, States]:
+        if self._single is None:
+            return super().__call__(found, x, starts, states, *rest)
+        *_, reset = rest
+        return self._single(found, x, starts, states, reset)
 
 
 class _AutocastPlan:
@@ -160,7 +172,7 @@ class CallCache:
             found = plan.check()
             if states is None:
                 states = (x.new_zeros(state, dtype=torch.float32),) * count
-            starts = addresses(("h", "c"), states, (state,) * count)
+            starts = addresses(("a state",) * count, states, (state,) * count)
         except RuntimeError:
             return None  # the path without a plan reports errors
         noise = None if draw is None else draw(states)

@@ -17,6 +17,7 @@ from accuracy import generic_loop
 from engines import names_of, needs_native
 from equations import resets_for
 from layer_results import flat
+from own_cell import MGU
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
@@ -30,8 +31,9 @@ MODULES: dict[str, Callable[..., Any]] = {
     "layer": lambda **options: LSTM(7, 20, **options),
     "layers": lambda **options: GRU(7, 20, num_layers=2, bidirectional=True, **options),
     "cell": lambda **options: LSTMCell(7, 20, **options),
+    "own cell": lambda **options: MGU(7, 20, **options),  # on a generated kernel
 }
-INPUTS = {"layer": (2, 3, 7), "layers": (2, 3, 7), "cell": (3, 7)}
+INPUTS = {"layer": (2, 3, 7), "layers": (2, 3, 7), "cell": (3, 7), "own cell": (16, 3, 7)}
 every_module = pytest.mark.parametrize("kind", MODULES)
 
 
@@ -168,7 +170,7 @@ def test_what_is_wrong_is_said_as_at_the_first_call(kind: str) -> None:
     module(x)
     state = (torch.zeros(1, 1),) * 2
     with pytest.raises(RuntimeError, match=r"Expected hidden|For batched"):
-        module(x, state if kind != "layers" else state[0])
+        module(x, state if kind in ("layer", "cell") else state[0])
 
 
 @every_module
