@@ -79,9 +79,10 @@ def units(plan: Plan) -> int:
 def sum_places(plan: Plan) -> dict[str, int]:
     """First element of each parameter's gradient in a row of sums, and their number as ``""``."""
     found, start = {}, 0
+    weights = {p.weight for p in plan.trace.products}  # their gradients are products, not sums
     for i, a in enumerate(plan.trace.parameters):
         found[f"d_p{i}"] = start
-        start += a.numel()
+        start += 0 if f"p{i}" in weights else a.numel()
     return found | {"": start}
 
 

@@ -103,8 +103,6 @@ class GeneratedTriton(GeneratedLayers):
         reason = super()._unsupported(call)
         if reason is None and "generated" not in os.environ.get("LN_ZOO_KERNELS", ""):
             return "it has only been run in Triton's interpreter: name it in LN_ZOO_KERNELS to try"
-        if reason is None and any(call.cell.blocks(w) > 1 for w in call.weights):
-            reason = "the recurrent weight is in blocks"
         return reason
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.kernels.generated.emit import source
-from ln_zoo.kernels.generated.lowering import KNOWN, Lowering
-from ln_zoo.kernels.generated.plan import Plan, plan
-from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported, trace
+from ln_zoo.kernels.generated.plan import Plan, plan_of
+from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported
 from ln_zoo.kernels.native import runtime
 from ln_zoo.kernels.native.build import NativeLibrary
 from ln_zoo.kernels.native.compiler import ABI, Unavailable
@@ -109,12 +108,7 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
 
     ``centres``: whether weights may be centred while packing, which products in bfloat16 exclude.
     """
-    try:
-        planned = _planned(cell, sites, weights, form, centres)
-    except Unsupported:
-        if (blocks := cell.blocks(weights)) == 1:
-            raise
-        planned = _planned(cell, sites, weights, form, centres, blocks)  # it normalises by block
+    planned = plan_of(cell, sites, weights, form, centres)
     traced = planned.trace
     text = f"constexpr long LN_ZOO_ABI = {ABI};\n\n{source(planned)}"
     traced.forget()
@@ -124,13 +118,6 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
         matrices = tuple(None if a is None else tuple(a.shape) for a in (weights.hh, weights.hr))
         products = pointer(product_functions())
         return Kernel(traced, planned, _libraries[text], text, products, matrices)
-
-
-def _planned(
-    cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bool, parts: int = 1
-) -> Plan:
-    traced = trace(cell, sites, weights, form, KNOWN, parts)
-    return plan(traced, Lowering(traced), centres)
 
 
 def _load(text: str, cell: str) -> ctypes.CDLL:

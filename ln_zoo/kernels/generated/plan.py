@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ln_zoo.kernels.generated.lowering import Lowering
+from ln_zoo.kernels.generated.lowering import KNOWN, Lowering
 from ln_zoo.kernels.generated.rows import (
     REDUCTIONS,
     ROW,
@@ -21,7 +21,9 @@ from ln_zoo.kernels.generated.rows import (
     loads,
 )
 from ln_zoo.kernels.generated.schedule import NumberSink, Pass, Sink
-from ln_zoo.kernels.generated.trace import Trace, Unsupported
+from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported
+from ln_zoo.kernels.generated.trace import trace as trace_of
+from ln_zoo.ops.cells import Cell, Sites, Weights
 
 Outputs = Mapping[str, Sequence[Node]]
 #: First block and end of each group of gates whose weight is centred, by product (``v``, ``u0``).
@@ -45,6 +47,23 @@ class Plan:
     #: Parameter whose sum is that of each parameter.
     same_sums: dict[str, str]
     kept: list[bool]  # states of which the backward pass reads the values of all steps
+
+
+def plan_of(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bool) -> Plan:
+    """Trace and plan a step; `Unsupported` with a reason. ``centres``: see `plan`."""
+    try:
+        return _plan_of_parts(cell, sites, weights, form, centres, 1)
+    except Unsupported:
+        if (blocks := cell.blocks(weights)) == 1:
+            raise
+        return _plan_of_parts(cell, sites, weights, form, centres, blocks)  # it norms by block
+
+
+def _plan_of_parts(
+    cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bool, parts: int
+) -> Plan:
+    traced = trace_of(cell, sites, weights, form, KNOWN, parts)
+    return plan(traced, Lowering(traced), centres)
 
 
 def plan(trace: Trace, lowering: Lowering, centres: bool = True) -> Plan:

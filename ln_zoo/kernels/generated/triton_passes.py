@@ -21,9 +21,8 @@ from ln_zoo.kernels.ctypes_arguments import address, check_steps
 from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
 from ln_zoo.kernels.generated import emit_triton
-from ln_zoo.kernels.generated.lowering import KNOWN, Lowering
-from ln_zoo.kernels.generated.plan import Plan, blocks_of, plan
-from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported, trace
+from ln_zoo.kernels.generated.plan import Plan, blocks_of, plan_of
+from ln_zoo.kernels.generated.trace import Product, StepForm, Trace
 from ln_zoo.kernels.triton import steps
 from ln_zoo.ops.cells import Cell, Sites, Weights
 from ln_zoo.ops.time_chunks import EqualSteps, TimeChunk, equal_steps, previous_rows
@@ -67,12 +66,9 @@ def make(
     cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bool = True
 ) -> TritonKernel:
     """Trace a step and load its kernels; `Unsupported` with a reason."""
-    traced = trace(cell, sites, weights, form, KNOWN)
-    if any(p.weight not in ("hh", "hr") for p in traced.products):
-        raise Unsupported("a product with a weight of the cell's own")
-    planned = plan(traced, Lowering(traced), centres)
+    planned = plan_of(cell, sites, weights, form, centres)
     text = emit_triton.source(planned)
-    return TritonKernel(traced, planned, text, _functions(text))
+    return TritonKernel(planned.trace, planned, text, _functions(text))
 
 
 @functools.lru_cache(256)
@@ -235,10 +231,39 @@ class _Pass:
         if self.backward and k in self.kernel.plan.added:
             state, adds = self.kernel.plan.added[k]
             to = buffers[f"gradient{state}"][odd]
-        if adds:
+        product = self.kernel.trace.products[k]
+        if product.blocks > 1:
+            _multiply_blocks(product, operand, weight, to[:n], self.backward, adds)
+        elif adds:
             to[:n].addmm_(operand, weight)
         else:
             torch.mm(operand, weight, out=to[:n])
+
+
+def _multiply_blocks(
+    product: Product, operand: Tensor, weight: Tensor, to: Tensor, backward: bool, adds: bool
+) -> None:
+    """A product by blocks, or with ``backward`` that of its gradient, one gate after the other."""
+    left, right = _by_blocks(product, operand), _by_blocks(product, to)
+    for gate, w in enumerate(_by_gates(product, weight)):
+        if not backward:
+            torch.bmm(left[0], w.mT, out=right[gate])
+        elif adds or gate:
+            right[0].baddbmm_(left[gate], w)
+        else:
+            torch.bmm(left[gate], w, out=right[0])
+
+
+def _by_blocks(product: Product, a: Tensor) -> Tensor:
+    """Rows as (gates, blocks, rows, units); one gate for a left operand."""
+    units = product.inner // product.blocks
+    return a.view(len(a), -1, product.blocks, units).permute(1, 2, 0, 3)
+
+
+def _by_gates(product: Product, weight: Tensor) -> Tensor:
+    """A weight in blocks, (gates, blocks, units, units)."""
+    units = product.inner // product.blocks
+    return weight.view(-1, product.blocks, units, units)
 
 
 def launch(
@@ -278,7 +303,10 @@ def forward(
             if k not in kernel.plan.left_states:
                 rows[f"l{k}"] = call.empty(call.count, p.inner)
     weights = [
-        _centred(kernel.plan, call.weight(p), f"u{k}", p.width).t() for k, p in enumerate(products)
+        call.weight(p)
+        if p.blocks > 1
+        else _centred(kernel.plan, call.weight(p), f"u{k}", p.width).t()
+        for k, p in enumerate(products)
     ]
     call.run(False, rows, weights, saves=saves)
     after = [rows[f"n{i}"] for i in range(len(widths))]
@@ -313,25 +341,43 @@ def backward(
     weights = [call.weight(p) for p in trace.products]
     call.run(True, rows, weights, gradients=gradients, sums=sums)
     pairs = {"hh": (t.w_hh, wanted.w_hh), "hr": (t.w_hr, wanted.w_hr)}
+    own = zip(t.parameters, wanted.parameters, strict=True)
+    pairs |= {f"p{i}": pair for i, pair in enumerate(own)}
     d_weights = {
         name: torch.zeros_like(w) if w is not None and need else None
         for name, (w, need) in pairs.items()
+        if name[0] == "h" or any(p.weight == name for p in trace.products)
     }
     for k, p in enumerate(trace.products):
         to = d_weights[p.weight]
         if to is not None:
-            to[p.first : p.first + p.width].addmm_(rows[f"du{k}"].t(), call.left(k, rows))
+            _add_weight_gradient(
+                p, to[p.first : p.first + p.width], rows[f"du{k}"], call.left(k, rows)
+            )
     dv = rows["dv"]
     dx = (dv @ t.w_ih).view(t.x.shape) if wanted.x else None
     dw_ih = dv.t() @ call.x if wanted.w_ih else None
     d_states = [a[0] if need else None for a, need in zip(gradients, wanted.states, strict=True)]
-    total, own = sums.sum(0), []
+    total, d_own = sums.sum(0), []
     for i, (a, need) in enumerate(zip(t.parameters, wanted.parameters, strict=True)):
+        if f"p{i}" in d_weights:
+            d_own.append(d_weights[f"p{i}"])
+            continue
         there = need and f"d_p{i}" in trace.outputs
         start = kernel.sum_places[f"d_{plan.same_sums.get(f'p{i}', f'p{i}')}"]
-        own.append(total[start : start + a.numel()].view(a.shape).clone() if there else None)
+        d_own.append(total[start : start + a.numel()].view(a.shape).clone() if there else None)
     masks = len(needs) - 4 - len(t.states) - len(t.parameters)
-    return [dx, dw_ih, *d_weights.values(), *d_states, *own, *[None] * masks]
+    return [dx, dw_ih, d_weights["hh"], d_weights["hr"], *d_states, *d_own, *[None] * masks]
+
+
+def _add_weight_gradient(product: Product, to: Tensor, d: Tensor, left: Tensor) -> None:
+    """Add the gradient of a weight's rows, from those of the product and its left operands."""
+    if product.blocks == 1:
+        to.addmm_(d.t(), left)
+        return
+    of_left = _by_blocks(product, left)[0]
+    for gate, own in zip(_by_gates(product, to), _by_blocks(product, d), strict=True):
+        gate.baddbmm_(own.mT, of_left)
 
 
 def _saved_names(kernel: TritonKernel) -> list[str]:
@@ -384,9 +430,12 @@ class _Call:
     def empty(self, *size: int) -> Tensor:
         return steps.empty(size, self.t.x, torch.float32)
 
-    def weight(self, p: Any) -> Tensor:
+    def weight(self, p: Product) -> Tensor:
         """Rows of the weight of a product."""
-        whole = self.t.w_hh if p.weight == "hh" else self.t.w_hr
+        if p.weight[0] == "p":
+            whole: Tensor | None = self.t.parameters[int(p.weight[1:])]
+        else:
+            whole = self.t.w_hh if p.weight == "hh" else self.t.w_hr
         assert whole is not None
         return whole[p.first : p.first + p.width]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells.dreamer_v3 import DreamerV3GRU
 from cells.slstm import SLSTM
 from engines import names_of
 from kernels.engine_case import Marked
@@ -64,6 +65,9 @@ CELLS: dict[str, Any] = {
     "sLSTM": lambda **o: SLSTM(E, H, norm=LayerNorm(), **o),
     "own norm": lambda **o: LSTM(E, H, norm=PNorm(), **o),
     "projection": lambda **o: LSTM(E, 7, proj_size=4, norm=LayerNorm(), **o),
+    "blocks": lambda **o: SLSTM(E, 6, blocks=2, norm=LayerNorm(), **o),
+    "norm by block": lambda **o: LSTM(E, 6, blocks=3, norm=LayerNorm(per_block=True), **o),
+    "weights of its own": lambda **o: DreamerV3GRU(E, 6, blocks=2, **o),
     "no bias": lambda **o: MGU(E, H, bias=False, norm=LayerNorm(per_gate=True), **o),
 }
 

@@ -21,7 +21,6 @@ from ln_zoo.kernels.generated.engine import GeneratedLayers, GeneratedTriton
 from ln_zoo.kernels.generated.trace import StepForm, Unsupported
 from ln_zoo.layers import LSTM, RecurrentLayer
 from ln_zoo.norms import LayerNorm
-from ln_zoo.ops import CELLS
 from ln_zoo.ops.recurrence import RecurrentCall
 
 INTERPRETED = Path(__file__).with_name("gpu_in_interpreter.py")
@@ -90,7 +89,5 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cpu" in str(kernel.unsupported_reason(call))
     assert "meta" in str(GeneratedLayers().unsupported_reason(call._replace(x=call.x.to("meta"))))
     monkeypatch.setattr(GeneratedTriton, "device", "cpu")
-    in_blocks = call_of(RecurrentLayer(3, 6, cell=CELLS["GRU"], blocks=2))
-    assert "blocks" in str(kernel.unsupported_reason(in_blocks))
     monkeypatch.delenv("LN_ZOO_KERNELS")
     assert "LN_ZOO_KERNELS" in str(kernel.unsupported_reason(call))
