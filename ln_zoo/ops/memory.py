@@ -22,8 +22,8 @@ from torch import Tensor
 
 #: Minimum bytes for huge pages, and maximum bytes of cached scratch memory.
 _LARGE, _KEPT = 1 << 22, 1 << 26
-#: Upper bound of the pool of `pooled_empty` in bytes.
-_POOL = 1 << 29
+#: Minimum bytes of a tensor of `pooled_empty` that is pooled, and upper bound of its pool.
+_POOLED, _POOL = 1 << 20, 1 << 29
 _LINE = 64
 _kept = threading.local()
 
@@ -67,7 +67,7 @@ def pooled_empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     512 MiB, come from `empty`.
     """
     bytes_ = math.prod(size) * dtype.itemsize
-    if bytes_ >= _LARGE and like.device.type == "cpu" and _COUNTS:
+    if bytes_ >= _POOLED and like.device.type == "cpu" and _COUNTS:
         block = _blocks.take(bytes_)
         if block is not None:
             # The tensor's storage holds a reference to the block until it is freed.
@@ -141,7 +141,7 @@ class _Blocks:
             self._blocks.append(block)
             return block
         # Calls of almost the same length share a block.
-        grain = max(1 << 21, 1 << (bytes_.bit_length() - 4))
+        grain = max(1 << 20, 1 << (bytes_.bit_length() - 4))
         bytes_ = -(-bytes_ // grain) * grain
         excess = sum(map(len, self._blocks)) + bytes_ - _POOL
         if excess > sum(len(self._blocks[i]) for i in free):

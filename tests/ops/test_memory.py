@@ -225,6 +225,6 @@ def test_a_layer_keeps_what_its_backward_reads(packed: bool, blocks: memory._Blo
             loss.backward()
             torch.testing.assert_close(layer.weight_hh_l0.grad, expected, rtol=0, atol=0)
         del losses, loss
-    # Padded, all that a call keeps is one tensor; packed, there are v and u, and small ones.
-    expected = 4 if packed else 2 if unavailable_reason() is None else 0
+    # Padded, all that a call keeps is one tensor; packed, there are v, u and c, and small ones.
+    expected = 6 if packed else 2 if unavailable_reason() is None else 0
     assert len(blocks._blocks) == expected
