@@ -16,6 +16,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
+import math
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from benchmarks import runner
 from benchmarks.contestants import Absent, Size
 from benchmarks.timing import interleave, ratios
 from ln_zoo.conversion import adopt_, from_dialect, normalize_
+from ln_zoo.conversion.adopt import KeepsFloat64
 from ln_zoo.conversion.calibrate import tensors
 from ln_zoo.conversion.formats.adapters import Adapter
 from ln_zoo.norms import Identity
@@ -414,6 +416,23 @@ def _tensordict(module: Any, x: Tensor) -> Any:
     return found["y"], found["next", "recurrent_state_h"], found["next", "recurrent_state_c"]
 
 
+def _block_gru(name: str) -> Callable[[Packages, Size], nn.Module]:
+    def make(packages: Packages, size: Size) -> nn.Module:
+        with packages.path(*_TORCHRL):
+            models = importlib.import_module("torchrl.modules.models.model_based")
+        options = {"projection_size": size.H // 2, "num_blocks": math.gcd(8, size.H)}
+        layer: nn.Module = getattr(models, name)(size.I, size.H, **options)
+        return layer
+
+    return make
+
+
+def _with_starts(module: Any, x: Tensor) -> Any:
+    """A rollout whose episodes start at random."""
+    starts = torch.rand(x.shape[1], x.shape[0], generator=torch.Generator().manual_seed(1)) < 0.02
+    return module(x.transpose(0, 1), None, starts)
+
+
 def _forecasting(packages: Packages, size: Size) -> nn.Module:
     rnn = packages.load("pytorch_forecasting.models.nn.rnn")
     layer: nn.Module = rnn.LSTM(size.I, size.H, num_layers=2, batch_first=True)
@@ -517,6 +536,28 @@ CLIENTS: dict[str, Client] = {
         ("asteroid==0.7.0",), _asteroid, Size(400, 2, 64, 128), _frames, _normalized
     ),
     "TorchRL LSTMModule": Client(_TORCHRL, _torchrl, Size(64, 16, 64, 256), _tensordict, _adopted),
+    **{
+        f"TorchRL DreamerV3BlockGRU, {units} units": Client(
+            _TORCHRL,
+            _block_gru("DreamerV3BlockGRU"),
+            Size(64, 16, 512, units),
+            _with_starts,
+            _adopted,
+            dialect="torchrl",
+        )
+        for units in (512, 1024)
+    },
+    **{
+        f"TorchRL DreamerV3BlockGRUCell, {rows} rows": Client(
+            _TORCHRL,
+            _block_gru("DreamerV3BlockGRUCell"),
+            Size(1, rows, 512, 512),
+            _SHEEPRL,
+            _adopted,
+            dialect="torchrl",
+        )
+        for rows in (1, 16)
+    },
     "tianshou Recurrent": Client(
         ("tianshou==2.0.1",), _tianshou, Size(32, 64, 128, 128), _padded, _normalized
     ),
@@ -672,7 +713,8 @@ def errors(client: Client, packages: Packages, size: Size) -> Errors:
     results = []
     for module, run in runs:
         x_ = x.clone().requires_grad_()
-        found = list(tensors(run(module, x_)))
+        with KeepsFloat64():
+            found = list(tensors(run(module, x_)))
         generator = torch.Generator().manual_seed(2)
         weights = [torch.randn(a.shape, generator=generator, dtype=a.dtype) for a in found]
         torch.autograd.backward([(a * w).sum() for a, w in zip(found, weights, strict=True)])

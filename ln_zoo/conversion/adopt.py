@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from ln_zoo.conversion.calibrate import measuring, tensors
@@ -337,6 +338,7 @@ def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass
             raise _Refusal(f"its {attribute} is {value!r}, which ours lacks: set it to 0")
     with _refusing_errors("it cannot be read"):
         plain = _copy(layer)
+        vars(plain).update(foreign.plain)
         with torch.no_grad():
             generator = torch.Generator().manual_seed(0)
             for parameter in plain.parameters():
@@ -347,14 +349,14 @@ def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass
         if not isinstance(layer, torch.jit.ScriptModule):
             probe = object.__new__(type(layer))
             probe.__class__ = type(new)  # fails here, before any layer is replaced
-    args = foreign.adapter.example(new.layer)
+        args = foreign.adapter.example(new.layer)
     error = _compared(plain, trial, args, new.layer, f"the dialect {dialect!r}")
     if not any(p.requires_grad for p in layer.parameters()):
         new.requires_grad_(False)
-    report = Adopted(
-        name, module_path(layer), describe(new.layer), dialect, error, _speedup(layer, new, args)
-    )
-    return _Replacement(layer, new, report)
+    with _refusing_errors("its call fails"):
+        speedup = _speedup(layer, new, args)
+    before, after = module_path(layer), describe(new.layer)
+    return _Replacement(layer, new, Adopted(name, before, after, dialect, error, speedup))
 
 
 def _wrapped(layer: nn.Module, dialect: str, foreign: ForeignClass) -> Adapter:
@@ -437,12 +439,23 @@ def _refusing_errors(problem: str) -> Iterator[None]:
         raise _Refusal(f"{problem}: {line}") from error
 
 
+class KeepsFloat64(TorchFunctionMode):
+    """Makes `Tensor.float` leave float64: some norms compute in float32, and would round."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.float and args[0].dtype is torch.float64:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 def _difference(original: nn.Module, new: nn.Module, args: tuple[Any, ...]) -> float:
     """Largest relative difference of outputs, states and the input's gradient."""
     results = []
     for module in (original, new):
         x = args[0].clone().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), KeepsFloat64():
             found = list(tensors(module(x, *args[1:])))
             (gradient,) = torch.autograd.grad([a.square().sum() for a in found], x)
         results.append([*(a.detach() for a in found), gradient])
@@ -459,7 +472,9 @@ def _speedup(original: nn.Module, new: nn.Module, args: tuple[Any, ...]) -> floa
     like = next(original.parameters())
     if like.is_meta:
         return float("nan")
-    args = tree_map_only(Tensor, lambda a: a.to(like), args)
+    args = tree_map_only(
+        Tensor, lambda a: a.to(like) if a.is_floating_point() else a.to(like.device), args
+    )
 
     def seconds(module: nn.Module) -> float:
         _synchronise(like)

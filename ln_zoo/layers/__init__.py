@@ -3,6 +3,7 @@
 from ln_zoo.layers.cells import GRUCell, LSTMCell, RecurrentCell, RNNCell, without_blocks
 from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.draw import DRAWNetwork, DRAWOutput, DRAWTrace
+from ln_zoo.layers.dreamer_v3 import DreamerV3GRU, DreamerV3SequenceModel
 from ln_zoo.layers.initialization import (
     data_dependent_init,
     orthogonal_,
@@ -22,6 +23,8 @@ __all__ = [
     "DRAWNetwork",
     "DRAWOutput",
     "DRAWTrace",
+    "DreamerV3GRU",
+    "DreamerV3SequenceModel",
     "GRUCell",
     "LSTMCell",
     "Linear",

@@ -65,11 +65,11 @@ def cell_sites(
             place.role: Site(
                 norm if normalize is None or place.role in normalize else Identity(),
                 place.role,
-                sum(place.groups) * hidden_size,
-                groups=tuple(group * hidden_size for group in place.groups),
+                sum(place.sizes(hidden_size)),
+                groups=place.sizes(hidden_size),
                 recurrent=True,
-                gate_size=hidden_size,
-                blocks=blocks,
+                gate_size=place.features or hidden_size,
+                blocks=1 if place.features else blocks,
                 own_shift=place.own_shift,
                 weight=None if place.weight is None else weights[place.weight],
                 sums=place.sums,
@@ -255,8 +255,8 @@ class RecurrentCell(nn.RNNCellBase):
         check_blocks(self, hidden_size, blocks)
         self.cell, self.blocks = cell, blocks
         self._plans = Plans()
-        for name, rows in cell.weights:
-            weight = nn.Parameter(torch.empty(rows, hidden_size, **factory))
+        for name, own in cell.own_shapes(hidden_size).items():
+            weight = nn.Parameter(torch.empty(own, **factory))
             self.register_parameter(f"weight_{name}", weight)
         rows = cell.recurrent_gates * hidden_size
         shape = recurrent_shape(rows, hidden_size, blocks)

@@ -89,11 +89,11 @@ class RecurrentLayer(nn.RNNBase):
 
     Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),
     ``bias_ih_l0``, ``bias_hh_l0`` (G,), ``weight_hr_l0`` (P, H), ``..._reverse``; the cell's own,
-    ``weight_NAME_l0`` (rows, H); and the norm's, ``sites.l0.ROLE.gain``, ``.shift`` or ``.scale``.
-    They are initialised as in torch. With B blocks, ``weight_hh_l0`` is (B, G / B, H / B): block k
-    has the H / B rows of its units for the first gate, then for the second, and so on; it is
-    initialised for H / B inputs. All other parameters have the order of ``blocks=1``: by gate, then
-    by unit.
+    ``weight_NAME_l0`` (rows, H), or of a shape of the cell's; and the norm's,
+    ``sites.l0.ROLE.gain``, ``.shift`` or ``.scale``. They are initialised as in torch. With B
+    blocks, ``weight_hh_l0`` is (B, G / B, H / B): block k has the H / B rows of its units for the
+    first gate, then for the second, and so on; it is initialised for H / B inputs. All other
+    parameters have the order of ``blocks=1``: by gate, then by unit.
 
     Precision: states are carried in float32 or wider. Under autocast the output has autocast's
     dtype and the final states that of the parameters, so splitting a sequence does not round.
@@ -178,8 +178,8 @@ class RecurrentLayer(nn.RNNBase):
                 shape = recurrent_shape(rows, columns[0], blocks)
             setattr(self, name, nn.Parameter(torch.empty(shape, **factory)))
         for suffix in self._suffixes():
-            for name, rows in cell.weights:
-                weight = nn.Parameter(torch.empty(rows, hidden_size, **factory))
+            for name, own in cell.own_shapes(hidden_size).items():
+                weight = nn.Parameter(torch.empty(own, **factory))
                 self.register_parameter(f"weight_{name}_{suffix}", weight)
         self._init_flat_weights()
         self._draw_weights()

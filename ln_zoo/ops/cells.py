@@ -65,6 +65,7 @@ class Place:
     Args:
         role: ``"input"``, ``"recurrent"``, or another name that the step uses.
         groups: runs of features that share statistics, in units of H.
+        features: number of features, in place of groups, if it does not depend on H.
         weight: the weight that a norm may act on, ``"ih"`` or ``"hh"``.
         sums: whether summed inputs are normalised, or the weight alone.
         own_shift: whether the norm's shift replaces the layer's bias.
@@ -77,6 +78,11 @@ class Place:
     sums: bool = True
     own_shift: bool = False
     products: tuple[str, ...] = ()
+    features: int = 0
+
+    def sizes(self, hidden: int) -> tuple[int, ...]:
+        """Numbers of features that share statistics, for H = ``hidden``."""
+        return (self.features,) if self.features else tuple(n * hidden for n in self.groups)
 
     def __post_init__(self) -> None:
         if self.weight is not None and self.sums and not self.products:
@@ -164,9 +170,9 @@ class Cell:
             that layers can be pickled.
         places: where norms act.
         states: names of the states; the first is the output.
-        weights: name and number of rows of each further weight. ``("peephole", 3)`` is the
-            parameter ``weight_peephole_l0`` (3, H) and the first of ``weights.own``. Multiply a
-            state with it by `linear`.
+        weights: name and number of rows of each further weight, or its shape, where 0 is H.
+            ``("peephole", 3)`` is the parameter ``weight_peephole_l0`` (3, H) and the first of
+            ``weights.own``. Multiply a state with it by `linear`.
         candidates: indices of the blocks of H rows that are candidate states, not gates.
         forget: indices of the blocks that are forget gates; their bias starts positive.
         projects: whether the step applies ``weights.hr`` if present.
@@ -182,7 +188,7 @@ class Cell:
     step: Step
     places: tuple[Place, ...]
     states: tuple[str, ...] = ("h",)
-    weights: tuple[tuple[str, int], ...] = ()
+    weights: tuple[tuple[str, int | tuple[int, int]], ...] = ()
     candidates: tuple[int, ...] = ()
     forget: tuple[int, ...] = ()
     projects: bool = False
@@ -215,6 +221,11 @@ class Cell:
     def recurrent_gates(self) -> int:
         """Gates of the recurrent weight and its bias."""
         return sum(next(place.groups for place in self.places if place.role == "recurrent"))
+
+    def own_shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Shapes of `weights` by name, for H = ``hidden``."""
+        pairs = ((n, (s, hidden) if isinstance(s, int) else s) for n, s in self.weights)
+        return {name: (rows or hidden, columns or hidden) for name, (rows, columns) in pairs}
 
     def blocks(self, weights: Weights) -> int:
         """Blocks of a direction's recurrent weight."""

@@ -77,7 +77,7 @@ def check_parameters(
         (recurrent,),
         (outputs, hidden),
     ]
-    expected += [(rows, hidden) for _, rows in cell.weights]
+    expected += cell.own_shapes(hidden).values()
     names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
     names += [f"weight_{name}" for name, _ in cell.weights]
     end = f"_{suffix}" if suffix else ""
@@ -95,7 +95,7 @@ def check_parameters(
         record = records[place.role]
         if record is None or record.identity:
             continue
-        size = (hidden * sum(place.groups),)
+        size = (sum(place.sizes(hidden)),)
         for name, a in (("gain", record.gain), ("shift", record.shift)):
             if a is not None:
                 _check_parameter(f"{begin}{place.role}.{name}", a, input, size)

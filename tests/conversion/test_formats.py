@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from block_grus import BlockGRU, Deter, LatentModel
 from reference import layer_norm as normed
 from refusals import refuses
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ def stacked(lead: str, layer: Pass) -> Pass:
 
 
 def inputs() -> Tensor:
-    return torch.randn(6, 5, X, dtype=F64, generator=torch.Generator().manual_seed(9))
+    return torch.rand(6, 5, X, dtype=F64, generator=torch.Generator().manual_seed(9)) * 2 - 1
 
 
 def lstm_loop(x: Tensor, step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
@@ -333,6 +334,22 @@ def skip(s: State, x: Tensor, lead: str = "encoder_") -> Tensor:
     return gru_loop(x, step)
 
 
+def of_module(dialect: str, module: Any, split: tuple[int, int] | None = None) -> Known:
+    """A module that gets the whole input, or both parts of it and the state."""
+
+    def run(s: State, x: Tensor) -> Tensor:
+        def call(*arguments: Tensor) -> Any:
+            return torch.func.functional_call(module, s, arguments)
+
+        if split is None:
+            outputs: Tensor = call(x.transpose(0, 1))[0].transpose(0, 1)
+            return outputs
+        # Actions are clipped to a magnitude of 1 before our layer.
+        return gru_loop(x, lambda row, h: call(row[:, : split[0]], h, row[:, split[0] :]))
+
+    return dialect, draw({name: a.shape for name, a in module.named_parameters()}), run
+
+
 GRU_NAMES = ("layers.GRU_linear", "layers.GRU_norm")
 KNOWN: dict[str, Known] = {
     "torchscript": ("torchscript", TORCHSCRIPT, stacked("layers.{}.cell.", torchscript)),
@@ -353,6 +370,9 @@ KNOWN: dict[str, Known] = {
     "SLiGRU": ("speechbrain", light_state("stable"), stacked("rnn.{}.", light)),
     "SLiGRU with gains": ("speechbrain", light_state("affine"), stacked("rnn.{}.", light)),
     "dreamer": ("dreamer-v2", DREAMER, dreamer),
+    "TorchRL": of_module("torchrl", BlockGRU(X, H, P, 2, 2)),
+    "TorchRL's RSSM": of_module("torchrl", LatentModel(2, 1, P, H, 2), (2, 1)),
+    "R2-Dreamer": of_module("r2dreamer", Deter(H, 2, 1, P, 2, 2), (2, 1)),
     "tflite": ("tflite", tflite_state(), tflite),
     "tflite peephole": ("tflite", tflite_state(norm=False, peephole=True), tflite),
     "skip-thoughts": ("skip-thoughts", skip_state(norm=False), skip),

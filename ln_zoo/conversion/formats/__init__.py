@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ln_zoo.conversion.formats.adapters import Adapter
 from ln_zoo.conversion.formats.entries import StateKeys, Weights
 from ln_zoo.conversion.formats.tables import DIALECTS, Dialect
-from ln_zoo.layers import RecurrentCell, RecurrentLayer
+from ln_zoo.layers import DreamerV3SequenceModel, RecurrentCell, RecurrentLayer
 
 
 def find_dialect(name: str) -> Dialect:
@@ -34,17 +34,18 @@ def from_dialect(
     prefix: str | None = None,
     eps: float | None = None,
     **options: Any,
-) -> RecurrentLayer:
+) -> RecurrentLayer | DreamerV3SequenceModel:
     """Build a recurrent layer from another library's weights; it computes the same.
 
     Sizes, layers and directions follow from the weights. If the library normalises differently from
-    our `LSTM` and `GRU`, the result is a `RecurrentLayer` with another cell.
+    our `LSTM` and `GRU`, the result is a `RecurrentLayer` with another cell; for ``torchrl`` and
+    ``r2dreamer`` it is a `DreamerV3SequenceModel`.
 
     Args:
         name: the dialect, a key of `DIALECTS`: ``torch``, ``torchscript`` (torch's benchmark
             example, and NeMo), ``torchaudio``, ``haste``, ``keras``, ``tensorflow-addons``,
             ``di-engine``, ``dreamer-v2``, ``dreamerv3-torch``, ``sheeprl``, ``rllib``,
-            ``speechbrain``, ``tflite`` or ``skip-thoughts``.
+            ``torchrl``, ``r2dreamer``, ``speechbrain``, ``tflite`` or ``skip-thoughts``.
         state_dict: the library's tensors or arrays by name, such as an opened ``.npz``.
         prefix: start of this layer's keys in a larger state dict; default: ``"encoder_"`` for
             ``skip-thoughts``, otherwise empty.
@@ -71,7 +72,7 @@ def read_dialect(
     prefix: str | None,
     eps: float | None,
     options: dict[str, Any],
-) -> tuple[RecurrentLayer, list[str]]:
+) -> tuple[RecurrentLayer | DreamerV3SequenceModel, list[str]]:
     """The layer of `from_dialect`, and names of its parameters that the library lacks."""
     dialect = find_dialect(name)
     keys = StateKeys(name, state_dict, dialect.prefix if prefix is None else prefix)
@@ -97,7 +98,7 @@ def to_dialect(name: str, module: nn.Module) -> dict[str, Tensor]:
         ValueError: for an unknown dialect, or a layer that the library lacks.
     """
     dialect = find_dialect(name)
-    if isinstance(module, RecurrentLayer | RecurrentCell):
+    if isinstance(module, RecurrentLayer | RecurrentCell | DreamerV3SequenceModel):
         found = _write(name, dialect, module)
         return {f"{dialect.prefix}{key}": value for key, value in found.items()}
     adopted = {
@@ -118,11 +119,12 @@ def to_dialect(name: str, module: nn.Module) -> dict[str, Tensor]:
             )
         lead = f"{path}." if path else ""
         state = {key: value for key, value in state.items() if not key.startswith(f"{lead}layer.")}
-        state |= {f"{lead}{key}": v for key, v in _write(name, dialect, part.layer).items()}
+        found = _write(name, dialect, part.layer)
+        state |= {f"{lead}{key.removeprefix(part.lead)}": v for key, v in found.items()}
     return {key: value.detach().clone() for key, value in state.items()}
 
 
-def _write(name: str, dialect: Dialect, layer: RecurrentLayer | RecurrentCell) -> Weights:
+def _write(name: str, dialect: Dialect, layer: Any) -> Weights:
     reasons = [form.unwritable(layer) for form in dialect.forms]
     if None not in reasons:
         of_cell = [

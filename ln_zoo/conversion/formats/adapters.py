@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.layers import RecurrentCell, RecurrentLayer
+from ln_zoo.layers import DreamerV3SequenceModel, RecurrentCell, RecurrentLayer
 
 #: Steps and sequences of the random input for comparison and timing.
 STEPS, BATCH = 20, 8
@@ -25,7 +25,9 @@ class Adapter(nn.Module):
     stepwise: ClassVar[bool] = False
     #: Converts states (N, H) of each layer to arguments of the library's call.
     state_arguments: ClassVar[staticmethod[[list[list[Tensor]]], tuple[Any, ...]]]
-    layer: RecurrentLayer | RecurrentCell
+    #: Start of keys of the whole layer, which this part of it lacks.
+    lead: ClassVar[str] = ""
+    layer: RecurrentLayer | RecurrentCell | DreamerV3SequenceModel
     dialect: str
 
     @classmethod
@@ -180,6 +182,87 @@ class SpeechBrainLayer(Adapter):
         return output.transpose(0, 1)
 
     state_arguments = staticmethod(lambda states: ())
+
+
+class TorchRLLayer(Adapter):
+    """TorchRL's block GRU: ``(input, hidden, is_init) -> (output, hidden)``, (N, T, I), (N, H)."""
+
+    def forward(
+        self, input: Tensor, hidden: Tensor | None = None, is_init: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if is_init is not None:
+            is_init = is_init.view(input.shape[:2]).t()
+        found, dtype = _in_one_dtype(self.layer, input, hidden)
+        h = None if hidden is None else found[1].unsqueeze(0)
+        output, h = self.layer(found[0].transpose(0, 1), h, is_init)
+        return output.transpose(0, 1).to(dtype), h.squeeze(0).to(dtype)
+
+    @classmethod
+    def example(cls, layer: Any) -> tuple[Any, ...]:
+        x, h = _random((BATCH, STEPS, sum(layer.sizes)), (BATCH, layer.recurrence.hidden_size))
+        return x, h, x[..., :1] > 1
+
+
+class _SequenceModelStep(Adapter):
+    """A step of a sequence model, of examples along any number of axes."""
+
+    def _step(self, h: Tensor, *parts: Tensor) -> Tensor:
+        given, dtype = _in_one_dtype(self.layer, *parts, h)
+        *found, flat = (a.reshape(-1, a.shape[-1]) for a in given)
+        model: Any = self.layer
+        after: Tensor = model.step(torch.cat(found, -1) if len(found) > 1 else found[0], flat)
+        return after.view(h.shape).to(dtype)
+
+
+class TorchRLStep(_SequenceModelStep):
+    """A step of TorchRL's block GRU: ``(input, hidden) -> hidden``."""
+
+    lead = "cell."
+
+    def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
+        if hidden is None:
+            of_library: Any = self
+            hidden = input.new_zeros(*input.shape[:-1], of_library.hidden_size)
+        return self._step(hidden, input)
+
+    @classmethod
+    def example(cls, layer: Any) -> tuple[Any, ...]:
+        return _random((BATCH, *layer.sizes), (BATCH, layer.recurrence.hidden_size))
+
+
+class TorchRLModel(_SequenceModelStep):
+    """The model in TorchRL's RSSM: ``(state, belief, action) -> belief``."""
+
+    def forward(self, state: Tensor, belief: Tensor, action: Tensor) -> Tensor:
+        return self._step(belief, state, action / action.detach().abs().clamp(min=1))
+
+    @classmethod
+    def example(cls, layer: Any) -> tuple[Any, ...]:
+        state, action = layer.sizes
+        units = layer.recurrence.hidden_size
+        return _random((BATCH, state), (BATCH, units), (BATCH, action))
+
+
+class R2DreamerStep(TorchRLModel):
+    """R2-Dreamer's: ``(stoch, deter, action) -> deter``, stoch (N, S, K) or (N, S * K)."""
+
+    def forward(self, stoch: Tensor, deter: Tensor, action: Tensor) -> Tensor:
+        return super().forward(stoch.reshape(len(action), -1), deter, action)
+
+
+def _random(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+
+
+def _in_one_dtype(layer: nn.Module, *given: Tensor | None) -> tuple[list[Any], torch.dtype]:
+    """Tensors in the dtype of the layer, and the dtype to which the given ones promote."""
+    there = [a for a in given if a is not None]
+    dtype = there[0].dtype
+    for a in there[1:]:
+        dtype = torch.promote_types(dtype, a.dtype)
+    own = next(layer.parameters()).dtype
+    return [None if a is None else a.to(own) for a in given], dtype
 
 
 _classes: dict[tuple[type, type | None], type[nn.Module]] = {}

@@ -289,7 +289,7 @@ class Form:
     def _shaped(self, name: str, joined: Tensor) -> Tensor:
         """The cell's own weights as (rows, H); libraries flatten them."""
         rows = dict(self.cell.weights).get(name.removeprefix("weight_"))
-        return joined if rows is None else joined.reshape(rows, -1)
+        return joined.reshape(rows, -1) if isinstance(rows, int) else joined
 
     # Writing
 

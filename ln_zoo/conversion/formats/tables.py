@@ -19,11 +19,16 @@ from ln_zoo.conversion.formats.adapters import (
     DiEngineLayer,
     LayerOfLists,
     LayerOfTuples,
+    R2DreamerStep,
     SheeprlCell,
     SpeechBrainLayer,
     StackOfTuples,
+    TorchRLLayer,
+    TorchRLModel,
+    TorchRLStep,
 )
 from ln_zoo.conversion.formats.entries import BIASES, Entry, Form, StateKeys, affine, kernel
+from ln_zoo.conversion.formats.sequence_models import R2_DREAMER, TORCHRL, SequenceModelForm
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops import (
@@ -52,13 +57,16 @@ class ForeignClass:
     # Attributes with arguments of our layer, by our names.
     options: Mapping[str, str] = field(default_factory=dict)
     zero: tuple[str, ...] = ()  # attributes that must be 0, since our layers lack them
+    # Values of attributes that choose between implementations of the library, for comparison.
+    plain: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Dialect:
     """A library's state dicts of recurrent layers."""
 
-    forms: tuple[Form, ...]  # its kinds of layers; the first that matches a state dict is used
+    # Its kinds of layers; the first that matches a state dict is used.
+    forms: tuple[Form | SequenceModelForm, ...]
     prefix: str = ""  # default start of its keys
     # Why our layers cannot compute a state dict.
     refuse: Callable[[StateKeys], str | None] | None = None
@@ -406,6 +414,10 @@ _SKIP = (
     ),
 )
 
+# TorchRL's and R2-Dreamer's models of DreamerV3
+
+_TORCHRL = "torchrl.modules.models.model_based"
+
 DIALECTS: dict[str, Dialect] = {
     "torch": Dialect(_TORCH, refuse=_refuse_torch),
     "torchscript": Dialect(_TORCHSCRIPT, classes=_TORCHSCRIPT_CLASSES),
@@ -459,6 +471,35 @@ DIALECTS: dict[str, Dialect] = {
                 ),
                 CellOfPair,
                 "layer_norm.eps",
+            ),
+        ),
+    ),
+    "torchrl": Dialect(
+        TORCHRL,
+        classes=(
+            ForeignClass(
+                (f"{_TORCHRL}.DreamerV3BlockGRU",),
+                TorchRLLayer,
+                "cell.norm_eps",
+                {"activation": "cell.activation", "update_offset": "cell.update_bias"},
+                plain={"recurrent_backend": "reference"},
+            ),
+            ForeignClass(
+                (f"{_TORCHRL}.DreamerV3BlockGRUCell",),
+                TorchRLStep,
+                "norm_eps",
+                {"activation": "activation", "update_offset": "update_bias"},
+            ),
+            ForeignClass(
+                (f"{_TORCHRL}._DreamerV3BlockGRU",), TorchRLModel, "belief_projection.1.eps"
+            ),
+        ),
+    ),
+    "r2dreamer": Dialect(
+        (R2_DREAMER,),
+        classes=(
+            ForeignClass(
+                ("rssm.Deter",), R2DreamerStep, "_dyn_in0.1.eps", {"activation": "_dyn_in0.2"}
             ),
         ),
     ),

@@ -242,7 +242,7 @@ def _constants(plan: Plan) -> list[str]:
     )
     return [
         f"constexpr int64_t G = {trace.gates}, H = {trace.hidden}, STATS = {max(1, plan.stats)};",
-        f"constexpr int64_t HOISTED = {len(plan.hoisted) * _most_units(trace)};",
+        f"constexpr int64_t HOISTED = {len(plan.hoisted) * max(trace.units)};",
         f"constexpr int64_t INPUT_GROUPS[] = {_groups(plan, 'v', trace.gates)};",
         f"const std::vector<Product> PRODUCTS{{{rows}}};",
         _array("WIDTHS", trace.widths),
@@ -272,7 +272,7 @@ def _overlaps(products: Sequence[Product], k: int) -> bool:
 
 
 def _hoist(plan: Plan) -> list[str]:
-    width = _most_units(plan.trace)
+    width = max(plan.trace.units)
     lines = ["void hoist(const Work& a, float* hoisted) {"]
     for i in range(len(plan.trace.parameters)):
         lines += [f"  const float* const p{i} = a.parameters[{i}];", f"  (void)p{i};"]
@@ -296,13 +296,9 @@ def _inline(node: Node) -> str:
     return f"({_expression(node, [_inline(a) for a in node.args])})"
 
 
-def _most_units(trace: Trace) -> int:
-    return max(blocks_of(trace, width)[1] for width in (trace.hidden, *trace.widths))
-
-
 def _levels(name: str, plan: Plan, pass_: Pass, pointers: Sequence[str]) -> list[str]:
     """Functions for the levels of a pass, and the pass."""
-    width, lines, functions = _most_units(plan.trace), [], []
+    width, lines, functions = max(plan.trace.units), [], []
     spills, crossing = len(pass_.spilled) * width, len(pass_.crossing)
     pointers = [
         *pointers,

@@ -72,8 +72,7 @@ def warps(plan: Plan) -> int:
 
 def units(plan: Plan) -> int:
     """Width of the widest block, and of the memory for a kept or hoisted vector."""
-    trace = plan.trace
-    return max(blocks_of(trace, width)[1] for width in (trace.hidden, *trace.widths))
+    return max(plan.trace.units)
 
 
 def sum_places(plan: Plan) -> dict[str, int]:

@@ -17,8 +17,9 @@ from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import Task
 
-#: Steps of all directions below which the generic loop runs.
-LEAST_STEPS = 16
+#: Steps of all directions below which the generic loop runs, unless there are so many
+#: multiplications.
+LEAST_STEPS, LEAST_MULTIPLICATIONS = 16, 2**18
 
 
 class GeneratedLayers:
@@ -127,6 +128,11 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
     return _as(output, dtype), states
 
 
+def _multiplications(call: RecurrentCall) -> int:
+    numbers = sum(a.numel() for w in call.weights for a in (w.ih, w.hh, *w.own))
+    return call.x.shape[:-1].numel() * numbers
+
+
 def _as(a: Tensor, dtype: torch.dtype) -> Tensor:
     return a if a.dtype is dtype else a.to(dtype)
 
@@ -143,7 +149,7 @@ def _unsupported(call: RecurrentCall) -> str | None:
     if not call.sites:
         return "it needs the norms of the layer"
     steps = len(x) if call.batch_sizes is None else len(call.batch_sizes)
-    if steps * len(weights) < LEAST_STEPS:
+    if steps * len(weights) < LEAST_STEPS and _multiplications(call) < LEAST_MULTIPLICATIONS:
         return f"it has fewer than {LEAST_STEPS} steps"
     if not x.numel() or not all(s.numel() for s in call.states):
         return "it has no numbers"

@@ -66,7 +66,7 @@ class Interpreter:
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.rows = trace, Rows()
-        self._units = [trace.hidden, *(w for w in trace.widths if w % trace.hidden)]
+        self._units = trace.units
         self._values: dict[Operation, Any] = {}
         self._viewed: set[Operation] = set()  # tensors whose memory others share
         self.outputs: dict[str, list[Node]] = {}

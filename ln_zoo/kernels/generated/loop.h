@@ -9,6 +9,7 @@
 #include "../native/scratch.h"
 #include "../native/stages.h"
 #include "functions.h"
+#include "in_place.h"
 
 extern "C" {
 
@@ -61,15 +62,21 @@ struct Product {
   std::vector<int64_t> groups;      // first block of the group of each block, or -1: not centred
 };
 
+// A packed matrix (K, N); or, without data, one in place with these strides, one of which is 1.
 struct Matrix {
   const Products* of;
   int64_t kind, K, N;
   float* data;
+  const float* from = nullptr;
+  int64_t of_row = 0, of_column = 0;
 
   // C (M, N) = A (M, K) times the matrix, or C +=, or a share of its columns, on this thread.
   void multiply(int64_t M, const float* a, int64_t row, int64_t column, float* c, int64_t ldc,
                 bool add, int64_t share = 0, int64_t shares = 1) const {
-    of->product(kind, M, K, N, a, row, column, data, c, ldc, add, share, shares);
+    if (data) return of->product(kind, M, K, N, a, row, column, data, c, ldc, add, share, shares);
+    const int64_t first = N * share / shares, end = N * (share + 1) / shares;
+    of_row == 1 ? dot_products(M, K, first, end, a, row, from, of_column, c, ldc, add)
+                : sums_of_rows(M, K, first, end, a, row, from, of_row, c, ldc, add);
   }
 };
 

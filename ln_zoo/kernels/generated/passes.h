@@ -128,11 +128,17 @@ float* means_of(Arena& arena, const float* w, int64_t blocks, int64_t unit, int6
   return means;
 }
 
-// Pack (K, N) for products with about `rows` rows.
+// Rows of a call up to which its weights are not packed.
+constexpr int64_t FEW_ROWS = 24;
+
+// Pack (K, N) for products with about `rows` rows, unless the call has few.
 Matrix packed(Arena& arena, const Work& a, const float* from, int64_t row, int64_t column,
               int64_t inner, int64_t outer, int64_t rows, const float* means = nullptr,
               int64_t hidden = 1) {
   const Products& of = *a.products;
+  if (!means && !a.narrow && a.offsets[a.steps] <= FEW_ROWS) {
+    return {&of, 0, inner, outer, nullptr, from, row, column};
+  }
   const int64_t kind = of.kind(rows, inner, outer, a.narrow);
   Matrix m{&of, kind, inner, outer, arena.take(of.size(kind, inner, outer))};
   of.pack(kind, from, row, column, inner, outer, m.data, means, hidden, a.threads);

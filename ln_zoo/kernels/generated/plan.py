@@ -117,7 +117,7 @@ def plan(trace: Trace, lowering: Lowering, centres: bool = True) -> Plan:
 
 def blocks_of(trace: Trace, total: int) -> tuple[int, int]:
     """Number and width of the blocks of a row of this size."""
-    for unit in (trace.hidden, *trace.widths):
+    for unit in trace.units:
         if total % unit == 0:
             return total // unit, unit
     raise Unsupported("rows of different widths")

@@ -84,6 +84,12 @@ class Trace:
     gates: int  # width of v
     examples: int
 
+    @property
+    def units(self) -> list[int]:
+        """Widths of blocks: of hidden units, and other sizes of states and products."""
+        sizes = [*self.widths, *(n for p in self.products for n in (p.width, p.inner))]
+        return list(dict.fromkeys([self.hidden, *(n for n in sizes if n % self.hidden)]))
+
     def forget(self) -> None:
         """Drop the graph and the values of parameters, which a kernel does not need."""
         self.operations, self.inputs = [], {}

@@ -63,6 +63,14 @@ def test_a_state_of_one_sign() -> None:
     assert_exact(layer, torch.randn(T, N, E), [torch.randn(1, N, H), torch.rand(1, N, H)])
 
 
+@pytest.mark.parametrize("examples", [1, 7, 9])
+def test_weights_of_few_rows_are_not_packed(examples: int) -> None:
+    """At up to 24 rows of all steps; 70 units are no whole vectors."""
+    cell = gated_cell(torch.tanh, "few rows")
+    layer = randomised(RecurrentLayer(E, 70, cell=cell, norm=RMSNorm()))
+    assert_exact(layer, torch.randn(3, examples, E), [torch.randn(1, examples, 70)])
+
+
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_resets(layout: str) -> None:
     layer = mgu(bidirectional=True)
