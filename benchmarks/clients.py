@@ -446,6 +446,29 @@ def _lengths(module: nn.Module, x: Tensor) -> Any:
     return module(x.transpose(0, 1), lengths=lengths, enforce_sorted=False)
 
 
+def _xlstm_cell(packages: Packages, size: Size) -> nn.Module:
+    """A cell whose 4 H inputs are the terms of its gates."""
+    with packages.path(_XLSTM):
+        cell = importlib.import_module("xlstm.blocks.slstm.cell")
+    config = cell.sLSTMCellConfig(hidden_size=size.I // 4, **_xlstm_options(size.I // 4))
+    layer: nn.Module = cell.sLSTMCell(config)
+    return layer
+
+
+def _xlstm_layer(packages: Packages, size: Size) -> nn.Module:
+    with packages.path(_XLSTM):
+        layers = importlib.import_module("xlstm.blocks.slstm.layer")
+    config = layers.sLSTMLayerConfig(embedding_dim=size.I, **_xlstm_options(size.I))
+    layer: nn.Module = layers.sLSTMLayer(config)
+    return layer
+
+
+def _xlstm_options(units: int) -> dict[str, Any]:
+    # Initial biases of heads of one unit are NaN.
+    return {"num_heads": math.gcd(4, units // 2), "backend": "vanilla", "dtype": "float32"}
+
+
+_XLSTM = "xlstm==2.0.6"
 _TORCHAUDIO = "torchaudio==2.11.0"
 _TORCHRL = ("torchrl==0.14.1", "tensordict==0.15.3", "pyvers==0.2.3")
 _DREAMER = Size(64, 16, 512, 512)
@@ -564,6 +587,12 @@ CLIENTS: dict[str, Client] = {
     "rl_games LSTMWithDones": Client(
         ("rl-games==1.6.5",), _rl_games, Size(32, 64, 64, 256), _with_dones, _normalized
     ),
+    "xlstm sLSTMCell": Client(
+        (_XLSTM,), _xlstm_cell, Size(64, 16, 2048, 512), _batch_first, _adopted, dialect="xlstm"
+    ),
+    "xlstm sLSTMLayer": Client(
+        (_XLSTM,), _xlstm_layer, Size(64, 16, 512, 512), _batch_first, _adopted
+    ),
     "pytorch-forecasting LSTM": Client(
         ("pytorch-forecasting==1.8.0",), _forecasting, Size(60, 64, 16, 64), _lengths, _adopted
     ),
@@ -662,7 +691,28 @@ def _forecast(model: Any) -> Any:
     return model(model.batch)["prediction"]
 
 
+def _xlstm_stack(packages: Packages) -> nn.Module:
+    xlstm = importlib.import_module("xlstm")
+    config = xlstm.xLSTMBlockStackConfig(
+        mlstm_block=xlstm.mLSTMBlockConfig(mlstm=xlstm.mLSTMLayerConfig(num_heads=4)),
+        slstm_block=xlstm.sLSTMBlockConfig(slstm=xlstm.sLSTMLayerConfig(**_xlstm_options(256))),
+        context_length=64,
+        num_blocks=2,
+        embedding_dim=256,
+        slstm_at=[1],
+    )
+    model: nn.Module = xlstm.xLSTMBlockStack(config)
+    return model.eval()
+
+
+def _embedded(model: Any) -> Any:
+    return model(torch.sin(torch.arange(16.0 * 64 * 256)).view(16, 64, 256))
+
+
 MODELS: dict[str, Model] = {
+    "xlstm xLSTMBlockStack, one mLSTM and one sLSTM block": Model(
+        (_XLSTM,), _xlstm_stack, {"16 x 64 tokens": _embedded}, "xlstm"
+    ),
     "torchaudio emformer_rnnt_base": Model(
         (_TORCHAUDIO,),
         _rnn_t,

@@ -33,8 +33,7 @@ from benchmarks.naive import BlockGRUCell, Loop
 from examples.cells.indrnn import IndRNN
 from examples.cells.mgu import MinimalGatedUnit
 from examples.cells.peephole_lstm import PeepholeLSTM
-from examples.cells.slstm import SLSTM
-from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
+from ln_zoo.layers import GRU, LSTM, RNN, SLSTM, RecurrentLayer
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
 
 BLOCKS = 8

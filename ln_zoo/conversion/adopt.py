@@ -333,9 +333,9 @@ def _of_subclass(name: str, layer: nn.Module, wanted: bool) -> _Replacement:
 
 
 def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass) -> _Replacement:
-    for attribute in foreign.zero:
-        if value := _attribute(layer, attribute):
-            raise _Refusal(f"its {attribute} is {value!r}, which ours lacks: set it to 0")
+    for attribute, wanted in foreign.only.items():
+        if (value := _attribute(layer, attribute)) not in (None, wanted):
+            raise _Refusal(f"its {attribute} is {value!r}; ours has {wanted!r} alone")
     with _refusing_errors("it cannot be read"):
         plain = _copy(layer)
         vars(plain).update(foreign.plain)
@@ -376,6 +376,7 @@ def _wrapped(layer: nn.Module, dialect: str, foreign: ForeignClass) -> Adapter:
     nn.Module.__init__(new)
     if not scripted:
         own = {key: value for key, value in vars(layer).items() if key not in vars(new)}
+        own |= dict.fromkeys(foreign.views)
         vars(new).update(own)
     new.layer, new.dialect = inner, dialect
     return new.train(layer.training)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
-from torch.nn import functional as F
 
 from ln_zoo.export.errors import ExportError
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
@@ -21,6 +20,7 @@ from ln_zoo.norms import Site
 from ln_zoo.ops import Cell, States, Weights, full_weight
 from ln_zoo.ops.cells import (
     gru_step,
+    input_products,
     lstm_step,
     peephole_lstm_step,
     rnn_relu_step,
@@ -162,7 +162,7 @@ class _Direction(nn.Module):
         return Weights(**found)
 
     def step(self, x: Tensor, states: States, step: Tensor | None) -> States:
-        return self._step(F.linear(x, self._weights().ih), states, step)
+        return self._step(input_products(x, self._weights().ih), states, step)
 
     def _step(self, product: Tensor, states: States, step: Tensor | None) -> States:
         sites: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = dict(self.places.items())
@@ -172,7 +172,7 @@ class _Direction(nn.Module):
 
     def run(self, x: Tensor, states: States, lengths: Tensor | None) -> tuple[Tensor, States]:
         """Outputs (T, N, H) and final states, for x (T, N, I)."""
-        products = F.linear(x, self._weights().ih)
+        products = input_products(x, self._weights().ih)
         steps = step_numbers(x)
 
         def body(

@@ -13,12 +13,14 @@ from ln_zoo.layers.initialization import (
 from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.recurrent import RecurrentLayer
 from ln_zoo.layers.rnn import GRU, LSTM, RNN, layer_config, recurrent_layer
+from ln_zoo.layers.slstm import SLSTM, SLSTMCell
 from ln_zoo.layers.window import WindowLSTM, WindowOutput, WindowState
 
 __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "SLSTM",
     "Conv2d",
     "DRAWNetwork",
     "DRAWOutput",
@@ -31,6 +33,7 @@ __all__ = [
     "RNNCell",
     "RecurrentCell",
     "RecurrentLayer",
+    "SLSTMCell",
     "WindowLSTM",
     "WindowOutput",
     "WindowState",

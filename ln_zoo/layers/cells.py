@@ -350,14 +350,18 @@ class RecurrentCell(nn.RNNCellBase):
         states = run_step(call, sites, step, keep)
         return states if batched else tuple(s.squeeze(0) for s in states)
 
+    @property
+    def _input_features(self) -> int:
+        return self.input_size
+
     def _check_input(self, input: Tensor, states: States | None) -> None:
         name = type(self).__name__
         if input.dim() not in (1, 2):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
-        if input.shape[-1] != self.input_size:
+        if input.shape[-1] != self._input_features:
             raise RuntimeError(
                 f"input has inconsistent input_size: got {input.shape[-1]}, "
-                f"expected {self.input_size}"
+                f"expected {self._input_features}"
             )
         if states is not None:
             expected = (*input.shape[:-1], self.hidden_size)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ln_zoo.ops.cells import Sites, States
+from ln_zoo.ops.cells import Sites, States, input_products
 from ln_zoo.ops.dispatch import select_kernel, select_step_kernel
 from ln_zoo.ops.plans import Runner
 from ln_zoo.ops.recompute import run_recomputed
@@ -103,6 +102,6 @@ def run_step(
 def _generic_step(sites: Sites, t: int | None, call: RecurrentCall) -> tuple[None, States]:
     (w,) = call.weights
     states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in call.states)
-    wx = sites["input"](F.linear(call.x, w.ih), t)
+    wx = sites["input"](input_products(call.x, w.ih), t)
     states = call.cell.step(wx, states, w, sites, t)
     return None, tuple(s.to(w.hh.dtype) for s in states)

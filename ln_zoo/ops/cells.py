@@ -269,6 +269,11 @@ def linear(a: Tensor, weight: Tensor) -> Tensor:
     return block_linear(a, weight)
 
 
+def input_products(x: Tensor, weight: Tensor) -> Tensor:
+    r"""Inputs x (\*, I) times their weight (G, I); or x (\*, G) itself, for a weight (G, 0)."""
+    return F.linear(x, weight) if weight.shape[1] or not x.shape[-1] else x
+
+
 def block_linear(a: Tensor, weight: Tensor) -> Tensor:
     """Product (n, F) of states a (n, H) and the rows (F, H / B) of a block-diagonal weight."""
     # Kernels are generated around products.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ln_zoo.ops.cells import Cell, Sites, States, Weights
+from ln_zoo.ops.cells import Cell, Sites, States, Weights, input_products
 from ln_zoo.ops.memory import to_device
 from ln_zoo.ops.norm_records import Records
 from ln_zoo.ops.regularization import zoneout_mix
@@ -71,7 +71,7 @@ def scan(
         # Split once: each slice would otherwise return a gradient of full size.
         return a.unbind(0) if sizes is None else a.split(sizes)
 
-    products = F.linear(x, weights.ih)
+    products = input_products(x, weights.ih)
     if per_timestep:
         terms = [sites["input"](wx, t) for t, wx in enumerate(steps(products))]
     else:

@@ -78,6 +78,7 @@ def test_whole_models_give_the_same_predictions(name: str, packages: clients.Pac
 
 
 ADOPTED = {
+    "xlstm xLSTMBlockStack, one mLSTM and one sLSTM block": ["blocks.1.xlstm.slstm_cell"],
     "torchaudio emformer_rnnt_base": [f"predictor.lstm_layers.{k}" for k in range(3)],
     "NeMo RNNTDecoder": ["prediction.dec_rnn"],
     "pytorch-forecasting DeepAR": ["rnn"],

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import ln_zoo
 from ln_zoo.conversion import DIALECTS, from_dialect, to_dialect
+from ln_zoo.layers import SLSTM
 from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
 
 F64 = torch.float64
@@ -55,8 +56,9 @@ def stacked(lead: str, layer: Pass) -> Pass:
     return lambda s, x: layer(part(s, second), layer(part(s, first), x))
 
 
-def inputs() -> Tensor:
-    return torch.rand(6, 5, X, dtype=F64, generator=torch.Generator().manual_seed(9)) * 2 - 1
+def inputs(form: str = "") -> Tensor:
+    width = 4 * H if form == "xlstm" else X
+    return torch.rand(6, 5, width, dtype=F64, generator=torch.Generator().manual_seed(9)) * 2 - 1
 
 
 def lstm_loop(x: Tensor, step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
@@ -350,6 +352,26 @@ def of_module(dialect: str, module: Any, split: tuple[int, int] | None = None) -
     return dialect, draw({name: a.shape for name, a in module.named_parameters()}), run
 
 
+XLSTM = draw({"_recurrent_kernel_": (2, 2 * H, H // 2), "_bias_": (4 * H,)})
+
+
+def xlstm(s: State, x: Tensor) -> Tensor:
+    weight, outputs = s["_recurrent_kernel_"], []
+    y, c, n, m = torch.zeros(4, x.shape[1], H, dtype=F64)
+    for row in x:
+        of_heads = torch.einsum(
+            "kgud,nkd->ngku", weight.unflatten(1, (4, -1)), y.unflatten(1, (2, -1))
+        )
+        i, f, z, o = (row + of_heads.flatten(1) + s["_bias_"]).chunk(4, 1)
+        log_f = m + torch.nn.functional.logsigmoid(f)
+        m = i if len(outputs) == 0 else torch.max(i, log_f)
+        i, f = (torch.exp(a - m) for a in (i, log_f))
+        c, n = f * c + i * tanh(z), f * n + i
+        y = sigmoid(o) * c / n
+        outputs.append(y)
+    return torch.stack(outputs)
+
+
 GRU_NAMES = ("layers.GRU_linear", "layers.GRU_norm")
 KNOWN: dict[str, Known] = {
     "torchscript": ("torchscript", TORCHSCRIPT, stacked("layers.{}.cell.", torchscript)),
@@ -375,6 +397,7 @@ KNOWN: dict[str, Known] = {
     "R2-Dreamer": of_module("r2dreamer", Deter(H, 2, 1, P, 2, 2), (2, 1)),
     "tflite": ("tflite", tflite_state(), tflite),
     "tflite peephole": ("tflite", tflite_state(norm=False, peephole=True), tflite),
+    "xlstm": ("xlstm", XLSTM, xlstm),
     "skip-thoughts": ("skip-thoughts", skip_state(norm=False), skip),
     "skip-thoughts LN": ("skip-thoughts", skip_state(), skip),
 }
@@ -385,12 +408,12 @@ every_dialect = pytest.mark.parametrize("form", KNOWN)
 def test_the_layer_computes_what_the_library_does(form: str) -> None:
     name, state, reference = KNOWN[form]
     layer = from_dialect(name, state)
-    output, _ = layer(inputs())
-    torch.testing.assert_close(output, reference(state, inputs()), rtol=1e-10, atol=1e-11)
+    output, _ = layer(inputs(form))
+    torch.testing.assert_close(output, reference(state, inputs(form)), rtol=1e-10, atol=1e-11)
     for p, value in layer.named_parameters():
         assert value.dtype == F64, p
     output.square().sum().backward()
-    assert all(value.grad is not None for value in layer.parameters())
+    assert all(value.grad is not None for value in layer.parameters() if value.numel())
 
 
 @every_dialect
@@ -402,8 +425,8 @@ def test_weights_go_back(form: str) -> None:
     assert written.keys() == former.keys()
     assert all(value.is_contiguous() for value in written.values())
     assert {k: v.shape for k, v in written.items()} == {k: v.shape for k, v in former.items()}
-    again = reference(written, inputs())
-    torch.testing.assert_close(again, reference(state, inputs()), rtol=1e-10, atol=1e-11)
+    again = reference(written, inputs(form))
+    torch.testing.assert_close(again, reference(state, inputs(form)), rtol=1e-10, atol=1e-11)
 
 
 #: Keys that are not read, and keys that are optional or tell one form from another.
@@ -440,7 +463,7 @@ def test_a_prefix_chooses_a_layer_of_a_larger_state_dict(form: str) -> None:
     lead = DIALECTS[name].prefix
     larger = {f"model.rnn.{k}": v for k, v in state.items()} | {"model.head": torch.ones(2)}
     layer = from_dialect(name, larger, prefix=f"model.rnn.{lead}")
-    torch.testing.assert_close(layer(inputs())[0], reference(state, inputs()))
+    torch.testing.assert_close(layer(inputs(form))[0], reference(state, inputs(form)))
     refuses(r"no key starts with 'model\.lstm", from_dialect, name, larger, prefix="model.lstm.")
 
 
@@ -461,6 +484,21 @@ def test_torchs_own(plain: nn.RNNBase) -> None:
     assert layer.state_dict().keys() == plain.state_dict().keys()
     for key, value in to_dialect("torch", layer).items():
         assert torch.equal(value, plain.state_dict()[key])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_weights_of_both_backends_of_xlstm(heads: int) -> None:
+    """ "cuda" has inputs before gates and units, and biases by head."""
+    units = H // heads
+    state = draw({"_recurrent_kernel_": (heads, 4 * units, units), "_bias_": (4 * H,)})
+    by_head = state["_bias_"].view(4, heads, units).transpose(0, 1).flatten()
+    cuda = {"_recurrent_kernel_": state["_recurrent_kernel_"].mT, "_bias_": by_head}
+    layers = [from_dialect("xlstm", of) for of in (state, cuda)]
+    x = inputs("xlstm")
+    assert torch.equal(layers[0](x)[0], layers[1](x)[0])
+    for of in (*layers, layers[1].to_cell()):
+        written = to_dialect("xlstm", of)
+        assert all(torch.equal(written[key], value) for key, value in state.items())
 
 
 def test_both_directions_of_skip_thoughts_from_an_archive(tmp_path: Any) -> None:
@@ -508,6 +546,7 @@ COUPLED = {k: v for k, v in tflite_state().items() if k != "input_to_input_weigh
         ("tflite", tflite_state(peephole=True), "peepholes"),
         ("tflite", tflite_state() | {"projection_bias": torch.ones(P)}, "projection"),
         ("tflite", COUPLED, "input gate"),
+        ("xlstm", {f"slstm_cell.{k}": v for k, v in XLSTM.items()}, "slstm_cell._recurrent"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -534,6 +573,10 @@ def test_states_that_no_layer_takes(name: str, state: dict[str, Any], named: str
         ("sheeprl", ln_zoo.GRU(X, H, norm=LayerNorm()), "no GRU of this form"),
         ("skip-thoughts", ln_zoo.GRU(X, H), "no bias inside the reset"),
         ("keras", ln_zoo.LSTM(X, H, proj_size=P), "no projection"),
+        ("xlstm", SLSTM(X, H), f"got {X}"),
+        ("xlstm", SLSTM(0, H, 2), "several layers"),
+        ("xlstm", SLSTM(0, H, forget_gate="exponential"), "exponential"),
+        ("xlstm", SLSTM(0, H, norm=LayerNorm()), "normalisation at sites.l0.input"),
     ],
 )
 def test_a_layer_that_a_library_does_not_have(name: str, layer: Any, reason: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from cells.indrnn import IndRNN, IndRNNCell
 from cells.mgu import MinimalGatedUnit, MinimalGatedUnitCell
 from cells.peephole_lstm import PeepholeLSTM, PeepholeLSTMCell
-from cells.slstm import SLSTM, SLSTMCell
+from cells.xlstm_block import SLSTMBlock
 from engines import names_of
 from layer_results import randomised
 from own_cell import MGU
@@ -20,15 +20,7 @@ from ln_zoo.norms import LayerNorm
 from ln_zoo.ops import lstm_cell
 from ln_zoo.testing import CellCase
 
-LAYERS = (SLSTM, IndRNN, MinimalGatedUnit, PeepholeLSTM)
-
-
-class TestSLSTM(CellCase):
-    layer, step = SLSTM, SLSTMCell
-    norms = (LayerNorm(),)
-    # Its normaliser is 0 before the first step, so c / n has no gradient there.
-    test_resets_are_pieces_apart = None
-    test_gradients_stay_finite_where_statistics_degenerate = None
+LAYERS = (IndRNN, MinimalGatedUnit, PeepholeLSTM)
 
 
 class TestIndRNN(CellCase):
@@ -68,3 +60,17 @@ def test_the_same_equations_elsewhere(layer: type[RecurrentLayer], same: Recurre
 
 assert MinimalGatedUnitCell.cell is MinimalGatedUnit.cell
 assert PeepholeLSTMCell.cell is PeepholeLSTM.cell
+
+
+def test_xlstm_block_is_causal_and_heads_are_apart() -> None:
+    torch.manual_seed(0)
+    block = randomised(SLSTMBlock(12, heads=3))
+    x = torch.randn(4, 9, 12)
+    changed = x.clone()
+    changed[:, 5] += torch.randn(12)
+    torch.testing.assert_close(block(changed)[:, :5], block(x)[:, :5])
+    assert not torch.allclose(block(changed)[:, 6:], block(x)[:, 6:])
+    block.norm = torch.nn.Identity()
+    (d,) = torch.autograd.grad(block(x.requires_grad_())[..., :4].sum(), x)
+    assert d[..., :4].any()
+    assert not d[..., 4:].any()

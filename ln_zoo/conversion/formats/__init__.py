@@ -45,7 +45,8 @@ def from_dialect(
         name: the dialect, a key of `DIALECTS`: ``torch``, ``torchscript`` (torch's benchmark
             example, and NeMo), ``torchaudio``, ``haste``, ``keras``, ``tensorflow-addons``,
             ``di-engine``, ``dreamer-v2``, ``dreamerv3-torch``, ``sheeprl``, ``rllib``,
-            ``torchrl``, ``r2dreamer``, ``speechbrain``, ``tflite`` or ``skip-thoughts``.
+            ``torchrl``, ``r2dreamer``, ``speechbrain``, ``tflite``, ``xlstm`` or
+            ``skip-thoughts``.
         state_dict: the library's tensors or arrays by name, such as an opened ``.npz``.
         prefix: start of this layer's keys in a larger state dict; default: ``"encoder_"`` for
             ``skip-thoughts``, otherwise empty.

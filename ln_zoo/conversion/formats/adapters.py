@@ -265,6 +265,30 @@ def _in_one_dtype(layer: nn.Module, *given: Tensor | None) -> tuple[list[Any], t
     return [None if a is None else a.to(own) for a in given], dtype
 
 
+class XLSTMCell(Adapter):
+    """xlstm's sLSTMCell: ``(terms, state) -> (output, state)``, state (4, N, H) of h, c, n, m.
+
+    Terms and output have the shapes of its ``config``, by default (N, T, 4H), (N, heads, T, units).
+    """
+
+    @classmethod
+    def example(cls, layer: Any) -> tuple[Any, ...]:
+        generator = torch.Generator().manual_seed(0)
+        rows = 1 + STEPS  # as many steps as sequences: configs differ in their order
+        sizes = (rows, rows, 4 * layer.hidden_size), (4, rows, layer.hidden_size)
+        terms, state = (torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes)
+        return terms, torch.stack([state[0], state[1], state[2].exp(), state[3]])
+
+    def forward(
+        self, input: Tensor, state: Tensor | None = None, lengths: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        of_library: Any = self
+        x = input.transpose(0, 1) if of_library.config.input_shape == "BSGNH" else input
+        output, states = self.layer(x, None if state is None else state.unsqueeze(1).unbind())
+        found: Tensor = of_library._permute_output(output)
+        return found, torch.cat(states)
+
+
 _classes: dict[tuple[type, type | None], type[nn.Module]] = {}
 
 

@@ -26,10 +26,19 @@ from ln_zoo.conversion.formats.adapters import (
     TorchRLLayer,
     TorchRLModel,
     TorchRLStep,
+    XLSTMCell,
 )
-from ln_zoo.conversion.formats.entries import BIASES, Entry, Form, StateKeys, affine, kernel
+from ln_zoo.conversion.formats.entries import (
+    BIASES,
+    Entry,
+    Form,
+    StateKeys,
+    Weights,
+    affine,
+    kernel,
+)
 from ln_zoo.conversion.formats.sequence_models import R2_DREAMER, TORCHRL, SequenceModelForm
-from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
+from ln_zoo.layers import GRU, LSTM, RNN, SLSTM, RecurrentCell, RecurrentLayer
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops import (
     CARRIED_LSTM,
@@ -56,7 +65,9 @@ class ForeignClass:
     eps: str | None = None  # attribute with its norm's eps
     # Attributes with arguments of our layer, by our names.
     options: Mapping[str, str] = field(default_factory=dict)
-    zero: tuple[str, ...] = ()  # attributes that must be 0, since our layers lack them
+    # Values that attributes must have, since our layers have no others.
+    only: Mapping[str, Any] = field(default_factory=dict)
+    views: tuple[str, ...] = ()  # attributes that show its former parameters; they become None
     # Values of attributes that choose between implementations of the library, for comparison.
     plain: Mapping[str, str] = field(default_factory=dict)
 
@@ -418,6 +429,60 @@ _SKIP = (
 
 _TORCHRL = "torchrl.modules.models.model_based"
 
+# xlstm's sLSTMCell, whose inputs are the terms of the gates
+
+
+class _XLSTMForm(Form):
+    """Recurrent weights by head, of the backend "vanilla" or "cuda"; the former is written."""
+
+    def matches(self, keys: StateKeys) -> bool:
+        return True
+
+    def read(
+        self, keys: StateKeys, eps: float | None, options: dict[str, Any]
+    ) -> tuple[RecurrentLayer, list[str]]:
+        weight, bias = keys.read("_recurrent_kernel_"), keys.read("_bias_")
+        heads, rows, columns = weight.shape if weight.dim() == 3 else (1, 0, 0)
+        units = min(rows, columns)
+        if 4 * units != max(rows, columns) or bias.shape != (4 * heads * units,):
+            raise ValueError(
+                f"{keys.dialect}: _recurrent_kernel_ and _bias_ must be (heads, 4 * units, units) "
+                f"and (4 * heads * units,), got {tuple(weight.shape)} and {tuple(bias.shape)}"
+            )
+        if rows == units:  # of the backend "cuda"
+            weight, bias = weight.mT, bias.view(heads, 4, units).transpose(0, 1).flatten()
+        layer = SLSTM(
+            0,
+            heads * units,
+            bias=True,
+            blocks=heads,
+            dtype=weight.dtype,
+            device=weight.device,
+            **options,
+        )
+        found = {
+            "weight_ih_l0": weight.new_empty(len(bias), 0),
+            "weight_hh_l0": weight if heads > 1 else weight[0],
+            "bias_ih_l0": bias,
+            "bias_hh_l0": torch.zeros_like(bias),
+        }
+        layer.load_state_dict(found, strict=False)  # norms have parameters of their own
+        return layer, ["weight_ih_l0", "bias_hh_l0"]
+
+    def unwritable(self, layer: RecurrentLayer | RecurrentCell) -> str | None:
+        if layer.cell is self.cell and layer.input_size:
+            return f"input weight: input_size must be 0, got {layer.input_size}"
+        return super().unwritable(layer)
+
+    def write(self, dialect: str, layer: RecurrentLayer | RecurrentCell) -> Weights:
+        own = {name.removesuffix("_l0"): value for name, value in layer.state_dict().items()}
+        weight = own["weight_hh"]
+        zeros = weight.new_zeros(4 * layer.hidden_size)
+        bias = own.get("bias_ih", zeros) + own.get("bias_hh", zeros)
+        weight = weight if weight.dim() == 3 else weight.unsqueeze(0)
+        return {"_recurrent_kernel_": weight, "_bias_": bias}
+
+
 DIALECTS: dict[str, Dialect] = {
     "torch": Dialect(_TORCH, refuse=_refuse_torch),
     "torchscript": Dialect(_TORCHSCRIPT, classes=_TORCHSCRIPT_CLASSES),
@@ -511,10 +576,21 @@ DIALECTS: dict[str, Dialect] = {
                 ("speechbrain.nnet.RNN.LiGRU_Layer", "speechbrain.nnet.RNN.SLiGRU_Layer"),
                 SpeechBrainLayer,
                 "norm.eps",
-                zero=("dropout",),
+                only={"dropout": 0},
             ),
         ),
     ),
     "tflite": Dialect(_TFLITE, refuse=_refuse_tflite),
+    "xlstm": Dialect(
+        (_XLSTMForm(SLSTM, (Entry("_recurrent_kernel_", "weight_hh"),)),),
+        classes=(
+            ForeignClass(
+                ("xlstm.blocks.slstm.cell.sLSTMCell_vanilla",),
+                XLSTMCell,
+                only={"config.function": "slstm"},
+                views=("recurrent_kernel", "bias"),
+            ),
+        ),
+    ),
     "skip-thoughts": Dialect(_SKIP, "encoder_"),
 }

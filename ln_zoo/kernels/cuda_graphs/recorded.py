@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
 from ln_zoo.ops import registry
-from ln_zoo.ops.cells import Cell, Sites, States, Weights
+from ln_zoo.ops.cells import Cell, Sites, States, Weights, input_products
 from ln_zoo.ops.precision import no_autocast
 from ln_zoo.ops.recurrence import next_states, scan
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
@@ -71,7 +70,7 @@ def recorded_scan(
     if reason is not None:
         _say(cell, f"launched step by step: {reason}")
         return plain()
-    products = F.linear(x, weights.ih)
+    products = input_products(x, weights.ih)
     terms = sites["input"](products, None)
     wide = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
     loop = _Loop(cell, sites, weights, len(states), reset is not None)

@@ -91,7 +91,8 @@ def bound_to(call: RecurrentCall, i: int, make: Maker = make) -> Bound | str:
     hr = None if weights.hr is None else weights.hr.shape
     there = weights.bias_ih is None, weights.bias_hh is None
     shapes = [(a.shape, a.dtype, a.requires_grad) for a in parameters]
-    narrow, sizes = is_narrow(call), (weights.ih.shape[0], weights.hh.shape)
+    narrow = is_narrow(call)
+    sizes = weights.ih.shape[0], weights.ih.shape[1] > 0, weights.hh.shape
     key = (make.__module__, form, *sizes, hr, there, narrow, shapes)
     with _mutex:
         known = _bindings.setdefault(sites["input"], [])
@@ -141,7 +142,8 @@ def _make(call: RecurrentCall, i: int, form: StepForm, binding: Binding, make: M
     """A checked kernel, or why there is none."""
     cell, weights, narrow = call.cell, call.weights[i], is_narrow(call)
     try:
-        kernel = make(cell, call.sites[i], weights, form, centres=not narrow)
+        centres = not narrow and weights.ih.shape[1] > 0
+        kernel = make(cell, call.sites[i], weights, form, centres=centres)
         if kernel.text not in _checked:
             parameters = parameters_of(weights, call.sites[i])
             starts = tuple(s[i] for s in call.states)

@@ -39,7 +39,7 @@ struct Call {
   const int64_t* sizes;
   // x (rows, I), w_ih (G, I), w_hh, w_hr, states before the first step (N, width), parameters,
   // the mask of recurrent dropout (N, width), resets (rows,), masks of zoneout (rows, width); null
-  // where absent.
+  // where absent. Without w_ih, x (rows, G) are the input terms.
   const float* const* given;
   float* output;         // (rows, width)
   float* const* finals;  // states after the last step, (N, width) each

@@ -139,7 +139,9 @@ def _given(d: Direction, t: Tensors) -> list[int]:
     kernel, trace, lead = d.kernel, d.kernel.trace, tuple(t.x.shape[:-1])
     sizes = tuple(t.states[0].shape[:-1])
     states = [(*sizes, width) for width in trace.widths]
-    shapes = ((*lead, t.x.shape[-1]), (trace.gates, t.x.shape[-1]), *kernel.matrices, *states)
+    columns = t.w_ih.shape[1]  # 0: see `ln_zoo.ops.cells.input_products`
+    inputs = (*lead, columns or trace.gates), (trace.gates, columns)
+    shapes = (*inputs, *kernel.matrices, *states)
     dropped = (sizes[-1], trace.widths[0]) if d.form.drops else None
     wide = (t.x, t.w_ih, t.w_hh, t.w_hr, *t.states, *t.parameters, t.dropped)
     found = addresses(kernel.names, wide, (*shapes, *kernel.shapes, dropped))

@@ -16,7 +16,11 @@ constexpr int64_t GIVEN = GIVEN_DROPPED + 2 + WIDTHS.size();
 // First row of x, output and their gradients.
 int64_t Work::outer_row(int64_t t) const { return offsets[t] + t * skipped; }
 // Input terms, of which a call without a backward pass has one step or one chunk.
-float* Work::term(int64_t t) const { return v + (saves || !each_step ? offsets[t] * G : 0); }
+// Without an input weight, they are x.
+float* Work::term(int64_t t) const {
+  if (!given[1]) return const_cast<float*>(given[0]) + outer_row(t) * G;
+  return v + (saves || !each_step ? offsets[t] * G : 0);
+}
 const bool* Work::held(int64_t i) const {
   return reinterpret_cast<const bool*>(given[GIVEN_DROPPED + 2 + i]);
 }
@@ -76,6 +80,7 @@ void for_pieces(int64_t k, int64_t share, int64_t shares, Body body) {
 }
 
 void Work::multiply_input(int64_t t, int64_t first, int64_t end) const {
+  if (!given[1]) return;
   const float* const x = given[0] + (outer_row(t) + first) * inputs;
   w_ih.multiply(end - first, x, inputs, 1, term(t) + first * G, G, false);
 }
@@ -280,7 +285,7 @@ int64_t lay_out(Work& a, float* memory) {
     size += (n + 15) / 16 * 16;
     return found;
   };
-  a.v = a.saves ? take(rows * G) : nullptr;
+  a.v = a.saves && a.given[1] ? take(rows * G) : nullptr;
   a.stats = take(some * STATS);
   a.states = {a.output}, a.terms.clear(), a.lefts.clear();
   for (int64_t i = 1; i < STATES; i++) {
@@ -366,7 +371,9 @@ void add_gradients(const Work& a, const Span& c, const float* dv, const std::vec
 void write_input_gradient(const Work& a, const Span& c, const float* dv, float* room) {
   const int64_t I = a.inputs, count = a.offsets[c.to] - a.offsets[c.from];
   float *const dx = a.gradients[0], *const to = a.skipped ? room : dx + a.offsets[c.from] * I;
-  if (!a.products->thin(count, G, I, dv, a.given[1], to, a.threads)) {
+  if (!a.given[1]) {
+    std::copy_n(dv, count * G, to);
+  } else if (!a.products->thin(count, G, I, dv, a.given[1], to, a.threads)) {
     multiply_rows(a.w_ih, count, dv, G, 1, to, false, a.threads);
   }
   for (int64_t t = c.from; a.skipped && t < c.to; t++) {
@@ -416,7 +423,10 @@ void forward(Work& a, Arena& arena) {
   const int64_t threads = shares > 1 ? shares : threads_for(a.threads, a.examples);
   const int64_t of_product = shares > 1 ? 1 : a.examples / threads;
   const float* const w = a.given[1];
-  a.w_ih = packed(arena, a, w, 1, I, I, G, rows, means_of(arena, w, G / H, H, I, INPUT_GROUPS), H);
+  if (w) {
+    const float* const means = means_of(arena, w, G / H, H, I, INPUT_GROUPS);
+    a.w_ih = packed(arena, a, w, 1, I, I, G, rows, means, H);
+  }
   for (const Product& p : PRODUCTS) {
     std::vector<Matrix> matrices;
     for (const Piece& q : PIECES[a.matrices.size()]) {
@@ -432,11 +442,11 @@ void forward(Work& a, Arena& arena) {
   std::vector<Part> parts = parts_of(a, FORWARD, threads, arena);
   const std::vector<Span> chunks = chunks_of(a);
   const int64_t most = a.each_step ? a.examples : most_rows(a, chunks);
-  float* const room = a.saves ? a.v : arena.take(most * G);
+  float* const room = a.saves || !w ? a.v : arena.take(most * G);
   for (const Span& c : chunks) {
     const int64_t first = a.offsets[c.from], count = a.offsets[c.to] - first;
     a.v = a.saves || a.each_step ? room : room - first * G;
-    if (!a.each_step) {
+    if (w && !a.each_step) {
       multiply_rows(a.w_ih, count, a.given[0] + first * I, I, 1, a.term(c.from), false, a.threads);
     }
     run(a, FORWARD, c, parts, shares > 1);
@@ -464,7 +474,9 @@ void backward(Work& a, Arena& arena) {
     widest = std::max(widest, p.inner);
   }
   float *const dv = arena.take(most * G), *const room = arena.take(most * widest);
-  if (a.gradients[0]) a.w_ih = packed(arena, a, a.given[1], I, 1, G, I, a.offsets[a.steps]);
+  if (a.gradients[0] && a.given[1]) {
+    a.w_ih = packed(arena, a, a.given[1], I, 1, G, I, a.offsets[a.steps]);
+  }
   std::vector<Part> parts = parts_of(a, BACKWARD, threads, arena);
   for (Part& part : parts) {
     part.sums = zeros_of_parameters(arena), part.totals = zeros_of_parameters(arena);

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ln_zoo.kernels.ctypes_arguments import address, check_steps
 from ln_zoo.kernels.cuda_graphs import graphs
@@ -24,7 +23,7 @@ from ln_zoo.kernels.generated import emit_triton
 from ln_zoo.kernels.generated.plan import Plan, blocks_of, plan_of
 from ln_zoo.kernels.generated.trace import Product, StepForm, Trace
 from ln_zoo.kernels.triton import steps
-from ln_zoo.ops.cells import Cell, Sites, Weights
+from ln_zoo.ops.cells import Cell, Sites, Weights, input_products
 from ln_zoo.ops.time_chunks import EqualSteps, TimeChunk, equal_steps, previous_rows
 
 if TYPE_CHECKING:
@@ -294,7 +293,7 @@ def forward(
     kernel, x = d.kernel, call.x
     products, widths = kernel.trace.products, kernel.trace.widths
     w_ih = _centred(kernel.plan, t.w_ih, "v", kernel.trace.gates)
-    rows = {"v": F.linear(x, w_ih)}
+    rows = {"v": input_products(x, w_ih)}
     rows |= {f"n{i}": call.empty(call.count, width) for i, width in enumerate(widths)}
     if saves:
         rows["stats"] = call.empty(call.count, max(1, kernel.plan.stats))
@@ -355,8 +354,9 @@ def backward(
                 p, to[p.first : p.first + p.width], rows[f"du{k}"], call.left(k, rows)
             )
     dv = rows["dv"]
-    dx = (dv @ t.w_ih).view(t.x.shape) if wanted.x else None
-    dw_ih = dv.t() @ call.x if wanted.w_ih else None
+    weighted = t.w_ih.shape[1] > 0  # see `input_products`
+    dx = (dv @ t.w_ih if weighted else dv).view(t.x.shape) if wanted.x else None
+    dw_ih = dv.t() @ call.x if wanted.w_ih and weighted else None
     d_states = [a[0] if need else None for a, need in zip(gradients, wanted.states, strict=True)]
     total, d_own = sums.sum(0), []
     for i, (a, need) in enumerate(zip(t.parameters, wanted.parameters, strict=True)):

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from cells.dreamer_v3 import DreamerV3GRU
-from cells.slstm import SLSTM
 from engines import names_of
 from kernels.engine_case import Marked
 from kernels.generated.generated_case import PLACES, assert_exact, gated_cell, packed
@@ -26,7 +24,7 @@ from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.generated import check, emit_triton, engine, triton_passes
 from ln_zoo.kernels.generated.engine import GeneratedLayers, GeneratedTriton
 from ln_zoo.kernels.triton import steps
-from ln_zoo.layers import LSTM, RecurrentLayer
+from ln_zoo.layers import LSTM, SLSTM, DreamerV3GRU, RecurrentLayer
 from ln_zoo.norms import LayerNorm, RMSNorm
 from ln_zoo.ops import Cell, linear
 
@@ -65,9 +63,10 @@ CELLS: dict[str, Any] = {
     "sLSTM": lambda **o: SLSTM(E, H, norm=LayerNorm(), **o),
     "own norm": lambda **o: LSTM(E, H, norm=PNorm(), **o),
     "projection": lambda **o: LSTM(E, 7, proj_size=4, norm=LayerNorm(), **o),
+    "no input weight": lambda **o: SLSTM(0, H, **o),
     "blocks": lambda **o: SLSTM(E, 6, blocks=2, norm=LayerNorm(), **o),
     "norm by block": lambda **o: LSTM(E, 6, blocks=3, norm=LayerNorm(per_block=True), **o),
-    "weights of its own": lambda **o: DreamerV3GRU(E, 6, blocks=2, **o),
+    "weights of its own": lambda **o: DreamerV3GRU(E, 6, blocks=2, projection_size=5, **o),
     "no bias": lambda **o: MGU(E, H, bias=False, norm=LayerNorm(per_gate=True), **o),
 }
 
@@ -75,7 +74,7 @@ CELLS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CELLS)
 def test_cells(name: str) -> None:
     layer = randomised(CELLS[name]())
-    assert_exact(layer, torch.randn(T, N, E))
+    assert_exact(layer, torch.randn(T, N, layer.input_size or 4 * H))
 
 
 @pytest.mark.parametrize("name", ["peepholes", *slow(*[*CELLS][1:])])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from cells.slstm import SLSTM
 from kernels.generated.generated_case import gated_cell
 from kernels.triton.test_engine import check, compile_for_sm_90, in_the_interpreter, needs_triton
 from own_norm import PNorm
@@ -19,7 +18,7 @@ from own_norm import PNorm
 from ln_zoo.kernels.generated import emit_triton
 from ln_zoo.kernels.generated.engine import GeneratedLayers, GeneratedTriton
 from ln_zoo.kernels.generated.trace import StepForm, Unsupported
-from ln_zoo.layers import LSTM, RecurrentLayer
+from ln_zoo.layers import LSTM, SLSTM, RecurrentLayer
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops.recurrence import RecurrentCall
 
