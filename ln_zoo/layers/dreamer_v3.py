@@ -5,9 +5,9 @@ The equations are those of ``RSSM._core`` in the authors' code (github.com/danij
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +129,8 @@ class DreamerV3GRU(RecurrentLayer):
         ValueError: as `RecurrentLayer`, and for an unknown activation, or a size below 1.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {"blocks": 8, "norm": _NORM}
+
     def __init__(
         self,
         input_size: int,
@@ -148,10 +150,10 @@ class DreamerV3GRU(RecurrentLayer):
         **options: Unpack[RecurrentOptions],
     ) -> None:
         given = projection_size, dynamics_layers, bias, activation, update_offset
+        shared: Any = {**self.defaults, **options}
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
-            device=device, dtype=dtype, cell=dreamer_v3_cell(*given),
-            **({"blocks": 8, "norm": _NORM} | options),
+            device=device, dtype=dtype, cell=dreamer_v3_cell(*given), **shared,
         )  # fmt: skip
         self.projection_size, self.dynamics_layers = projection_size, dynamics_layers
         self.update_offset = float(update_offset)
@@ -252,12 +254,12 @@ class DreamerV3SequenceModel(nn.Module):
         return output
 
     def step(self, input: Tensor, h: Tensor | None = None) -> Tensor:
-        """The state (N, H) after one step, for input (N, I) and state (N, H); default zeros."""
-        _, after = self.recurrence(
-            self._projected(input).unsqueeze(0), None if h is None else h.unsqueeze(0)
-        )
-        found: Tensor = after.squeeze(0)
-        return found
+        """The state (N, H) after one step of a single layer; input (N, I), h (N, H) or zeros."""
+        states = None if h is None else (h.unsqueeze(0),)
+        x = self._projected(input).unsqueeze(0)
+        # Not by `forward`, whose checks take as long as small products.
+        _, (after,) = self.recurrence._run_layers(x, None, states, None)
+        return after.squeeze(0)
 
     def _projected(self, input: Tensor) -> Tensor:
         if input.shape[-1] != sum(self.sizes):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,8 @@ class RecurrentLayer(nn.RNNBase):
     weight_dropout: float = 0.0
     blocks: int = 1
     recompute: int = 0
+    #: Defaults of `RecurrentOptions` that differ from those here.
+    defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -530,5 +532,7 @@ def _signature(cls: type[RecurrentLayer]) -> inspect.Signature:
     _, *parameters = inspect.signature(cls.__init__).parameters.values()
     if parameters and "RecurrentOptions" in str(parameters[-1].annotation):
         shared = inspect.signature(RecurrentLayer.__init__).parameters
-        parameters[-1:] = [shared[name] for name in RecurrentOptions.__annotations__]
+        own = {name: shared[name] for name in RecurrentOptions.__annotations__}
+        own |= {name: own[name].replace(default=value) for name, value in cls.defaults.items()}
+        parameters[-1:] = own.values()
     return inspect.Signature(parameters)

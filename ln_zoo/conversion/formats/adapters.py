@@ -255,13 +255,13 @@ def _random(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
 
 
-def _in_one_dtype(layer: nn.Module, *given: Tensor | None) -> tuple[list[Any], torch.dtype]:
+def _in_one_dtype(layer: Any, *given: Tensor | None) -> tuple[list[Any], torch.dtype]:
     """Tensors in the dtype of the layer, and the dtype to which the given ones promote."""
     there = [a for a in given if a is not None]
     dtype = there[0].dtype
     for a in there[1:]:
         dtype = torch.promote_types(dtype, a.dtype)
-    own = next(layer.parameters()).dtype
+    own = layer.recurrence.weight_ih_l0.dtype
     return [None if a is None else a.to(own) for a in given], dtype
 
 
