@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import runner
 from ln_zoo import LSTM, LayerNorm
@@ -39,32 +39,14 @@ def stable_baselines() -> tuple[Calls, int]:
     return calls, model.n_steps
 
 
-class Learning(nn.Module):
-    """A rollout in one call, for TorchRL.
-
-    Args:
-        lstm: the layer.
-    """
-
-    def __init__(self, lstm: LSTM) -> None:
-        super().__init__()
-        self.lstm = lstm
-
-    def forward(self, observation: Tensor, h: Tensor, c: Tensor, is_init: Tensor) -> Tensor:
-        """Features (N, T, H) of observations (N, T, I)."""
-        states = [s[:, 0].transpose(0, 1).contiguous() for s in (h, c)]
-        output, _ = self.lstm(observation, (states[0], states[1]), reset=is_init.squeeze(-1))
-        assert isinstance(output, Tensor)
-        return output
-
-
 def torchrl(
     examples: int = 16, steps: int = 128, inputs: int = 8, hidden: int = 128
 ) -> tuple[Calls, int]:
     """A training step each on a rollout where one step of 50 begins an episode, and its frames."""
     from tensordict import TensorDict
-    from tensordict.nn import TensorDictModule
     from torchrl.modules import LSTMModule, set_recurrent_mode
+
+    from ln_zoo import rl
 
     names, lead = ["recurrent_state_h", "recurrent_state_c"], (examples, steps)
     data = {name: torch.zeros(*lead, 1, hidden) for name in names}
@@ -75,14 +57,13 @@ def torchrl(
         "ln_zoo.LSTM": LSTM(inputs, hidden, batch_first=True),
         "ln_zoo.LSTM, layer norm": LSTM(inputs, hidden, batch_first=True, norm=LayerNorm()),
     }
-    modules = {
+    modules: dict[str, Any] = {
         f"LSTMModule, {name}": LSTMModule(lstm=layer, in_key="observation", out_key="features")
         for name, layer in layers.items()
     }
-    keys = ["observation", *names, "is_init"]
     for name in list(layers)[1:]:
-        learning = TensorDictModule(Learning(layers[name]), keys, ["features"])
-        modules[f"reset=, {name}"] = learning
+        ours = rl.LSTMModule(lstm=layers[name], in_key="observation", out_key="features")
+        modules[f"ours, {name}"] = ours
 
     def step(module: Any) -> None:
         with set_recurrent_mode(True):

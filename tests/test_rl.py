@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from ln_zoo import rl
 from ln_zoo.layers import GRU, LSTM
-from ln_zoo.norms import Identity, LayerNorm
+from ln_zoo.norms import Identity, LayerNorm, RMSNorm
 from ln_zoo.ops import resets
 
 WITHOUT_SB3 = importlib.util.find_spec("sb3_contrib") is None
 needs_sb3 = pytest.mark.skipif(WITHOUT_SB3, reason="needs the package sb3-contrib")
-needs_torchrl = pytest.mark.skipif(
-    importlib.util.find_spec("torchrl") is None, reason="needs the package torchrl"
-)
+WITHOUT_TORCHRL = importlib.util.find_spec("torchrl") is None
+needs_torchrl = pytest.mark.skipif(WITHOUT_TORCHRL, reason="needs the package torchrl")
 N, T, E, H = 5, 9, 3, 16
 
 
@@ -63,6 +62,11 @@ def test_a_rollout_in_one_call(norm: Any, share: float, monkeypatch: pytest.Monk
 @pytest.mark.skipif(not WITHOUT_SB3, reason="the package sb3-contrib is here")
 def test_a_policy_names_the_package_that_it_needs() -> None:
     refuses("sb3-contrib", rl.LSTMPolicy, error=ImportError)
+
+
+@pytest.mark.skipif(not WITHOUT_TORCHRL, reason="the package torchrl is here")
+def test_a_module_names_the_package_that_it_needs() -> None:
+    refuses("torchrl", rl.LSTMModule, lstm=LSTM(E, H, batch_first=True), error=ImportError)
 
 
 def trained(policy: Any, **options: Any) -> tuple[Any, dict[str, float]]:
@@ -109,17 +113,47 @@ def test_without_a_norm_it_is_the_policy_of_stable_baselines(options: dict[str, 
 
 @needs_sb3
 @pytest.mark.slow
-def test_a_normalised_policy_learns_and_is_saved(tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": LayerNorm()},
+        {"norm": RMSNorm(), "normalize": ["recurrent", "cell"]},
+        {"norm": LayerNorm(per_gate=True, per_block=True), "blocks": 4},
+        {"norm": LayerNorm(), "recompute": 16},
+        {"bias": False, "dropout": 0.1},
+    ],
+    ids=str,
+)
+def test_a_policy_learns_and_is_saved(options: dict[str, Any], tmp_path: Any) -> None:
+    """A loaded policy acts alike over steps with states and an episode that starts between."""
     from sb3_contrib import RecurrentPPO
 
-    model, _ = trained(rl.LSTMPolicy, lstm_kwargs={"norm": LayerNorm()}, n_lstm_layers=2)
-    gain = model.policy.lstm_critic.sites["l1"]["cell"].gain
-    assert not gain.eq(1).all()  # the optimizer has it
+    model, _ = trained(rl.LSTMPolicy, lstm_kwargs=options, n_lstm_layers=2)
+    lstm = model.policy.lstm_critic
+    assert lstm.options == {key: options[key] for key in ("blocks", "recompute") if key in options}
+    if "norm" in options:
+        gain = lstm.sites["l1"]["cell"].gain
+        assert not gain.eq(1).all()  # the optimizer has it
     model.save(tmp_path / "model")
     again = RecurrentPPO.load(tmp_path / "model", device="cpu")
-    observation = model.env.reset()
-    for found, wanted in zip(*(m.predict(observation) for m in (again, model)), strict=True):
-        assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
+    runs = []
+    for policy in (again, model):
+        states, steps = None, []
+        for step in range(4):
+            seen = torch.full((2, 4), 0.1 * step).numpy()
+            start = torch.tensor([step == 0, step in (0, 2)]).numpy()
+            action, states = policy.predict(seen, states, start, deterministic=True)
+            steps += [action, *states]
+        runs.append(steps)
+    assert all((a == b).all() for a, b in zip(*runs, strict=True))
+    h = runs[0][-2][-1]
+    assert abs(h[0] - h[1]).max() > 1e-4  # one episode is two steps longer
+
+
+@needs_sb3
+@pytest.mark.parametrize("name", ["batch_first", "bidirectional", "proj_size"])
+def test_a_policy_refuses_other_layouts(name: str) -> None:
+    refuses(name, trained, rl.LSTMPolicy, lstm_kwargs={name: 1})
 
 
 @needs_torchrl
@@ -150,3 +184,58 @@ def test_torchrl_runs_our_layers(cls: type) -> None:
     for name, state in zip(names, final, strict=True):
         last = found["next", name][:, -1].transpose(0, 1)
         torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-5)
+
+
+@needs_torchrl
+@pytest.mark.slow
+@pytest.mark.parametrize("lead", [(T,), (N, T), (2, N, T)], ids=str)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_module_of_torchrl_in_one_call(
+    kind: str, lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs, gradients, last states and steps are those of torchrl's module."""
+    from tensordict import TensorDict
+    from torchrl import modules
+
+    torch.manual_seed(0)
+    cls, module = {"lstm": (LSTM, "LSTMModule"), "gru": (GRU, "GRUModule")}[kind]
+    layer = cls(E, H, 2, batch_first=True, norm=LayerNorm())
+    keys = {kind: layer, "in_key": "x", "out_key": "y"}
+    ours, theirs = (getattr(place, module)(**keys) for place in (rl, modules))
+    assert ours.in_keys == theirs.in_keys
+    assert ours.out_keys == theirs.out_keys
+    names = [key for key in theirs.in_keys if key.startswith("recurrent_state")]
+    reset = torch.rand(*lead, 1) < 0.3
+    data = {"x": torch.randn(*lead, E), "is_init": reset}
+    data |= {name: torch.randn(*lead, 2, H) * ~reset[..., None] for name in names}
+    for given in (data, {key: data[key] for key in ("x", "is_init")}):
+        results = []
+        for each in (ours, theirs):
+            with modules.set_recurrent_mode(True):
+                found = each(TensorDict(given, lead))
+            gradients = torch.autograd.grad(found["y"].square().sum(), [*layer.parameters()])
+            last = [found["next", name][..., -1, :, :] for name in names]
+            results.append([found["y"], *last, *gradients])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    step = TensorDict(data, lead)[..., 0]
+    acted = [each(step.clone()) for each in (ours, theirs)]
+    assert (acted[0] == acted[1]).all()
+    specs = [each.make_tensordict_primer().primers for each in (ours, theirs)]
+    assert specs[0] == specs[1]
+    calls = []
+    monkeypatch.setattr(
+        layer, "forward", lambda *a, **k: calls.append(a) or cls.forward(layer, *a, **k)
+    )
+    with modules.set_recurrent_mode(True):
+        ours(TensorDict(data, lead))
+    assert [a[0].shape[-2] for a in calls] == [T]
+
+
+@needs_torchrl
+@pytest.mark.slow
+def test_a_module_of_torchrl_needs_our_layer() -> None:
+    for given in ({}, {"lstm": nn.LSTM(E, H, batch_first=True)}, {"lstm": GRU(E, H)}):
+        refuses("lstm=", rl.LSTMModule, **given, in_key="x", out_key="y", error=TypeError)
+    refuses(
+        "batch_first", rl.LSTMModule, lstm=LSTM(E, H), in_key="x", out_key="y", error=ValueError
+    )

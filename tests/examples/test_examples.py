@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
-from ln_zoo import RMSNorm
+from ln_zoo import LSTM, LayerNorm, RMSNorm
 from ln_zoo.models import MLPClassifier
 
 
@@ -79,3 +82,37 @@ def test_language_model(
     printed = capsys.readouterr().out
     assert "Python's documentation, 60,000 characters" in printed
     assert "ln_zoo.LSTM, LayerNorm()" in printed
+
+
+needs_sb3 = pytest.mark.skipif(
+    importlib.util.find_spec("sb3_contrib") is None, reason="needs the package sb3-contrib"
+)
+
+
+def test_cartpole_is_the_code_of_the_page() -> None:
+    root = Path(__file__).parent.parent.parent
+    code = (root / "examples/cartpole_without_velocities.py").read_text()
+    shown = code[code.index("import gymnasium") : code.index("def main(")].strip()
+    assert (
+        f"```python\n{shown}\n```" in (root / "docs/how-to/reinforcement_learning.md").read_text()
+    )
+
+
+@needs_sb3
+@pytest.mark.slow
+def test_cartpole_runs() -> None:
+    found = example("cartpole_without_velocities")
+    model = found.train(1024)
+    assert type(model.policy.lstm_actor) is LSTM
+    assert model.policy.lstm_actor.sites["l0"]["cell"].norm == LayerNorm()
+    assert model.observation_space.shape == (2,)
+    mean, _ = found.score(model, 4)
+    assert 8 <= mean <= 500
+    assert type(found.train(8, plain=True).policy.lstm_actor) is nn.LSTM
+
+
+@needs_sb3
+@pytest.mark.slow
+def test_cartpole_is_solved() -> None:
+    """Without memory the pole falls within some 50 steps."""
+    assert example("cartpole_without_velocities").main(["--seed", "0"])["return"] >= 475

@@ -1,7 +1,4 @@
-"""A recurrent policy with normalised LSTMs for `RecurrentPPO` of Stable-Baselines3.
-
-Requires the package ``sb3-contrib``; no other module imports this one.
-"""
+"""A recurrent policy with normalised LSTMs for `RecurrentPPO` of Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ try:
 except ImportError:
     RecurrentActorCriticPolicy = None
 
-__all__ = ["LSTMPolicy"]
+#: Arguments of an LSTM that change the layout of sequences or states.
+_LAYOUT = {"batch_first", "bidirectional", "proj_size"}
 
 
 class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
@@ -30,11 +28,13 @@ class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
     Args:
         *arguments: arguments of ``MlpLstmPolicy``. For images, set
             ``features_extractor_class=NatureCNN``; for dictionaries, ``CombinedExtractor``.
-        lstm_kwargs: further arguments of both LSTMs: ``{"norm": LayerNorm()}``.
+        lstm_kwargs: further arguments of both LSTMs, such as ``{"norm": LayerNorm()}``, ``blocks``
+            or ``recompute``.
         **options: keyword arguments of ``MlpLstmPolicy``.
 
     Raises:
         ImportError: if sb3-contrib is not installed.
+        ValueError: for ``batch_first``, ``bidirectional`` or ``proj_size`` in ``lstm_kwargs``.
     """
 
     optimizer: torch.optim.Optimizer
@@ -44,8 +44,14 @@ class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
     ) -> None:
         if RecurrentActorCriticPolicy is None:
             raise ImportError("LSTMPolicy needs the package sb3_contrib: pip install sb3-contrib")
+        kwargs = dict(lstm_kwargs or {})
+        if refused := sorted(_LAYOUT & kwargs.keys()):
+            raise ValueError(
+                f"lstm_kwargs must not have {', '.join(refused)}: the policy reads sequences "
+                "forward, and keeps states of lstm_hidden_size"
+            )
         super().__init__(*arguments, **options)
-        self.lstm_kwargs = dict(lstm_kwargs or {})
+        self.lstm_kwargs = kwargs
         for name in ("lstm_actor", "lstm_critic"):
             plain = getattr(self, name)
             if plain is None:
@@ -53,7 +59,12 @@ class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
             sizes = plain.input_size, plain.hidden_size, plain.num_layers
             with torch.random.fork_rng(devices=()):  # keeps later random numbers
                 lstm = LSTM(*sizes, **self.lstm_kwargs)
-            lstm.load_state_dict(plain.state_dict(), strict=False)
+            own = lstm.state_dict()
+            # A weight in blocks has another shape, and keeps its own draw.
+            for key, weight in plain.state_dict().items():
+                if key in own and own[key].shape == weight.shape:
+                    own[key] = weight
+            lstm.load_state_dict(own)
             lstm.reset_norm()
             setattr(self, name, lstm)
         lr = self.optimizer.defaults["lr"]
