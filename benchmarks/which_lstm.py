@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import runner
-from examples.cells.slstm import SLSTM
 from examples.language_model import text
 from ln_zoo.data import MNIST, IAMOnDB
-from ln_zoo.layers import LSTM, RecurrentLayer, set_forget_bias
+from ln_zoo.layers import LSTM, SLSTM, RecurrentLayer, set_forget_bias
 from ln_zoo.metrics import PenMixture
 from ln_zoo.norms import LayerNorm, RMSNorm
 from ln_zoo.ops import CARRIED_LSTM, JOINT_LSTM
