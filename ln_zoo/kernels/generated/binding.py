@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from ln_zoo.kernels.ctypes_arguments import address, addresses
 from ln_zoo.kernels.cuda_graphs.recorded import unsupported_site
@@ -130,7 +131,9 @@ def _bind(call: RecurrentCall, i: int, form: StepForm, key: Any, make: Maker) ->
     whole = (call.cell.name, len(call.cell.states), str(key), binding.watched.summary)
     kernel = _made.get(whole)
     if kernel is None:
-        kernel = _make(call, i, form, binding, make)
+        # Hooks, such as those of a checkpoint, must not see what trace and check save.
+        with saved_tensors_hooks(lambda a: a, lambda a: a):
+            kernel = _make(call, i, form, binding, make)
         if len(_made) >= _REMEMBERED:
             _made.clear()
         _made[whole] = kernel

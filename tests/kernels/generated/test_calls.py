@@ -249,6 +249,20 @@ def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
     assert layer.weight_hh_l0.grad.any()
 
 
+def test_a_kernel_is_made_inside_a_checkpoint(chosen: list[Any]) -> None:
+    """Neither sees what the other saves; the kernel is unknown before."""
+    cell = gated_cell(lambda a: a.tanh().tanh(), "of a checkpoint")
+    whole = randomised(RecurrentLayer(E, H, cell=cell, norm=LayerNorm()))
+    pieces = RecurrentLayer(E, H, cell=cell, norm=LayerNorm(), recompute=2)
+    pieces.load_state_dict(whole.state_dict())
+    x, found = torch.randn(T, N, E), []
+    for layer in (pieces, whole):
+        layer(x, reset=torch.arange(T * N).view(T, N) % 7 == 3)[0].sin().sum().backward()
+        found.append([p.grad for p in layer.parameters()])
+    torch.testing.assert_close(*found)
+    assert {*names_of(chosen)} == {"generated"}
+
+
 def test_layers_are_freed() -> None:
     layer = RecurrentLayer(E, H, cell=gated_cell(torch.tanh), norm=LayerNorm())
     layer(torch.randn(T, N, E))[0].sum().backward()
