@@ -324,6 +324,10 @@ def test_scripts_parse_what_they_are_given(
             start(script, run_name="__main__")
         except _Parsed:
             continue
+        except ModuleNotFoundError as error:
+            if error.name in ("gymnasium", "sb3_contrib"):  # of an example of these libraries
+                continue
+            raise
         except SystemExit:
             pytest.fail(f"{where}: {capsys.readouterr().err}")
         pytest.fail(f"{where}: parses nothing")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -87,15 +86,6 @@ def test_language_model(
 needs_sb3 = pytest.mark.skipif(
     importlib.util.find_spec("sb3_contrib") is None, reason="needs the package sb3-contrib"
 )
-
-
-def test_cartpole_is_the_code_of_the_page() -> None:
-    root = Path(__file__).parent.parent.parent
-    code = (root / "examples/cartpole_without_velocities.py").read_text()
-    shown = code[code.index("import gymnasium") : code.index("def main(")].strip()
-    assert (
-        f"```python\n{shown}\n```" in (root / "docs/how-to/reinforcement_learning.md").read_text()
-    )
 
 
 @needs_sb3
