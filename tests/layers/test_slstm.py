@@ -148,7 +148,7 @@ def test_wrong_forget_gate(cls: type) -> None:
 
 @every_gate
 def test_first_step_is_the_input(gate: str) -> None:
-    """Whatever the size of its gates, and with finite gradients."""
+    """For gates of all sizes; gradients are finite."""
     for size in (0.0, 1.0, 1e3, 1e6):
         x = (size * torch.randn(1, 50, 24)).requires_grad_()
         layer = SLSTM(0, 6, forget_gate=gate, bias=False)

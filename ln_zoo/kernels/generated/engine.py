@@ -17,8 +17,7 @@ from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.recurrent_kernel import no_custom_ops_reason
 from ln_zoo.ops.registry import Task
 
-#: Steps of all directions below which the generic loop runs, unless there are so many
-#: multiplications.
+#: The generic loop runs calls below both: steps of all directions, and multiplications.
 LEAST_STEPS, LEAST_MULTIPLICATIONS = 16, 2**18
 
 

@@ -35,6 +35,7 @@ FUNCTIONS: dict[str, dict[str, Function]] = {
         "exp": torch.exp,
         "log": lambda a: torch.log(a.abs() + 0.5),
         "log1p": lambda a: torch.log1p(a * a),
+        "log1p of negative numbers": lambda a: torch.log1p(-torch.sigmoid(a)),
         "expm1": torch.expm1,
         "sqrt": lambda a: torch.sqrt(a * a + 0.1),
         "rsqrt": lambda a: torch.rsqrt(a * a + 0.1),
