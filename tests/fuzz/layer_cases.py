@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 
+from ln_zoo.layers.dreamer_v3 import dreamer_v3_cell
+from ln_zoo.layers.slstm import slstm_cell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops import CELLS, Cell, lstm_cell
 
 PEEPHOLE = "LSTM with peepholes"
-CLIPPED = "LSTM with clipped derivatives"
+#: Cells that have no name in `CELLS`, with and without biases.
+OTHER_CELLS: dict[str, Callable[[bool], Cell]] = {
+    PEEPHOLE: lambda bias: lstm_cell(peephole=True),
+    "LSTM with clipped derivatives": lambda bias: lstm_cell(derivative_bound=0.05),
+    "sLSTM": lambda bias: slstm_cell("sigmoid"),
+    "sLSTM, exponential": lambda bias: slstm_cell("exponential"),
+    "DreamerV3's GRU": lambda bias: dreamer_v3_cell(5, dynamics_layers=1, bias=bias),
+    "DreamerV3's GRU, two layers": lambda bias: dreamer_v3_cell(3, dynamics_layers=2, bias=bias),
+}
 
 
 @dataclass(frozen=True)
@@ -44,10 +55,8 @@ class Case:
     seed: int = 0
 
 
-def cell_called(name: str) -> Cell:
-    if name == PEEPHOLE:
-        return lstm_cell(peephole=True)
-    return lstm_cell(derivative_bound=0.05) if name == CLIPPED else CELLS[name]
+def cell_called(name: str, bias: bool) -> Cell:
+    return OTHER_CELLS[name](bias) if name in OTHER_CELLS else CELLS[name]
 
 
 LAYOUTS = ("padded", "unbatched", "packed", "unsorted", "mask")
@@ -80,8 +89,8 @@ def cases(draw: Any, changes: list[str]) -> Case:
     """Any case that a layer accepts."""
     some = st.floats(0, 0.9).filter(lambda p: not 0 < p < 2**-10)
     sizes = st.one_of(st.integers(1, 9), st.sampled_from([15, 16, 17, 32, 33, 64]))
-    name = draw(st.sampled_from([*CELLS, PEEPHOLE, CLIPPED]))
-    cell, norm = cell_called(name), draw(NORMS)
+    name, bias = draw(st.sampled_from([*CELLS, *OTHER_CELLS])), draw(st.booleans())
+    cell, norm = cell_called(name, bias), draw(NORMS)
     precision = draw(st.sampled_from(PRECISIONS))
     if precision not in ("float32", "float64"):
         sizes = sizes.filter(lambda n: n > 3)  # too few numbers for an error by their lengths
@@ -112,7 +121,7 @@ def cases(draw: Any, changes: list[str]) -> Case:
         inputs=draw(sizes),
         hidden=hidden,
         layers=draw(st.sampled_from([1, 1, 2, 3])),
-        bias=draw(st.booleans()),
+        bias=bias,
         bidirectional=draw(st.booleans()),
         projection=projection,
         blocks=1 if projection else draw(st.just(1) | st.sampled_from(divisors)),
@@ -123,7 +132,7 @@ def cases(draw: Any, changes: list[str]) -> Case:
         precision=precision,
         training=training,
         zoneout=zoneout,
-        recurrent_dropout=draw(st.just(0.0) | some),
+        recurrent_dropout=draw(st.just(0.0) | some) if cell.drops else 0.0,
         weight_dropout=draw(st.just(0.0) | some),
         recompute=0 if batch else draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
         # Norms that count steps from a reset run pieces as another batch.

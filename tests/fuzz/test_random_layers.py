@@ -58,7 +58,7 @@ def built(case: Case) -> RecurrentLayer:
         weight_dropout=case.weight_dropout,
         blocks=case.blocks,
         recompute=case.recompute,
-        cell=cell_called(case.cell),
+        cell=cell_called(case.cell, case.bias),
     )
     randomised(layer, 0.1)
     for name, buffer in layer.named_buffers():
@@ -217,8 +217,11 @@ class Call:
         x = torch.randn(steps, count, case.inputs).to(dtype)
         self.x = in_memory(x, "contiguous") if case.memory != "expanded" else x[:1].expand_as(x)
         runs = layer.num_layers * (2 if case.bidirectional else 1)
-        widths = (case.projection or case.hidden, case.hidden)[: len(layer.cell.states)]
+        widths = [case.hidden] * len(layer.cell.states)
+        widths[0] = case.projection or case.hidden
         self.states = [torch.randn(runs, count, width).to(dtype) for width in widths]
+        if "n" in layer.cell.states:  # a sum of weights
+            self.states[2] = 0.5 + self.states[2].abs()
         if not case.given_states:
             self.states = [torch.zeros_like(s) for s in self.states]
         self.reset = torch.rand(steps, count) < case.resets
