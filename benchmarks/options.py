@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks import memory, runner
 from benchmarks.contestants import Size, limited_to
-from ln_zoo.layers import GRU, LSTM
+from ln_zoo.layers import GRU, LSTM, SLSTM, DreamerV3GRU
 from ln_zoo.norms import Identity, LayerNorm
 
 #: What is timed: arguments of the layer, and the share of steps that are reset.
@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[dict[str, float], float | None]] = {
 }
 
 
+CELLS = {"LSTM": LSTM, "GRU": GRU, "SLSTM": SLSTM, "DreamerV3GRU": DreamerV3GRU}
 #: What the values of ``LN_ZOO_KERNELS`` are called in the table.
 NAMES = {"1": "the fastest kernel", "0": "the generic loop"}
 
@@ -42,16 +43,18 @@ class Setting:
     """What every option is timed with.
 
     Args:
-        cell: ``"LSTM"`` or ``"GRU"``.
+        cell: a key of `CELLS`.
         size: steps, examples, inputs, hidden units.
         norm: ``"layer"`` or ``"none"``.
         training: whether a call is a training step, or inference.
+        input: ``"features"``, which get a gradient, or ``"data"``.
     """
 
     cell: str
     size: Size
     norm: str = "layer"
     training: bool = True
+    input: str = "features"
 
 
 def call_of(setting: Setting, option: str) -> Callable[[], object]:
@@ -60,9 +63,9 @@ def call_of(setting: Setting, option: str) -> Callable[[], object]:
     arguments, share = OPTIONS[option]
     torch.manual_seed(0)
     norm = {"layer": LayerNorm, "none": Identity}[setting.norm]()
-    layer: Any = {"LSTM": LSTM, "GRU": GRU}[setting.cell](size.I, size.H, norm=norm, **arguments)
+    layer: Any = CELLS[setting.cell](size.I, size.H, norm=norm, **arguments)
     layer.train(training)
-    x = torch.randn(size.T, size.B, size.I, requires_grad=training)
+    x = torch.randn(size.T, size.B, size.I, requires_grad=training and setting.input != "data")
     reset: Tensor | None = None if share is None else torch.rand(size.T, size.B) < share
 
     def call() -> None:
@@ -87,18 +90,21 @@ def measure(
 def peak(option: str, given: argparse.Namespace) -> int:
     """Peak bytes of a training step on the fastest kernel, above what the process held before."""
     (cell,) = given.cells
+    setting = Setting(cell, given.size, given.norm, input=given.input)
     # What is made once per process (threads, tables of libraries) does not count.
-    call_of(Setting(cell, replace(given.size, T=20), given.norm), option)()
-    return memory.of_step(call_of(Setting(cell, given.size, given.norm), option))
+    call_of(replace(setting, size=replace(given.size, T=20)), option)()
+    return memory.of_step(call_of(setting, option))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = runner.parser("options", __doc__, rounds=15, seconds=20.0, threads=1)
-    parser.add_argument("--cells", nargs="+", choices=("LSTM", "GRU"), default=["LSTM", "GRU"])
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=["LSTM", "GRU"])
     parser.add_argument("--options", nargs="+", choices=list(OPTIONS)[1:], metavar="OPTION")
     parser.add_argument("--size", type=Size.parse, default="64,32,256,256", metavar="T,B,I,H")
     parser.add_argument("--norm", choices=("layer", "none"), default="layer")
+    parser.add_argument("--input", choices=("features", "data"), default="features",
+                        help="features, the default, get a gradient")  # fmt: skip
     parser.add_argument("--memory", action="store_true", help="peak memory of a training step too")
     parser.add_argument("--peak", metavar="OPTION", help="print the bytes that one takes, and end")
     parser.add_argument("--inference", action="store_true", help="in place of training steps")
@@ -113,13 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runner.print_head(["cell", "option", *columns, *["peak memory"] * given.memory])
     table: list[runner.Row] = []
     for cell in given.cells:
-        setting = Setting(cell, given.size, given.norm, not given.inference)
+        setting = Setting(cell, given.size, given.norm, not given.inference, given.input)
         options = given.options or list(OPTIONS)[1:]
         found = [measure(setting, options, value, given) for value in given.kernels]
         peaks: dict[str, int] = {}
         if given.memory:
             names, passed = ("plain", *options), argparse.Namespace(**vars(given) | {"cells": cell})
-            shared = ("cells", "size", "norm", "threads")
+            shared = ("cells", "size", "norm", "input", "threads")
             peaks = memory.of_contestants("benchmarks.options", names, shared, passed)
         for each in zip(*found, strict=True):
             name = str(each[0]["contestant"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import copy
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from benchmarks import (
     contestants,
     draw,
     export,
+    first_call,
     handwriting,
     lightning,
     memory,
+    options,
     order_embedding,
     own_cells,
     packed,
@@ -307,6 +310,24 @@ def test_the_block_gru_and_its_loop(tmp_path: Path) -> None:
     own_cells.main([*options, "--cells", "block GRU", f"--csv={table}"])
     contestants = [row["contestant"] for row in rows_of(table)]
     assert contestants == [own_cells.BASELINE, "generated", "torch GRU", "einsum loop"]
+
+
+@needs_native
+def test_a_first_call_compiles_once(capfd: pytest.CaptureFixture[str], monkeypatch: Patch) -> None:
+    monkeypatch.setattr(sys, "argv", ["first_call"])
+    first_call.main()
+    out, log = capfd.readouterr()
+    assert len(re.findall(r"\d+\.\d+", out)) == 3
+    assert log.count("compiling the generated kernel") == 1
+
+
+@pytest.mark.parametrize("cell", list(options.CELLS))
+def test_options_of_each_cell(cell: str, tmp_path: Path) -> None:
+    table = tmp_path / "options.csv"
+    sizes = ["--size=5,2,3,8", "--rounds=1", "--seconds=0.01", "--input=data", "--kernels=1"]
+    options.main([*sizes, "--cells", cell, "--options", "recompute=16", f"--csv={table}"])
+    (row,) = rows_of(table)
+    assert (row["cell"], row["contestant"]) == (cell, "recompute=16")
 
 
 def test_errors_of_own_cells(capsys: Capture, monkeypatch: Patch) -> None:
