@@ -224,7 +224,9 @@ def _list() -> None:
 
     console = Console()
     wide = console.width >= 120
-    table = Table(caption="in words, with reasons: docs/results/claims.md", caption_justify="left")
+    table = Table(
+        caption="in words, with reasons: ln-zoo reproduce --write claims.md", caption_justify="left"
+    )
     for head in ("claim", "§", *(["what"] if wide else []), "compared", "outcome"):
         table.add_column(head, no_wrap=head == "claim")
     for each in claims.claims():
