@@ -59,11 +59,11 @@ def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
     return output, states
 
 
-def _run_piece(layer: Description, i: int, call: RecurrentCall) -> tuple[Tensor, States]:
-    per_timestep = layer.per_timestep[i : i + 1]
-    return run_call(
-        Description(call.sites, per_timestep, False, complete=lambda whole: whole), call
+def _run_piece(layer: Description, i: int, call: RecurrentCall, x: Tensor) -> tuple[Tensor, States]:
+    of_piece = Description(
+        call.sites, layer.per_timestep[i : i + 1], False, complete=lambda whole: whole
     )
+    return run_call(of_piece, call._replace(x=x))
 
 
 def _generic_loop(layer: Description, call: RecurrentCall) -> Callable[..., tuple[Tensor, States]]:

@@ -50,8 +50,10 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Uninitialised tensor on the device of ``like``, in huge pages if it is large."""
     memory = like.new_empty(size, dtype=dtype)
     bytes_ = memory.numel() * dtype.itemsize
+    if torch.compiler.is_compiling() or bytes_ < _LARGE or memory.device.type != "cpu":
+        return memory
     advise = _advise()
-    if bytes_ >= _LARGE and memory.device.type == "cpu" and advise is not None:
+    if advise is not None:
         page = mmap.PAGESIZE
         start = -(-memory.data_ptr() // page) * page
         end = (memory.data_ptr() + bytes_) // page * page

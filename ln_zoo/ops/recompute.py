@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,19 +11,22 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ln_zoo.ops.cells import States
+from ln_zoo.ops.memory import empty
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.time_chunks import step_sizes, time_chunks
 
 
 def run_recomputed(
-    run: Callable[[int, RecurrentCall], tuple[Tensor, States]], call: RecurrentCall, steps: int
+    run: Callable[[int, RecurrentCall, Tensor], tuple[Tensor, States]],
+    call: RecurrentCall,
+    steps: int,
 ) -> tuple[Tensor, States]:
     """Outputs and final states of a call, in pieces of ``steps`` time steps.
 
-    ``run`` runs direction i (counted across layers) on a piece. What it saves for the backward pass
-    is freed, and computed again from the piece's inputs and states (Chen et al. 2016, arXiv
-    1604.06174).
+    ``run`` runs direction i (counted across layers) of a call on the input of a piece. What it
+    saves for the backward pass is freed, and computed again from the piece's inputs and states
+    (Chen et al. 2016, arXiv 1604.06174).
     """
 
     def direction(
@@ -30,16 +34,13 @@ def run_recomputed(
     ) -> tuple[Tensor, States]:
         weights = call.weights[i]
         pieces = time_chunks(sizes or step_sizes(x, None), 0, steps)
-        # Split once: each slice would otherwise return a gradient of full size.
-        inputs = x.split([len(p.sizes) if sizes is None else p.count for p in pieces])
         whole: Tensor | None = None
         outputs: list[Tensor] = []
         ended: list[States] = []
-        for piece, own in zip(pieces, inputs, strict=True):
+        for piece in pieces:
             n, rows = piece.sizes[0], piece.steps if sizes is None else piece.rows
             ended.append(tuple(s[n:] for s in states))
             part = call._replace(
-                x=own,
                 batch_sizes=None if sizes is None else torch.tensor(piece.sizes),
                 states=tuple(s[:n].unsqueeze(0) for s in states),
                 records=call.records[i : i + 1],
@@ -49,9 +50,12 @@ def run_recomputed(
                 dropout=0.0,
                 reset=None if reset is None else reset[piece.rows],
             )
-            output, after = checkpoint(run, i, part, use_reentrant=False)
+            own, x = _Take.apply(x, rows)
+            # The input alone: `checkpoint` walks through its arguments.
+            output, after = checkpoint(functools.partial(run, i, part), own, use_reentrant=False)
             if whole is None:
-                whole = output.new_empty(*x.shape[:-1], output.shape[-1])
+                shape = *x.shape[:-1], output.shape[-1]
+                whole = empty(*shape, like=output, dtype=output.dtype)
             outputs.append(_Copy.apply(output, whole[rows]))
             states = tuple(s.squeeze(0) for s in after)
         # Examples that end last are first in the batch.
@@ -66,7 +70,7 @@ def _noise_of(noise: Noise, rows: slice, examples: int) -> Noise:
     return Noise(dropout, tuple(d if isinstance(d, float) else d[rows] for d in noise.zoneout))
 
 
-# `torch.cat` would hold all outputs twice.
+# `torch.cat` would hold all outputs twice; the backward pass of `split`, all gradients of inputs.
 
 
 class _Copy(torch.autograd.Function):
@@ -92,3 +96,23 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return None, *gradients[0].split(ctx.sizes)
+
+
+class _Take(torch.autograd.Function):
+    """Rows of an input, and the input for those who take other, later rows.
+
+    The gradient of the input goes from taker to taker, and each writes its rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        ctx.rows = rows
+        return x[rows].detach(), x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        own, whole = gradients
+        if torch.is_grad_enabled():  # the gradient is differentiated
+            return whole.slice_scatter(own, 0, ctx.rows.start, ctx.rows.stop), None
+        whole[ctx.rows] = own
+        return whole, None

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from ln_zoo.conversion import normalize_
 from ln_zoo.layers import LSTM
 from ln_zoo.norms import BatchNorm, LayerNorm
+from ln_zoo.ops.recompute import _Take
 
 T, N, E = 11, 4, 3
 OPTIONS: list[dict[str, Any]] = [
@@ -83,6 +84,31 @@ def test_gradients_of_gradients() -> None:
     assert_close(*found)
 
 
+def test_a_second_backward_pass_leaves_the_first_gradients() -> None:
+    _, layer = pair(LSTM)
+    x = torch.randn(T, N, E, dtype=torch.float64, requires_grad=True)
+    output, upstream = layer(x)[0], torch.randn(T, N, 5, dtype=torch.float64)
+    (first,) = torch.autograd.grad(output, x, upstream, retain_graph=True)
+    before = first.clone()
+    (second,) = torch.autograd.grad(output, x, 2 * upstream)
+    assert_close([first, second], [before, 2 * before])
+
+
+def test_the_gradient_of_the_input_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, layer = pair(LSTM)
+    x = torch.randn(T, N, E, dtype=torch.float64, requires_grad=True)
+    backward, passed = _Take.backward, []
+
+    def noted(ctx: Any, *gradients: Tensor) -> Any:
+        found = backward(ctx, *gradients)
+        passed.append(found[0].data_ptr())
+        return found
+
+    monkeypatch.setattr(_Take, "backward", staticmethod(noted))
+    (gradient,) = torch.autograd.grad(layer(x)[0].sum(), x)
+    assert (len(passed), set(passed)) == (4, {gradient.data_ptr()})
+
+
 @every_layer
 def test_bits_are_those_of_pieces_that_are_kept(cls: type) -> None:
     torch.manual_seed(0)
@@ -98,6 +124,14 @@ def test_bits_are_those_of_pieces_that_are_kept(cls: type) -> None:
         done = torch.cat(outputs), states
         found.append([*flat(done), *gradients(done, [inputs, *layer.parameters()])])
     assert all(itertools.starmap(torch.equal, zip(*found, strict=True)))
+
+
+def test_a_compiled_layer() -> None:
+    _, layer = pair(LSTM)
+    x = torch.randn(T, N, E, dtype=torch.float64)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found, expected = (results_of(each, x) for each in (compiled, layer))
+    assert_close(list(found.values()), list(expected.values()))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
