@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.first_call`` prints seconds for an sLSTM with `LayerNorm`: nothing compiled
 yet; compiled by an earlier process; compiled earlier in the same process. The native kernels are
-there before. Times hardly depend on sizes.
+there before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def in_new_process(cache: str) -> list[str]:
 
 
 def main() -> None:
-    """Prints a line for each state of the cache."""
+    """Prints seconds for each state of the cache."""
     torch.set_num_threads(1)
     if len(sys.argv) > 1:
         seconds(LSTM(16, 64, norm=LayerNorm()))
