@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
-from torch import nn
 
 from benchmarks.timing import ratios
+from benchmarks.updates import BareLoop
 from ln_zoo.cli.lightning import ZooCLI
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
@@ -58,17 +58,8 @@ class Bare(Callback):
         self.profiled = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._model = copy.deepcopy(pl_module)
-        # Without a trainer there is nobody to log to.
-        self._model._trainer = None
-        self._model._fabric = None
-        for name in ("log", "log_dict"):
-            object.__setattr__(self._model, name, lambda *_, **__: None)
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        (optimizer,) = trainer.optimizers
-        self._optimizer = type(optimizer)(parameters, **optimizer.defaults)
-        self._clip = trainer.gradient_clip_val or getattr(pl_module, "clip_bound", None)
-        self._batches = iter(trainer.datamodule.train_dataloader())
+        model = copy.deepcopy(pl_module)
+        self._loop = BareLoop(model, trainer.datamodule, trainer.gradient_clip_val)
         self._left = self._begin = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -76,12 +67,7 @@ class Bare(Callback):
         self.profile.disable()
         self.fit.append(now - self._left)
         start = time.perf_counter()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._batches = iter(trainer.datamodule.train_dataloader())
-            batch = next(self._batches)
-        self._step(batch)
+        self._loop.update()
         self.bare.append(time.perf_counter() - start)
         late = time.perf_counter() - self._begin > self.seconds
         if late and len(self.bare) > self.warm + 8:
@@ -90,13 +76,6 @@ class Bare(Callback):
         if self.profiled and len(self.bare) >= self.warm:
             self.profile.enable()
         self._left = time.perf_counter()
-
-    def _step(self, batch: Any) -> None:
-        self._optimizer.zero_grad()
-        self._model.training_step(batch, 0).backward()
-        if self._clip:
-            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
-        self._optimizer.step()
 
 
 def measure(name: str, seconds: float, profiled: bool = False) -> Bare:

@@ -57,6 +57,7 @@ class Comparison:
     metric: str = ""
     target: float | str = ""
     x: str = "step"
+    timed: str = ""  #: experiment in update_seconds.csv, which turns updates into ``seconds``
     score: str = "last"
     lower: bool = True
     scale: float = 1.0
@@ -78,7 +79,7 @@ class Comparison:
 
     @property
     def files(self) -> list[str]:
-        """Tables in git that it is computed from."""
+        """Tables in git with its runs."""
         names = [self.file] if isinstance(self.file, str) else self.file
         return [f"docs/figures/{name}" for name in names if name]
 

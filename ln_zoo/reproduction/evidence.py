@@ -38,6 +38,8 @@ from ln_zoo.sweeps.speed import best_of, steps_to
 Row = Mapping[str, str]
 #: Columns with the method of a row.
 _METHODS = ("method", "norm", "label")
+#: Table of `benchmarks.updates`.
+_UPDATE_SECONDS = "docs/figures/update_seconds.csv"
 #: Offset between the seeds of two files, whose runs differ.
 _SEED_OFFSET = 100_000
 #: Log of the margin of every speed, 0.8 to 1.25.
@@ -237,6 +239,7 @@ def theory_outcome(rows: Sequence[Row]) -> Outcome:
 
 
 def _rows(row: Comparison, root: Path) -> Iterable[dict[str, str]]:
+    update = _update_seconds(row.timed, root) if row.timed else {}
     for number, name in enumerate(row.files):
         with (root / name).open(newline="", encoding="utf-8") as file:
             for each in csv.DictReader(file):
@@ -244,7 +247,17 @@ def _rows(row: Comparison, root: Path) -> Iterable[dict[str, str]]:
                     continue
                 if _fits(each, row.where):
                     seed = int(each.get("seed", each.get("run", 0)))
+                    if update:
+                        each["seconds"] = str(float(each["step"]) * update[each["norm"]])
                     yield each | {"seed": str(number * _SEED_OFFSET + seed)}
+
+
+def _update_seconds(experiment: str, root: Path) -> dict[str, float]:
+    """Seconds of an update by method, relative to layer norm's in interleaved rounds."""
+    with (root / _UPDATE_SECONDS).open(newline="", encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if row["experiment"] == experiment]
+    (unit,) = (float(row["seconds"]) for row in found if row["contestant"] == "layer")
+    return {row["contestant"]: unit * float(row["wall_ratio"]) for row in found}
 
 
 def _fits(row: Row, where: Mapping[str, Any]) -> bool:

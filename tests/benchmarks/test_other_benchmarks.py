@@ -36,10 +36,12 @@ from benchmarks import (
     speed_chart,
     steps,
     threads,
+    updates,
 )
 from benchmarks.contestants import Size
 from ln_zoo.data import SyntheticScenes
 from ln_zoo.norms import RMSNorm
+from ln_zoo.reproduction.claims import claims
 
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 
@@ -178,6 +180,35 @@ def test_trainer_is_timed_beside_a_bare_loop(capsys: Capture) -> None:
     lightning.main(["digits", "--seconds", "0.1"])
     line = r"digits: fit [\d.]+ steps/s, bare loop [\d.]+ steps/s, ratio [\d.]+"
     assert re.search(line, capsys.readouterr().out)
+
+
+def test_updates_train_both_methods_in_turn(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    small = ("batch", "quickstart", "--data.batch_size=9")
+    monkeypatch.setattr(updates, "EXPERIMENTS", {"digits": small})
+    table = tmp_path / "updates.csv"
+    updates.main(["digits", "--rounds=2", "--seconds=0.1", f"--csv={table}"])
+    assert [row["contestant"] for row in rows_of(table)] == ["layer", "batch"]
+    assert capsys.readouterr().out.count("| digits |") == 2
+
+
+@pytest.mark.parametrize("name", updates.EXPERIMENTS)
+def test_updates_have_the_methods_of_the_protocol(name: str) -> None:
+    (row,) = [row for claim in claims() for row in claim.rows if row.primary == name]
+    other, config, *_ = updates.EXPERIMENTS[name]
+    assert row.as_judged().baseline == Path(other).name
+    page = (Path(__file__).parents[2] / "docs/results/protocol.md").read_text()
+    assert f"{config}.yaml" in page
+
+
+def test_bare_loop_learns() -> None:
+    loop = updates.loop_of("quickstart", "layer")
+    before = [parameter.clone() for parameter in loop._model.parameters()]
+    for _ in range(200):  # more than an epoch
+        loop.update()
+    after = list(loop._model.parameters())
+    assert not any(map(torch.equal, before, after))
 
 
 def test_skip_thought_without_a_norm_has_torchs_layers() -> None:

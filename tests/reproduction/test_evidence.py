@@ -289,3 +289,22 @@ def test_targets_spread_and_power_are_those_of_the_earlier_tables(name: str) -> 
     for alpha, shown in zip((0.05 / 8, 0.05), plan[12].split(", "), strict=True):
         found = power(spread, mean, row.judged["pairs"], alpha)
         assert found == pytest.approx(float(shown), abs=0.02)
+
+
+def test_seconds_are_updates_times_those_of_an_update() -> None:
+    (claim,) = [each for each in claims.claims() if each.name == "training-time"]
+    timed = [row for row in claim.rows if row.timed]
+    with (ROOT / "docs/figures/update_seconds.csv").open(newline="") as file:
+        costs = {
+            (each["experiment"], each["contestant"]): float(each["wall_ratio"])
+            for each in csv.DictReader(file)
+        }
+    assert timed
+    for row in timed:
+        rows = list(evidence._rows(row, ROOT))
+        seconds, updates = (speed_effects(replace(row, x=x), rows)[0] for x in ("seconds", "step"))
+        cost = math.log(costs[row.timed, row.baseline])
+        finite = [(a, b) for a, b in zip(seconds, updates, strict=True) if math.isfinite(b)]
+        assert finite
+        for a, b in finite:
+            assert a - b == pytest.approx(cost, abs=1e-9), row.of
