@@ -28,7 +28,7 @@ class Description(NamedTuple):
     complete: Callable[[RecurrentCall], RecurrentCall]
     # Told how a call ran, if similar calls may run so as well; see `Plans.keep`.
     keep: Callable[[Runner, RecurrentCall], None] | None = None
-    recompute: int = 0  # steps of a piece, see `run_recomputed`; 0: everything is saved
+    recompute: int = 0  # see `RecurrentCall`
 
 
 def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
@@ -40,10 +40,10 @@ def run_call(layer: Description, call: RecurrentCall) -> tuple[Tensor, States]:
     x, reset, pieces = call.x, call.reset, None
     if reset is not None and layer.counts_steps:
         call, pieces = split_call_at_resets(call)
-    call = layer.complete(call)._replace(sites=layer.sites)
-    if layer.recompute:
-        return run_recomputed(functools.partial(_run_piece, layer), call, layer.recompute)
+    call = layer.complete(call)._replace(sites=layer.sites, recompute=layer.recompute)
     kernel = select_kernel(call)
+    if call.recompute and not getattr(kernel, "recomputes", False):
+        return run_recomputed(functools.partial(_run_piece, layer), call)
     if kernel is None and _runs_in_pieces(call):
         call, pieces = split_call_at_resets(call)
         kernel = select_kernel(call)

@@ -20,9 +20,8 @@ from ln_zoo.ops.time_chunks import step_sizes, time_chunks
 def run_recomputed(
     run: Callable[[int, RecurrentCall, Tensor], tuple[Tensor, States]],
     call: RecurrentCall,
-    steps: int,
 ) -> tuple[Tensor, States]:
-    """Outputs and final states of a call, in pieces of ``steps`` time steps.
+    """Outputs and final states of a call, in pieces of ``recompute`` time steps.
 
     ``run`` runs direction i (counted across layers) of a call on the input of a piece. What it
     saves for the backward pass is freed, and computed again from the piece's inputs and states
@@ -33,7 +32,7 @@ def run_recomputed(
         i: int, x: Tensor, sizes: Sequence[int] | None, states: States, reset: Tensor | None
     ) -> tuple[Tensor, States]:
         weights = call.weights[i]
-        pieces = time_chunks(sizes or step_sizes(x, None), 0, steps)
+        pieces = time_chunks(sizes or step_sizes(x, None), 0, call.recompute)
         whole: Tensor | None = None
         outputs: list[Tensor] = []
         ended: list[States] = []
@@ -49,6 +48,7 @@ def run_recomputed(
                 bidirectional=False,
                 dropout=0.0,
                 reset=None if reset is None else reset[piece.rows],
+                recompute=0,
             )
             own, x = _Take.apply(x, rows)
             # The input alone: `checkpoint` walks through its arguments.

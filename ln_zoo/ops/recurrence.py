@@ -44,6 +44,8 @@ class RecurrentCall(NamedTuple):
     reset: Tensor | None = None
     # Norms by role, for each direction of each layer, for kernels that trace them.
     sites: Sequence[Sites] = ()
+    # Steps between states that are kept for the backward pass; 0: everything is kept.
+    recompute: int = 0
 
 
 def scan(
@@ -130,7 +132,7 @@ def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
     runs one direction. Returns outputs of the last layer, (T, N, D * H) or (total, D * H), and
     final states.
     """
-    _, _, x, batch_sizes, states, _, bidirectional, dropout, training, reset, _ = call
+    _, _, x, batch_sizes, states, _, bidirectional, dropout, training, reset, *_ = call
     sizes = None if batch_sizes is None else batch_sizes.tolist()
     order = back_reset = None
     if bidirectional:

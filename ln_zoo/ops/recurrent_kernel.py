@@ -87,7 +87,11 @@ def update_running_statistics(
 
 
 class LayersKernel(Kernel, Protocol):
-    """A kernel for all layers and directions of a recurrent layer."""
+    """A kernel for all layers and directions of a recurrent layer.
+
+    One with an attribute ``recomputes`` that is true follows ``RecurrentCall.recompute``; others
+    get pieces of calls.
+    """
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why the kernel does not support this call, or None."""

@@ -47,6 +47,7 @@ def check(seed: int) -> None:
         lengths = torch.tensor(sorted((draw.randint(1, 5) for _ in range(4)), reverse=True))
         x = nn.utils.rnn.pack_padded_sequence(x, lengths)
     reset = torch.rand(5, 4) < 0.3 if draw.random() < 0.2 and lengths is None else None
+    layer.recompute = draw.choice((0, 0, 1, 2, 3))
 
     def results(of: Any, x: Any) -> dict[str, Tensor]:
         return results_of(of, x, call=lambda x, hx: of(x, hx, reset=reset))

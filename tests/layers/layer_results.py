@@ -68,6 +68,16 @@ def results_of(
     return {name: a.detach() for name, a in found.items()}
 
 
+def results_by_pieces(layer: Any, x: Tensor, steps: int) -> list[Tensor]:
+    """Output, states and all gradients of a padded input in calls of at most ``steps`` steps."""
+    inputs, outputs, states = x.clone().requires_grad_(), [], None
+    for piece in inputs.split(steps):
+        output, states = layer(piece, states)
+        outputs.append(output)
+    done = torch.cat(outputs), states
+    return [*flat(done), *gradients(done, [inputs, *layer.parameters()])]
+
+
 def randomised(module: Any, size: float = 0.3) -> Any:
     """The module, with noise added to its parameters."""
     with torch.no_grad():

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
 import torch
-from layer_results import LAYERS, NORMS, assert_close, flat, gradients, made, results_of
+from layer_results import (
+    LAYERS,
+    NORMS,
+    assert_close,
+    flat,
+    gradients,
+    made,
+    results_by_pieces,
+    results_of,
+)
 from refusals import refuses
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -115,15 +123,9 @@ def test_bits_are_those_of_pieces_that_are_kept(cls: type) -> None:
     again = cls(E, 20, norm=LayerNorm(), recompute=4)
     kept = cls(E, 20, norm=LayerNorm())
     kept.load_state_dict(again.state_dict())
-    x, found = torch.randn(T, N, E), []
-    for layer in (again, kept):
-        inputs, outputs, states = x.clone().requires_grad_(), [], None
-        for piece in inputs.split(4) if layer is kept else [inputs]:
-            output, states = layer(piece, states)
-            outputs.append(output)
-        done = torch.cat(outputs), states
-        found.append([*flat(done), *gradients(done, [inputs, *layer.parameters()])])
-    assert all(itertools.starmap(torch.equal, zip(*found, strict=True)))
+    x = torch.randn(T, N, E)
+    found = results_by_pieces(again, x, T), results_by_pieces(kept, x, 4)
+    assert all(map(torch.equal, *found))
 
 
 def test_a_compiled_layer() -> None:

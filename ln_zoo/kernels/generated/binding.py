@@ -15,8 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from ln_zoo.kernels.ctypes_arguments import address, addresses
 from ln_zoo.kernels.cuda_graphs.recorded import unsupported_site
 from ln_zoo.kernels.generated.check import difference
+from ln_zoo.kernels.generated.direction import Direction, Tensors
 from ln_zoo.kernels.generated.kernel import Kernel, make
-from ln_zoo.kernels.generated.operator import Direction, Tensors, run
+from ln_zoo.kernels.generated.operator import run
 from ln_zoo.kernels.generated.trace import StepForm, Unsupported, parameters_of
 from ln_zoo.kernels.generated.watch import Watched
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
@@ -205,8 +206,9 @@ def prepared(
         weights = weights._replace(noise=noise._replace(dropout=None, zoneout=()))
     threads = torch.get_num_threads()
     direction = Direction(
-        kernel, call.cell, call.sites[i], weights, parameters, form, sizes, narrow, threads
-    )
+        kernel, call.cell, call.sites[i], weights, parameters, form, sizes, narrow, threads,
+        recompute=call.recompute,
+    )  # fmt: skip
     tensors = Tensors(
         _plain(x),
         _plain(weights.ih),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.kernels.generated import operator
-from ln_zoo.kernels.generated.operator import Direction, Tensors
+from ln_zoo.kernels.generated.direction import Direction, Tensors
 from ln_zoo.ops.precision import no_autocast
 
 #: Largest difference, as a part of the largest element, in float32 and with products in bfloat16.

@@ -28,6 +28,7 @@ class GeneratedLayers:
     title = "C++ generated from the cell and its norms"
     rank = 95
     tasks: tuple[Task, ...] = ("layers",)
+    recomputes = True
     device = "cpu"
 
     def __init__(self) -> None:
@@ -109,6 +110,7 @@ class GeneratedTriton(GeneratedLayers):
 def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States]:
     """Run all layers and directions on their kernels (`ln_zoo.kernels.generated.binding.Bound`)."""
     from ln_zoo.kernels.generated.binding import prepared
+    from ln_zoo.kernels.generated.kernel import Kernel
     from ln_zoo.kernels.generated.operator import run
 
     def direction(
@@ -123,7 +125,13 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
 
     dtype = product_dtype(call.x)
     with no_autocast(call.x):
-        output, states = run_layers(direction, call._replace(x=_as(call.x, torch.float32)))
+        x = _as(call.x, torch.float32)
+        if len(bound) == 1 and isinstance(bound[0].kernel, Kernel):
+            # States keep their shape, as in `Single`: a checkpoint compares what both save.
+            sizes = None if call.batch_sizes is None else call.batch_sizes.tolist()
+            output, states = direction(0, x, sizes, call.states, call.reset)
+        else:
+            output, states = run_layers(direction, call._replace(x=x))
     return _as(output, dtype), states
 
 

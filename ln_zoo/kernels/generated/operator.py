@@ -10,65 +10,22 @@ import math
 from array import array
 from collections.abc import Sequence
 from ctypes import byref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ln_zoo.kernels.ctypes_arguments import address, addresses, check_steps
+from ln_zoo.kernels.generated.direction import Direction, Tensors
 from ln_zoo.kernels.generated.kernel import CallArguments, Kernel
-from ln_zoo.kernels.generated.trace import StepForm, substituted
+from ln_zoo.kernels.generated.pieces import in_pieces
+from ln_zoo.kernels.generated.trace import substituted
 from ln_zoo.kernels.native.runtime import rows_of_chunk
 from ln_zoo.ops import memory
-from ln_zoo.ops.cells import Cell, Sites, States, Weights
+from ln_zoo.ops.cells import States
 from ln_zoo.ops.recurrence import scan
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.replay import batched, differentiable
-
-
-class Direction(NamedTuple):
-    """A call of one direction, except for its tensors."""
-
-    kernel: Any  # `Kernel`, or `TritonKernel` on a GPU
-    cell: Cell
-    sites: Sites
-    weights: Weights  # the original ones, for their identities
-    parameters: Sequence[Tensor]  # original ones, in the order of `parameters_of`
-    form: StepForm
-    sizes: Sequence[int] | None  # of packed data
-    narrow: bool  # whether products are in bfloat16
-    threads: int  # also of the backward pass, which reads what each has kept
-    given: Sequence[int] | None = None  # addresses of the forward pass's tensors, if checked before
-
-
-class Tensors(NamedTuple):
-    """Tensors of a call, in float32; `flat` and `of` convert to a sequence and back.
-
-    States are (N, H) or (1, N, H), and so are final states.
-    """
-
-    x: Tensor
-    w_ih: Tensor
-    w_hh: Tensor
-    w_hr: Tensor | None
-    states: tuple[Tensor, ...]
-    parameters: tuple[Tensor, ...]
-    dropped: Tensor | None = None
-    reset: Tensor | None = None
-    held: tuple[Tensor | None, ...] = ()  # in the layout of x
-
-    def flat(self) -> list[Tensor | None]:
-        first = [self.x, self.w_ih, self.w_hh, self.w_hr]
-        return [*first, *self.states, *self.parameters, self.dropped, self.reset, *self.held]
-
-    @classmethod
-    def of(cls, d: Direction, flat: Sequence[Any]) -> Tensors:
-        states = len(d.cell.states)
-        last = 4 + states + len(d.parameters)
-        x, w_ih, w_hh, w_hr = flat[:4]
-        starts, own = tuple(flat[4 : 4 + states]), tuple(flat[4 + states : last])
-        held = tuple(flat[last + 2 :])
-        return cls(x, w_ih, w_hh, w_hr, starts, own, flat[last], flat[last + 1], held)
 
 
 def run(d: Direction, tensors: Tensors) -> tuple[Tensor, States]:
@@ -83,7 +40,8 @@ def run(d: Direction, tensors: Tensors) -> tuple[Tensor, States]:
 
 def passes(d: Direction) -> Any:
     """Forward and backward pass on the kernel's backend."""
-    return (_forward, _backward) if isinstance(d.kernel, Kernel) else d.kernel.passes
+    found = (_forward, _backward) if isinstance(d.kernel, Kernel) else d.kernel.passes
+    return in_pieces(*found) if d.recompute else found
 
 
 # Arguments

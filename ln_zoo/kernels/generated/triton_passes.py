@@ -27,7 +27,7 @@ from ln_zoo.ops.cells import Cell, Sites, Weights, input_products
 from ln_zoo.ops.time_chunks import EqualSteps, TimeChunk, equal_steps, previous_rows
 
 if TYPE_CHECKING:
-    from ln_zoo.kernels.generated.operator import Direction, Tensors
+    from ln_zoo.kernels.generated.direction import Direction, Tensors
 
 #: Addresses that a launch of `steps.write_table` writes.
 _TABLE = 22

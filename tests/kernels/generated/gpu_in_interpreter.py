@@ -105,6 +105,13 @@ def test_noise_and_resets(noise: dict[str, float], layout: str) -> None:
         assert_exact(layer, x, None, reset)
 
 
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_pieces(layout: str) -> None:
+    layer = randomised(CELLS["MGU"](recompute=1, num_layers=2))
+    x = torch.randn(T, N, E)
+    assert_exact(layer, packed(x, [2, 3]) if layout == "packed" else x)
+
+
 def test_a_state_is_replaced_after_the_last_product_that_reads_it() -> None:
     def step(wx: Any, states: Any, w: Any, sites: Any, t: Any) -> Any:
         _, c = states

@@ -1,0 +1,103 @@
+"""Passes in pieces of time steps.
+
+Only the states between pieces are kept; the backward pass runs the forward pass of each piece again
+(Chen et al. 2016, arXiv 1604.06174).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ln_zoo.kernels.generated.direction import FIRST_STATE, Direction, Tensors
+from ln_zoo.ops import memory
+from ln_zoo.ops.time_chunks import TimeChunk, step_sizes, time_chunks
+
+
+def in_pieces(forward: Any, backward: Any) -> tuple[Any, Any]:
+    """Both passes of a backend, in pieces of ``Direction.recompute`` steps."""
+    return functools.partial(_forward, forward), functools.partial(_backward, forward, backward)
+
+
+def _forward(
+    run: Any, d: Direction, t: Tensors, saves: bool
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    whole: Tensor | None = None
+    states: Sequence[Tensor] = t.states
+    starts: list[Tensor] = []
+    for piece in _pieces(d, t):
+        part, n = _part(d, t, piece, states), piece.sizes[0]
+        starts += part[1].states if saves else ()
+        out, after, _ = run(*part, saves=False)
+        if whole is None:
+            shape = *t.x.shape[:-1], out.shape[-1]
+            whole = memory.empty(*shape, like=out, dtype=out.dtype)
+        whole[_rows(d, piece)] = out
+        # The others have ended before.
+        ended = [a[..., n:, :] for a in states]
+        states = [torch.cat(each, dim=-2) for each in zip(after, ended, strict=True)]
+    assert whole is not None
+    return whole, list(states), starts
+
+
+def _backward(
+    run: Any,
+    back: Any,
+    d: Direction,
+    t: Tensors,
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    d_out, *d_finals = grads
+    d_states = [
+        torch.zeros_like(a) if b is None else b.clone()
+        for a, b in zip(t.states, d_finals, strict=True)
+    ]
+    places = slice(FIRST_STATE, FIRST_STATE + len(d_states))
+    each_needs = [need or places.start <= i < places.stop for i, need in enumerate(needs)]
+    d_x = memory.empty(*t.x.shape, like=t.x, dtype=t.x.dtype) if needs[0] else None
+    sums: list[Tensor | None] = [None] * len(needs)
+    for number, piece in reversed([*enumerate(_pieces(d, t))]):
+        first, rows = number * len(d_states), _rows(d, piece)
+        part = _part(d, t, piece, kept[first : first + len(d_states)])
+        active = [a[..., : piece.sizes[0], :] for a in d_states]
+        d_piece = None if d_out is None else d_out[rows]
+        found = back(*part, run(*part, saves=True)[2], (d_piece, *active), each_needs)
+        for a, b in zip(active, found[places], strict=True):
+            a.copy_(b)
+        if d_x is not None:
+            d_x[rows] = found[0]
+        found[0], found[places] = None, [None] * len(d_states)
+        pairs = zip(sums, found, strict=True)
+        sums = [a if b is None else b if a is None else a.add_(b) for a, b in pairs]
+    sums[0], sums[places] = d_x, d_states
+    return [a if need else None for a, need in zip(sums, needs, strict=True)]
+
+
+def _pieces(d: Direction, t: Tensors) -> list[TimeChunk]:
+    return time_chunks(d.sizes or step_sizes(t.x, None), 0, d.recompute)
+
+
+def _rows(d: Direction, piece: TimeChunk) -> slice:
+    """Of tensors in the layout of x."""
+    return piece.steps if d.sizes is None else piece.rows
+
+
+def _part(
+    d: Direction, t: Tensors, piece: TimeChunk, states: Sequence[Tensor]
+) -> tuple[Direction, Tensors]:
+    n, rows = piece.sizes[0], _rows(d, piece)
+    tensors = t._replace(
+        x=t.x[rows],
+        states=tuple(a[..., :n, :] for a in states),
+        dropped=None if t.dropped is None else t.dropped[:n],
+        reset=None if t.reset is None else t.reset[piece.rows],
+        held=tuple(None if a is None else a[rows] for a in t.held),
+    )
+    sizes = None if d.sizes is None else piece.sizes
+    return d._replace(sizes=sizes, given=None, recompute=0), tensors
