@@ -171,10 +171,15 @@ void pack_parts(const float* b, int64_t row, int64_t column, int64_t K, int64_t 
   });
 }
 
-// One row of a block of sums on vectors, from unsplit factors.
+// One row of a block of sums, from unsplit factors.
 void exact_row(int64_t K, const float* a, int64_t column, const bfloat* right, float* sums) {
   std::fill(sums, sums + BLOCK, 0.0f);
   for (int64_t k = 0; k < K; k++) {
+    const float factor = a[k * column];
+    if (std::isnan(factor)) {  // all rows of a diverged run
+      std::fill(sums, sums + BLOCK, factor);
+      return;
+    }
     const bfloat* step = right + k / PAIRS * STEP;
     for (int64_t j = 0; j < BLOCK; j++) {
       float b = 0.0f;
@@ -184,7 +189,7 @@ void exact_row(int64_t K, const float* a, int64_t column, const bfloat* right, f
         widen(step + (2 * p + j / TILE) * TILE_SIZE + row, 1, &part);
         b += part;
       }
-      sums[j] += a[k * column] * b;
+      sums[j] += factor * b;
     }
   }
 }
