@@ -59,6 +59,7 @@ class Bare(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         model = copy.deepcopy(pl_module)
+        model.trainer = trainer  # not a copy
         self._loop = BareLoop(model, trainer.datamodule, trainer.gradient_clip_val)
         self._left = self._begin = time.perf_counter()
 

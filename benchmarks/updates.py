@@ -65,7 +65,13 @@ class BareLoop:
 
 
 def loop_of(config: str, norm: str, options: Sequence[str] = ()) -> BareLoop:
-    """Updates as ``ln-zoo fit`` would do them."""
+    """Updates as ``ln-zoo fit`` would do them.
+
+    Args:
+        config: a file in ``configs``, without its ending.
+        norm: a file in ``configs/norms``, or in ``configs`` if it has a folder.
+        options: further arguments of the command.
+    """
     norm = norm if "/" in norm else f"norms/{norm}"
     files = [f"--config={_CONFIGS}/{name}.yaml" for name in (config, norm)]
     cli = ZooCLI(["fit", *files, *options])
@@ -80,7 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = runner.parser("updates", __doc__, rounds=25, seconds=20.0, threads=1)
     parser.add_argument("experiments", nargs="*", metavar="NAME", default=list(EXPERIMENTS))
     given = runner.parse(parser, arguments)
-    logging.disable(logging.INFO)  # of the trainers
     runner.print_head(["experiment", "method", "seconds of an update", "ratio"])
     table: list[runner.Row] = []
     for name in given.experiments:
@@ -95,4 +100,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.INFO)  # of the trainers
     main()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from reference import Direction
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import PackedSequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
@@ -76,6 +77,21 @@ def results_by_pieces(layer: Any, x: Tensor, steps: int) -> list[Tensor]:
         outputs.append(output)
     done = torch.cat(outputs), states
     return [*flat(done), *gradients(done, [inputs, *layer.parameters()])]
+
+
+def bytes_kept(layer: Any, x: Tensor) -> int:
+    """What a call saves for its backward pass, beside inputs, weights and what it returns."""
+    storages: dict[int, int] = {}
+
+    def keep(a: Tensor) -> Tensor:
+        storages[a.untyped_storage().data_ptr()] = a.untyped_storage().nbytes()
+        return a
+
+    with saved_tensors_hooks(keep, lambda a: a):
+        done = layer(x)
+    for a in (x, *layer.parameters(), *flat(done)):
+        storages.pop(a.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
 
 
 def randomised(module: Any, size: float = 0.3) -> Any:

@@ -11,7 +11,7 @@ from layer_results import (
     LAYERS,
     NORMS,
     assert_close,
-    flat,
+    bytes_kept,
     gradients,
     made,
     results_by_pieces,
@@ -19,7 +19,6 @@ from layer_results import (
 )
 from refusals import refuses
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from ln_zoo.conversion import normalize_
@@ -138,23 +137,11 @@ def test_a_compiled_layer() -> None:
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_little_is_kept(bidirectional: bool) -> None:
-    """An eighth at most, beside inputs, weights and what the layer returns."""
-    sizes = []
-    for recompute in (0, 16):
-        layer = LSTM(E, 32, norm=LayerNorm(), recompute=recompute, bidirectional=bidirectional)
-        x = torch.randn(256, N, E)
-        storages: dict[int, int] = {}
-
-        def keep(a: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[a.untyped_storage().data_ptr()] = a.untyped_storage().nbytes()
-            return a
-
-        with saved_tensors_hooks(keep, lambda a: a):
-            done = layer(x)
-        for a in (x, *layer.parameters(), *flat(done)):
-            storages.pop(a.untyped_storage().data_ptr(), None)
-        sizes.append(sum(storages.values()))
-    assert sizes[1] < sizes[0] / 8
+    layers = [
+        LSTM(E, 32, norm=LayerNorm(), recompute=k, bidirectional=bidirectional) for k in (0, 16)
+    ]
+    everything, little = (bytes_kept(layer, torch.randn(256, N, E)) for layer in layers)
+    assert little < everything / 8
 
 
 def test_inference_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:

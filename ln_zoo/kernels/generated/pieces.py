@@ -1,7 +1,8 @@
 """Passes in pieces of time steps.
 
 Only the states between pieces are kept; the backward pass runs the forward pass of each piece again
-(Chen et al. 2016, arXiv 1604.06174).
+(Chen et al. 2016, arXiv 1604.06174). `ln_zoo.ops.recompute` does so for all other kernels, by
+torch's checkpoint around a call for each piece, which costs more.
 """
 
 from __future__ import annotations
@@ -24,29 +25,25 @@ def in_pieces(forward: Any, backward: Any) -> tuple[Any, Any]:
 
 
 def _forward(
-    run: Any, d: Direction, t: Tensors, saves: bool
+    forward: Any, d: Direction, t: Tensors, saves: bool
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    whole: Tensor | None = None
+    width = d.kernel.trace.widths[0]
+    whole = memory.empty(*t.x.shape[:-1], width, like=t.x, dtype=torch.float32)
     states: Sequence[Tensor] = t.states
     starts: list[Tensor] = []
     for piece in _pieces(d, t):
         part, n = _part(d, t, piece, states), piece.sizes[0]
         starts += part[1].states if saves else ()
-        out, after, _ = run(*part, saves=False)
-        if whole is None:
-            shape = *t.x.shape[:-1], out.shape[-1]
-            whole = memory.empty(*shape, like=out, dtype=out.dtype)
-        whole[_rows(d, piece)] = out
+        whole[_rows(d, piece)], after, _ = forward(*part, saves=False)
         # The others have ended before.
         ended = [a[..., n:, :] for a in states]
         states = [torch.cat(each, dim=-2) for each in zip(after, ended, strict=True)]
-    assert whole is not None
     return whole, list(states), starts
 
 
 def _backward(
-    run: Any,
-    back: Any,
+    forward: Any,
+    backward: Any,
     d: Direction,
     t: Tensors,
     kept: Sequence[Tensor],
@@ -67,7 +64,9 @@ def _backward(
         part = _part(d, t, piece, kept[first : first + len(d_states)])
         active = [a[..., : piece.sizes[0], :] for a in d_states]
         d_piece = None if d_out is None else d_out[rows]
-        found = back(*part, run(*part, saves=True)[2], (d_piece, *active), each_needs)
+        _, _, saved = forward(*part, saves=True)
+        found = backward(*part, saved, (d_piece, *active), each_needs)
+        del saved  # before the next piece's are made
         for a, b in zip(active, found[places], strict=True):
             a.copy_(b)
         if d_x is not None:

@@ -8,9 +8,8 @@ from unittest import mock
 import pytest
 import torch
 from kernels.generated.generated_case import assert_exact, packed
-from layer_results import flat, gradients, randomised, results_by_pieces
+from layer_results import bytes_kept, gradients, randomised, results_by_pieces
 from own_cell import MGU
-from torch.autograd.graph import saved_tensors_hooks
 
 from ln_zoo.kernels.generated import operator
 from ln_zoo.layers import LSTM, SLSTM
@@ -99,20 +98,6 @@ def test_a_second_backward_pass() -> None:
 
 @pytest.mark.parametrize("cls", [MGU, LSTM, SLSTM])
 def test_little_is_kept(cls: Any) -> None:
-    """An eighth at most, beside inputs, weights and what the layer returns."""
-    sizes = []
-    for recompute in (0, 16):
-        layer = cls(E, 32, norm=LayerNorm(), recompute=recompute)
-        x = torch.randn(256, N, E)
-        storages: dict[int, int] = {}
-
-        def keep(a: torch.Tensor, storages: dict[int, int] = storages) -> torch.Tensor:
-            storages[a.untyped_storage().data_ptr()] = a.untyped_storage().nbytes()
-            return a
-
-        with saved_tensors_hooks(keep, lambda a: a):
-            done = layer(x)
-        for a in (x, *layer.parameters(), *flat(done)):
-            storages.pop(a.untyped_storage().data_ptr(), None)
-        sizes.append(sum(storages.values()))
-    assert sizes[1] < sizes[0] / 8
+    layers = [cls(E, 32, norm=LayerNorm(), recompute=k) for k in (0, 16)]
+    everything, little = (bytes_kept(layer, torch.randn(256, N, E)) for layer in layers)
+    assert little < everything / 8
