@@ -143,7 +143,7 @@ def run_steps(layer: RecurrentLayer, inputs: Tensor, states: States, step: Step)
         inputs,
         None,
         states,
-        layer._effective_weights("l0", sites),
+        layer._effective_weights("l0", sites).of_step,
         sites,
         sites["input"].norm.per_timestep,
     )

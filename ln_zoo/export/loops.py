@@ -136,7 +136,7 @@ class _Direction(nn.Module):
         # Clipping of derivatives does not matter in inference.
         self.cell = cell.unclipped or cell
         if (blocks := cell.blocks(weights)) > 1:  # ONNX has none
-            weights = weights._replace(hh=full_weight(weights.hh, blocks))
+            weights = weights._replace(hh=full_weight(weights.of_step.hh, blocks))
         self.names = Weights._fields[:5]
         for name, weight in zip(self.names, weights[:5], strict=True):
             self.register_buffer(name, None if weight is None else weight.detach().clone())

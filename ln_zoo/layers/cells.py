@@ -23,10 +23,12 @@ from ln_zoo.ops import (
     Runner,
     States,
     Weights,
+    blocks_of_rows,
     check_parameters,
     check_states,
     full_weight,
     lstm_cell,
+    recurrent_shape,
     rows_of_blocks,
     run_step,
 )
@@ -95,14 +97,16 @@ def check_blocks(owner: object, hidden_size: int, blocks: int, proj_size: int = 
         )
 
 
-def recurrent_shape(rows: int, columns: int, blocks: int) -> tuple[int, ...]:
-    """Shape of a recurrent weight: (rows, columns), or (B, rows / B, columns / B) in blocks."""
-    return (rows, columns) if blocks == 1 else (blocks, rows // blocks, columns // blocks)
-
-
 def recurrent_rows(weight: Tensor) -> Tensor:
-    """A recurrent weight as a step reads it: `ln_zoo.ops.Weights.hh`."""
+    """A recurrent weight as steps and norms read it."""
     return weight if weight.dim() == 2 else rows_of_blocks(weight)
+
+
+def effective_recurrent(site: Site, weight: Tensor) -> Tensor:
+    """The effective recurrent weight, in the form of the parameter."""
+    if weight.dim() == 2 or type(site.norm).weight is Norm.weight:
+        return site.weight(weight)
+    return blocks_of_rows(site.weight(rows_of_blocks(weight)), len(weight))
 
 
 @torch.no_grad()
@@ -307,7 +311,7 @@ class RecurrentCell(nn.RNNCellBase):
         sites = sites_by_role(self.sites)
         return Weights(
             sites["input"].weight(self.weight_ih),
-            sites["recurrent"].weight(recurrent_rows(self.weight_hh)),
+            effective_recurrent(sites["recurrent"], self.weight_hh),
             self.bias_ih,
             self.bias_hh,
             own=tuple(getattr(self, f"weight_{name}") for name, _ in self.cell.weights),

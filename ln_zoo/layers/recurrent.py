@@ -22,9 +22,9 @@ from ln_zoo.layers.cells import (
     check_blocks,
     chosen_cell,
     draw_weights,
+    effective_recurrent,
     entries,
     recurrent_rows,
-    recurrent_shape,
     sites_by_role,
     start_sequence,
 )
@@ -177,7 +177,7 @@ class RecurrentLayer(nn.RNNBase):
                 rows *= cell.recurrent_gates if "_hh_" in name else cell.gates
             shape = rows, *columns
             if name.startswith("weight_hh"):
-                shape = recurrent_shape(rows, columns[0], blocks)
+                shape = ops.recurrent_shape(rows, columns[0], blocks)
             setattr(self, name, nn.Parameter(torch.empty(shape, **factory)))
         for suffix in self._suffixes():
             for name, own in cell.own_shapes(hidden_size).items():
@@ -485,8 +485,7 @@ class RecurrentLayer(nn.RNNBase):
         return ops.draw_noise(*both, states, lead, self.training)
 
     def _effective_weights(self, suffix: str, sites: dict[str, Site]) -> Weights:
-        rows = recurrent_rows(getattr(self, f"weight_hh_{suffix}"))
-        recurrent = sites["recurrent"].weight(rows)
+        recurrent = effective_recurrent(sites["recurrent"], getattr(self, f"weight_hh_{suffix}"))
         if self.weight_dropout and self.training:
             mask = ops.dropout_mask(self.weight_dropout, recurrent)
             recurrent = recurrent * mask.to(recurrent.dtype)

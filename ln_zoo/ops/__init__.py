@@ -19,10 +19,12 @@ from ln_zoo.ops.cells import (
     Place,
     States,
     Weights,
+    blocks_of_rows,
     clip_derivative,
     full_weight,
     linear,
     lstm_cell,
+    recurrent_shape,
     rows_of_blocks,
 )
 from ln_zoo.ops.checks import check_devices, check_packed, check_parameters, check_states
@@ -92,6 +94,7 @@ __all__ = [
     "WindowOperands",
     "Windowed",
     "attention",
+    "blocks_of_rows",
     "check_devices",
     "check_packed",
     "check_parameters",
@@ -106,6 +109,7 @@ __all__ = [
     "join_segments",
     "linear",
     "lstm_cell",
+    "recurrent_shape",
     "rows_of_blocks",
     "run_call",
     "run_layers",

@@ -72,7 +72,7 @@ def _generic_loop(layer: Description, call: RecurrentCall) -> Callable[..., tupl
     def direction(
         i: int, x: Tensor, sizes: Sequence[int] | None, states: States, reset: Tensor | None
     ) -> tuple[Tensor, States]:
-        of_direction = call.weights[i], layer.sites[i], layer.per_timestep[i]
+        of_direction = call.weights[i].of_step, layer.sites[i], layer.per_timestep[i]
         found: tuple[Tensor, States] = scan_here(call.cell, x, sizes, states, *of_direction, reset)
         return found
 
@@ -101,6 +101,7 @@ def run_step(
 
 def _generic_step(sites: Sites, t: int | None, call: RecurrentCall) -> tuple[None, States]:
     (w,) = call.weights
+    w = w.of_step
     states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in call.states)
     wx = sites["input"](input_products(call.x, w.ih), t)
     states = call.cell.step(wx, states, w, sites, t)

@@ -31,8 +31,9 @@ class Weights(NamedTuple):
     """
 
     ih: Tensor  # input to hidden, (G, I)
-    # Hidden to hidden, (G, H), or (G, P) with a projection to P features; in B blocks (G, H / B),
-    # the rows of a block-diagonal weight without their zeros. Multiply with `linear`.
+    # Hidden to hidden, (G, H), or (G, P) with a projection to P features. In B blocks, those of a
+    # call have the parameter's form, (B, G / B, H / B); those of a step are (G, H / B), the rows of
+    # a block-diagonal weight without their zeros. Multiply with `linear`.
     hh: Tensor
     bias_ih: Tensor | None = None
     bias_hh: Tensor | None = None
@@ -45,6 +46,11 @@ class Weights(NamedTuple):
         if self.bias_ih is None or self.bias_hh is None:
             return 0.0
         return self.bias_ih + self.bias_hh
+
+    @property
+    def of_step(self) -> Weights:
+        """The weights as a step gets them."""
+        return self if self.hh.dim() == 2 else self._replace(hh=rows_of_blocks(self.hh))
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -229,7 +235,9 @@ class Cell:
 
     def blocks(self, weights: Weights) -> int:
         """Blocks of a direction's recurrent weight."""
-        rows, depth = weights.hh.shape
+        *_, rows, depth = weights.hh.shape
+        if weights.hh.dim() == 3:
+            return len(weights.hh)
         return 1 if weights.hr is not None else rows // (self.recurrent_gates * depth)
 
     @property
@@ -291,6 +299,17 @@ def rows_of_blocks(weight: Tensor) -> Tensor:
     """Rows (G, H / B) in the order of features, of a weight in blocks (B, G / B, H / B)."""
     blocks, _, depth = weight.shape
     return weight.reshape(blocks, -1, depth, depth).transpose(0, 1).reshape(-1, depth)
+
+
+def recurrent_shape(rows: int, columns: int, blocks: int) -> tuple[int, ...]:
+    """Shape of a recurrent weight: (rows, columns), or (B, rows / B, columns / B) in blocks."""
+    return (rows, columns) if blocks == 1 else (blocks, rows // blocks, columns // blocks)
+
+
+def blocks_of_rows(rows: Tensor, blocks: int) -> Tensor:
+    """The inverse of `rows_of_blocks`."""
+    depth = rows.shape[1]
+    return rows.reshape(-1, blocks, depth, depth).transpose(0, 1).reshape(blocks, -1, depth)
 
 
 def full_weight(rows: Tensor, blocks: int) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.cells import Cell, States, Weights, recurrent_shape
 from ln_zoo.ops.norm_records import Records
 from ln_zoo.ops.spec import Operands, Spec
 
@@ -64,7 +64,7 @@ def check_parameters(
     """Validate weights, gains and shifts of one direction of one layer.
 
     ``sizes`` are the features of input, states and output; ``suffix`` ends parameter names;
-    ``blocks`` are those of the recurrent weight, whose rows are checked.
+    ``blocks`` are those of the recurrent weight.
     Outside autocast, weights need the dtype of the input; gains and shifts may have any.
     """
     inputs, hidden, outputs = sizes
@@ -72,7 +72,7 @@ def check_parameters(
     *given, own, _ = weights
     expected: list[tuple[int, ...]] = [
         (gates, inputs),
-        (recurrent, outputs // blocks),
+        recurrent_shape(recurrent, outputs, blocks),
         (gates,),
         (recurrent,),
         (outputs, hidden),

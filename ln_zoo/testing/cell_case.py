@@ -19,7 +19,9 @@ from ln_zoo.analysis.stepping import cpu_seed
 from ln_zoo.layers import RecurrentCell, RecurrentLayer, orthogonal_init, without_blocks
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.testing.layer_case import (
+    GENERATED_STEPS,
     STEPS,
+    TOLERANCES,
     LayerCase,
     assert_same,
     describe,
@@ -33,8 +35,8 @@ class CellCase(LayerCase):
     """Contract of a recurrent cell; pytest runs every check under every norm of `norms`.
 
     Shapes, gradients, saving and copying, precisions, packed sequences, layers and directions, the
-    layer against its single steps, projections, recurrent weights in blocks, initialisers and
-    analyses. To omit a check, set it to ``None``.
+    layer against its single steps, updates of parameters, projections, recurrent weights in blocks,
+    initialisers and analyses. To omit a check, set it to ``None``.
 
     Attributes:
         layer: the class of layers under test.
@@ -164,6 +166,20 @@ class CellCase(LayerCase):
         states = states if isinstance(states, tuple) else (states,)
         for one, two in zip(states, final, strict=True):
             assert_same(one, two, f"{describe(module)}: cut in two, final state")
+
+    def test_follows_updates_of_its_parameters(self) -> None:
+        """In float32: a layer remembers how its calls run, and the copy of `run` does not."""
+        name = self.layer.__name__
+        module = self._trained(name, dtype=torch.float32).eval()
+        x = random_input(name, steps=GENERATED_STEPS, dtype=torch.float32)
+        with torch.no_grad():
+            for key, parameter in module.named_parameters():
+                for _ in range(2):
+                    outputs_of(module, x)
+                parameter.add_(0.1 * torch.randn_like(parameter))
+                where = f"{describe(module)}: after an update of {key}, against a copy"
+                for one, two in zip(outputs_of(module, x), run(module, x), strict=True):
+                    assert_same(one, two, where, TOLERANCES["generated"])
 
     def test_recomputed_steps_are_the_same(self) -> None:
         name = self.layer.__name__

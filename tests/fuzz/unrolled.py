@@ -57,11 +57,16 @@ def weights_of(layer: Any, suffix: str, mask: Tensor | None) -> Weights:
     sites = layer.sites[suffix]
     hh, hidden = getattr(layer, f"weight_hh_{suffix}"), layer.hidden_size
     units = hidden // layer.blocks
-    if layer.blocks > 1:  # by gate, then by block
-        gates = zip(*(block.split(units) for block in hh), strict=True)
-        hh = torch.cat([rows for of_gate in gates for rows in of_gate])
-    hh = sites["recurrent"].weight(hh)
-    hh = hh if mask is None else hh * mask
+
+    def rows_of(a: Tensor) -> Tensor:
+        if layer.blocks == 1:
+            return a
+        # By gate, then by block.
+        gates = zip(*(block.split(units) for block in a), strict=True)
+        return torch.cat([rows for of_gate in gates for rows in of_gate])
+
+    hh = sites["recurrent"].weight(rows_of(hh))
+    hh = hh if mask is None else hh * rows_of(mask)
     if layer.blocks > 1:
         hh = torch.cat([torch.block_diag(*gate.split(units)) for gate in hh.split(hidden)])
     return Weights(

@@ -86,8 +86,7 @@ std::vector<int64_t> sizes_of_sums(const Call& a) {
   found[1] = G * a.inputs;
   std::copy(SIZES.begin(), SIZES.end(), found.begin() + GIVEN_PARAMETERS);
   for (const Product& p : PRODUCTS) {
-    int64_t& size = found[GIVEN_WEIGHTS + p.weight];
-    size = std::max(size, (p.first + p.width) * p.inner / p.blocks);
+    found[GIVEN_WEIGHTS + p.weight] = p.rows * p.inner / p.blocks;
   }
   return found;
 }

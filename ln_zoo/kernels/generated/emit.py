@@ -235,8 +235,8 @@ def _constants(plan: Plan) -> list[str]:
     # A parameter without gradient is its own sum of zeros.
     same = [int(plan.same_sums.get(name, name)[1:]) for name in names]
     rows = ", ".join(
-        f"{{{_weight(trace, p)}, {p.first}, {p.width}, {p.inner}, {p.blocks}, {unit[k]}, "
-        f"{plan.left_states.get(k, -1)}, {_numbers(plan.added.get(k, (-1, 0)))}, "
+        f"{{{_weight(trace, p)}, {p.first}, {p.rows}, {p.width}, {p.inner}, {p.blocks}, "
+        f"{unit[k]}, {plan.left_states.get(k, -1)}, {_numbers(plan.added.get(k, (-1, 0)))}, "
         f"{_groups(plan, f'u{k}', p.width)}}}"
         for k, p in enumerate(products)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 from ctypes import POINTER, Structure, c_int64, c_void_p, pointer
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class Kernel:
             rows = {row for p in products for row in range(p.first, p.first + p.width)}
             shape = shapes[weight]
             assert shape is not None
-            found[weight] = len(rows) == shape[0]
+            found[weight] = len(rows) == math.prod(shape[:-1])
         return found
 
 

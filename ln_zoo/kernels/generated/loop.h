@@ -54,9 +54,10 @@ struct Call {
 
 namespace {
 
-// A cut product of a step; the first of the rows of its weight, whose width is that of a block.
+// A cut product of a step: the first of the rows of its weight, which has `rows` in all. In blocks,
+// a weight is stored by blocks, and its width is that of a block.
 struct Product {
-  int64_t weight, first, width, inner, blocks, unit;
+  int64_t weight, first, rows, width, inner, blocks, unit;
   int64_t left_state;               // the state that is its left operand, or -1
   int64_t gradient_state, adds;     // the state to whose gradient it is written, or -1, or added
   std::vector<int64_t> groups;      // first block of the group of each block, or -1: not centred

@@ -203,7 +203,7 @@ def _replay(d: Direction, flat: Sequence[Any]) -> tuple[Tensor, ...]:
         for share, mask in zip(d.form.zoneout, t.held, strict=False)
     ]
     noise = Noise(t.dropped, tuple(held))
-    weights = weights._replace(ih=t.w_ih, hh=t.w_hh, hr=t.w_hr, noise=noise)
+    weights = weights._replace(ih=t.w_ih, hh=t.w_hh, hr=t.w_hr, noise=noise).of_step
     states = tuple(s.view(s.shape[-2:]) for s in t.states)
     out, finals = scan(d.cell, t.x, d.sizes, states, weights, sites, False, t.reset)
     return out, *(s.view_as(start) for s, start in zip(finals, t.states, strict=True))

@@ -53,9 +53,9 @@ std::vector<Piece> pieces_of(const Product& p) {
   std::vector<Piece> found;
   const int64_t D = p.inner / p.blocks;
   for (int64_t k = 0; k < p.blocks; k++) {
+    const int64_t row = (k * p.rows + p.first) / p.blocks;
     for (int64_t g = 0; g < p.width / p.inner; g++) {
-      const int64_t to = g * p.inner + k * D;
-      found.push_back({k * D, p.first + to, to, D, D, g == 0});
+      found.push_back({k * D, row + g * D, g * p.inner + k * D, D, D, g == 0});
     }
   }
   return found;

@@ -53,7 +53,8 @@ class Product:
     """``u = left @ weight[first : first + width].T`` for the weight ``"hh"``, ``"hr"`` or ``"p0"``.
 
     The last is a parameter, a weight of the cell's own.
-    In several blocks, these are the rows of `ln_zoo.ops.cells.block_linear`.
+    In several blocks, these are the rows of `ln_zoo.ops.cells.block_linear`, and the weight is
+    stored by blocks (`ln_zoo.ops.cells.blocks_of_rows`).
     """
 
     weight: str
@@ -61,6 +62,12 @@ class Product:
     width: int
     inner: int  # of left
     blocks: int = 1
+    rows: int = 0  # of the whole weight
+
+    @property
+    def gates(self) -> tuple[int, int]:
+        """First gate of H rows, and end, of a product in blocks."""
+        return self.first // self.inner, (self.first + self.width) // self.inner
 
 
 @dataclass
@@ -137,12 +144,13 @@ class _CutProducts(TorchFunctionMode):
             raise Unsupported("a weight is the left operand of a product")
         depth, blocks = self._weights[name].shape[1], self._blocks if name == "hh" else 1
         rows = part if func in (F.linear, block_linear) else part.t()
-        whole = rows.dim() == 2 and rows.stride() == (depth, 1) and rows.shape[1] == depth
+        of_rows = rows.dim() == 2 and rows.stride() == (depth, 1) and rows.shape[1] == depth
         in_blocks = (func is block_linear) == (blocks > 1)
-        if not whole or not in_blocks or left.shape != (self._examples, blocks * depth):
+        if not of_rows or not in_blocks or left.shape != (self._examples, blocks * depth):
             raise Unsupported("a product with other than whole rows of a recurrent weight")
         k, first = len(self.products), rows.storage_offset() // depth
-        self.products.append(Product(name, first, len(rows), blocks * depth, blocks))
+        whole = len(self._weights[name])
+        self.products.append(Product(name, first, len(rows), blocks * depth, blocks, whole))
         self.lefts.append(left)
         u = left.new_zeros(len(left), len(rows)) if self._given is None else self._given[k]
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
@@ -190,7 +198,7 @@ class _Step:
     def __init__(self, cell: Cell, sites: Sites, weights: Weights, form: StepForm) -> None:
         self.cell, self.sites, self.weights, self.form = cell, sites, weights, form
         self.parameters = parameters_of(weights, sites)
-        hh, hr = weights.hh, weights.hr
+        hh, hr = weights.hh.flatten(0, -2), weights.hr
         self.blocks = cell.blocks(weights)
         hidden = len(hh) // cell.recurrent_gates
         self.widths = [hidden if hr is None else len(hr), *[hidden] * (len(cell.states) - 1)]

@@ -244,7 +244,7 @@ def _multiply_blocks(
 ) -> None:
     """A product by blocks, or with ``backward`` that of its gradient, one gate after the other."""
     left, right = _by_blocks(product, operand), _by_blocks(product, to)
-    for gate, w in enumerate(_by_gates(product, weight)):
+    for gate, w in enumerate(weight):
         if not backward:
             torch.bmm(left[0], w.mT, out=right[gate])
         elif adds or gate:
@@ -259,10 +259,13 @@ def _by_blocks(product: Product, a: Tensor) -> Tensor:
     return a.view(len(a), -1, product.blocks, units).permute(1, 2, 0, 3)
 
 
-def _by_gates(product: Product, weight: Tensor) -> Tensor:
-    """A weight in blocks, (gates, blocks, units, units)."""
+def _rows(product: Product, weight: Tensor) -> Tensor:
+    """Rows of the weight of a product; in blocks (gates, blocks, units, units)."""
+    if product.blocks == 1:
+        return weight[product.first : product.first + product.width]
     units = product.inner // product.blocks
-    return weight.view(-1, product.blocks, units, units)
+    by_gates = weight.view(product.blocks, -1, units, units).transpose(0, 1)
+    return by_gates[slice(*product.gates)]
 
 
 def launch(
@@ -350,9 +353,7 @@ def backward(
     for k, p in enumerate(trace.products):
         to = d_weights[p.weight]
         if to is not None:
-            _add_weight_gradient(
-                p, to[p.first : p.first + p.width], rows[f"du{k}"], call.left(k, rows)
-            )
+            _add_weight_gradient(p, _rows(p, to), rows[f"du{k}"], call.left(k, rows))
     dv = rows["dv"]
     weighted = t.w_ih.shape[1] > 0  # see `input_products`
     dx = (dv @ t.w_ih if weighted else dv).view(t.x.shape) if wanted.x else None
@@ -376,7 +377,7 @@ def _add_weight_gradient(product: Product, to: Tensor, d: Tensor, left: Tensor) 
         to.addmm_(d.t(), left)
         return
     of_left = _by_blocks(product, left)[0]
-    for gate, own in zip(_by_gates(product, to), _by_blocks(product, d), strict=True):
+    for gate, own in zip(to, _by_blocks(product, d), strict=True):
         gate.baddbmm_(own.mT, of_left)
 
 
@@ -437,7 +438,7 @@ class _Call:
         else:
             whole = self.t.w_hh if p.weight == "hh" else self.t.w_hr
         assert whole is not None
-        return whole[p.first : p.first + p.width]
+        return _rows(p, whole)
 
     def run(
         self,

@@ -188,6 +188,11 @@ class CallCache:
         # Computed tensors (`functional_call`) would keep their graph alive.
         if any(isinstance(a, Tensor) and a.grad_fn is not None for *_, a in watched):
             return
+        # A plan would not see that weights which a layer computes have changed.
+        values = {id(value) for *_, value in watched}
+        weights = (a for w in call.weights for a in w.tensors)
+        if any(a is not None and id(a) not in values for a in weights):
+            return
         kept = self._kept
         plans = kept.plans if kept.owner is owner and _are_same(kept.watched, watched) else {}
         if len(plans) >= _MAX_PLANS:

@@ -32,8 +32,10 @@ MODULES: dict[str, Callable[..., Any]] = {
     "layers": lambda **options: GRU(7, 20, num_layers=2, bidirectional=True, **options),
     "cell": lambda **options: LSTMCell(7, 20, **options),
     "own cell": lambda **options: MGU(7, 20, **options),  # on a generated kernel
+    "blocks": lambda **options: GRU(7, 20, blocks=4, **options),
 }
-INPUTS = {"layer": (2, 3, 7), "layers": (2, 3, 7), "cell": (3, 7), "own cell": (16, 3, 7)}
+INPUTS = {"layer": (2, 3, 7), "layers": (2, 3, 7), "cell": (3, 7)}
+INPUTS |= dict.fromkeys(("own cell", "blocks"), (16, 3, 7))
 every_module = pytest.mark.parametrize("kind", MODULES)
 
 
