@@ -346,7 +346,7 @@ class RecurrentCell(nn.RNNCellBase):
         records = {role: site.to_spec() for role, site in sites.items()}
         sizes = self.input_size, self.hidden_size, self.hidden_size
         check_parameters(cell, records, weights, input, sizes, blocks=self.blocks)
-        call = RecurrentCall(cell, [records], input, None, states, [weights])
+        call = RecurrentCall(cell, [records], input, None, states, [weights], sites=[sites])
 
         def keep(run: Runner, call: RecurrentCall) -> None:
             self._plans.keep(self.__dict__, entries(self, [""], [sites]), run, call)

@@ -48,9 +48,20 @@ def check(seed: int) -> None:
         x = nn.utils.rnn.pack_padded_sequence(x, lengths)
     reset = torch.rand(5, 4) < 0.3 if draw.random() < 0.2 and lengths is None else None
     layer.recompute = draw.choice((0, 0, 1, 2, 3))
+    whole = lengths is not None or reset is not None or layer.bidirectional or layer.noise
+    by_steps = not whole and draw.random() < 0.5
 
     def results(of: Any, x: Any) -> dict[str, Tensor]:
-        return results_of(of, x, call=lambda x, hx: of(x, hx, reset=reset))
+        def call(x: Any, hx: Any) -> Any:
+            if not by_steps:
+                return of(x, hx, reset=reset)
+            outputs = []
+            for row in x.split(1):
+                output, hx = of(row, hx)
+                outputs.append(output)
+            return torch.cat(outputs), hx
+
+        return results_of(of, x, call=call)
 
     results(layer, x)
     randomised(layer, 0.1)  # in place: what the layer remembers of calls must not have old values

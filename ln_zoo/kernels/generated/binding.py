@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import weakref
@@ -17,9 +18,10 @@ from ln_zoo.kernels.cuda_graphs.recorded import unsupported_site
 from ln_zoo.kernels.generated.check import difference
 from ln_zoo.kernels.generated.direction import Direction, Tensors
 from ln_zoo.kernels.generated.kernel import Kernel, make
-from ln_zoo.kernels.generated.operator import run
+from ln_zoo.kernels.generated.operator import Operands, SharedStep, run
 from ln_zoo.kernels.generated.trace import StepForm, Unsupported, parameters_of
 from ln_zoo.kernels.generated.watch import Watched
+from ln_zoo.kernels.shared_weights import ROWS_AT_ONCE, SharedWeights
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
 from ln_zoo.ops.precision import product_dtype
 from ln_zoo.ops.recurrence import RecurrentCall
@@ -233,6 +235,9 @@ class Single:
         self._shapes = (ih, *kernel.matrices, *kernel.shapes)
         self._names = (*kernel.names[1:4], *kernel.names[4 + len(tensors.states) :])
         self._absent = (0,) * len(tensors.states)
+        self._make = functools.partial(Operands, kernel)
+        #: Node in the graph of the latest step.
+        self._shared: SharedWeights | None = None
 
     def check(self) -> list[int]:
         """Addresses of weights and parameters; RuntimeError if one has changed its form."""
@@ -253,7 +258,14 @@ class Single:
             flags = address("resets", reset, torch.bool, (x.shape[0] * x.shape[1],))
         given = (x.data_ptr(), *found[:3], *starts, *found[3:], 0, flags, *self._absent)
         tensors = self._tensors._replace(x=x, states=states, reset=reset)
-        return run(self._direction._replace(given=given), tensors)
+        direction = self._direction._replace(given=given)
+        if torch.is_grad_enabled() and len(x) == 1 and x.shape[1] < ROWS_AT_ONCE:
+            self._shared = SharedWeights.of_step(self._shared, states, self._make, self._weights)
+            if self._shared is not None:
+                sums, token = self._shared.sums, self._shared.token
+                out, *finals = SharedStep.apply(direction, sums, tensors, x, *states, token)
+                return out, tuple(finals)
+        return run(direction, tensors)
 
 
 def single(call: RecurrentCall, bound: Sequence[Bound]) -> Single | None:

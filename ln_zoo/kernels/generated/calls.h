@@ -33,6 +33,15 @@ void skip_examples(Work& a, int64_t first) {
   skip(a.finals, a.own_finals, WIDTHS.size(), 0);
   skip(a.dfinals, a.own_dfinals, WIDTHS.size(), 0);
   skip(a.gradients, a.own_gradients, GIVEN_DROPPED, GIVEN_STATES);
+  if (a.rooms) {
+    a.own_rooms.assign(a.rooms, a.rooms + ROOMS_PRODUCTS + 2 * K);
+    a.own_rooms[0] += first * G, a.own_rooms[1] += first * a.inputs;
+    for (int64_t k = 0; k < K; k++) {
+      a.own_rooms[ROOMS_PRODUCTS + 2 * k] += first * PRODUCTS[k].width;
+      a.own_rooms[ROOMS_PRODUCTS + 2 * k + 1] += first * PRODUCTS[k].inner;
+    }
+    a.rooms = a.own_rooms.data();
+  }
   a.own_given[0] += first * a.inputs, a.output += first * WIDTHS[0];
   if (a.dout) a.dout += first * WIDTHS[0];
   if (a.gradients && a.gradients[0]) a.own_gradients[0] += first * a.inputs;

@@ -27,7 +27,7 @@ class GeneratedLayers:
     name = "generated"
     title = "C++ generated from the cell and its norms"
     rank = 95
-    tasks: tuple[Task, ...] = ("layers",)
+    tasks: tuple[Task, ...] = ("layers", "step")
     recomputes = True
     device = "cpu"
 
@@ -40,6 +40,7 @@ class GeneratedLayers:
         return build.compiler_missing() or build.status().reason
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
+        call = as_layer(call)
         reason = no_custom_ops_reason() or self._unsupported(call)
         if reason is not None:
             return reason
@@ -65,7 +66,7 @@ class GeneratedLayers:
 
         found, make = [], self._maker()
         for i in range(len(call.weights)):
-            bound = bound_to(call, i, make)
+            bound = bound_to(as_layer(call), i, make)
             if isinstance(bound, str):
                 return bound
             found.append(bound)
@@ -90,6 +91,7 @@ class GeneratedTriton(GeneratedLayers):
     """
 
     title = "Triton generated from the cell and its norms"
+    tasks = ("layers",)
     device = "cuda"
 
     def missing(self) -> str | None:
@@ -105,6 +107,14 @@ class GeneratedTriton(GeneratedLayers):
         if reason is None and "generated" not in os.environ.get("LN_ZOO_KERNELS", ""):
             return "it has only been run in Triton's interpreter: name it in LN_ZOO_KERNELS to try"
         return reason
+
+
+def as_layer(call: RecurrentCall) -> RecurrentCall:
+    """A single step of a cell as that of a layer."""
+    if call.states[0].dim() == 3:
+        return call
+    x = call.x if call.x.dim() == 3 else call.x.unsqueeze(0)
+    return call._replace(x=x, states=tuple([s.unsqueeze(0) for s in call.states]))
 
 
 def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States]:
@@ -125,8 +135,11 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
 
     dtype = product_dtype(call.x)
     with no_autocast(call.x):
-        x = _as(call.x, torch.float32)
-        if len(bound) == 1 and isinstance(bound[0].kernel, Kernel) and call.batch_sizes is None:
+        x, is_step = _as(call.x, torch.float32), call.states[0].dim() == 2
+        if is_step:
+            x = x.unsqueeze(0)
+        alone = len(bound) == 1 and isinstance(bound[0].kernel, Kernel)
+        if is_step or (alone and call.batch_sizes is None):
             # States keep their shape, as in `Single`, which runs later calls: a checkpoint
             # compares the shapes of what its two calls save.
             output, states = direction(0, x, None, call.states, call.reset)

@@ -11,6 +11,21 @@ namespace {
 // Rows of A, and columns or vectors of columns of B, whose sums are in registers.
 constexpr int64_t HIGH = L == 16 ? 4 : 2, WIDE = 4;
 
+// Sum of pairs of lanes at distance D, of two vectors in turn.
+template <int D>
+vec fold(vec a, vec b) {
+  const auto lanes = std::make_integer_sequence<int, LANES>();
+  return exchanged<D, false>(a, b, lanes) + exchanged<D, true>(a, b, lanes);
+}
+
+// The sums of four vectors, in the first lanes; a sum of one takes as many operations.
+inline vec totals(const vec (&a)[WIDE]) {
+  vec found = fold<2>(fold<1>(a[0], a[1]), fold<1>(a[2], a[3]));
+  if constexpr (LANES > 4) found = fold<4>(found, found);
+  if constexpr (LANES > 8) found = fold<8>(found, found);
+  return found;
+}
+
 template <class Body>
 void for_tiles(int64_t M, int64_t first, int64_t end, int64_t wide, Body body) {
   for (int64_t n = first; n < end; n += wide) {
@@ -39,7 +54,8 @@ inline void dot_products(int64_t M, int64_t K, int64_t first, int64_t end, const
     });
     for (int64_t i = 0; i < high; i++) {
       float* const to = c + (m + i) * ldc + n;
-      for (int64_t j = 0; j < wide; j++) to[j] = total(sums[i][j]) + (add ? to[j] : 0.0f);
+      const vec found = totals(sums[i]);
+      for (int64_t j = 0; j < wide; j++) to[j] = found[j] + (add ? to[j] : 0.0f);
     }
   });
 }

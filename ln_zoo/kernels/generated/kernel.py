@@ -40,7 +40,7 @@ class CallArguments(Structure):
         *((n, c_int64) for n in ("steps", "examples", "inputs", "threads", "narrow", "chunk")),
         ("products", POINTER(ProductFunctions)),
         *((name, c_void_p) for name in ("sizes", "given", "output", "finals", "kept")),
-        *((name, c_void_p) for name in ("dout", "dfinals", "gradients")),
+        *((name, c_void_p) for name in ("dout", "dfinals", "gradients", "rooms")),
     )
 
 

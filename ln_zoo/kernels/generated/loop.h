@@ -48,6 +48,9 @@ struct Call {
   const float* dout;            // (rows, width), or null
   const float* const* dfinals;  // (N, width) each, or null
   float* const* gradients;      // of `given` up to the parameters; null where not needed
+  // Null, or of a single step whose gradients of weights are computed later: memory for dv, x, and
+  // for du and the left operand of each product. Sums are added to the gradients of parameters.
+  float* const* rooms;
 };
 
 }
@@ -96,7 +99,7 @@ struct Work : Call {
   // Of a part.
   std::vector<int64_t> own_sizes;
   std::vector<const float*> own_given, own_dfinals;
-  std::vector<float*> own_finals, own_gradients;
+  std::vector<float*> own_finals, own_gradients, own_rooms;
 
   std::vector<int64_t> offsets;  // first row of each step
   std::vector<std::vector<Matrix>> matrices;  // of the pieces of products

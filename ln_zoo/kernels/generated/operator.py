@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from ln_zoo.kernels.ctypes_arguments import address, addresses, check_steps
-from ln_zoo.kernels.generated.direction import Direction, Tensors
+from ln_zoo.kernels.generated.direction import FIRST_STATE, Direction, Tensors
 from ln_zoo.kernels.generated.kernel import CallArguments, Kernel
 from ln_zoo.kernels.generated.pieces import in_pieces
+from ln_zoo.kernels.generated.products import add_weight_gradient
 from ln_zoo.kernels.generated.trace import substituted
 from ln_zoo.kernels.native.runtime import rows_of_chunk
+from ln_zoo.kernels.shared_weights import StepRows, Sums
 from ln_zoo.ops import memory
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.recurrence import scan
@@ -138,8 +140,9 @@ def _backward(
     kept: Sequence[Any],
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
+    later: Operands | None = None,
 ) -> list[Tensor | None]:
-    """Gradients of `Tensors.flat`, where needed."""
+    """Gradients of `Tensors.flat`, where needed; those of weights and parameters by `later`."""
     arguments = _Arguments(d, t, saves=True)
     s, trace = arguments.structure, d.kernel.trace
     s.output, s.kept = (a.data_ptr() for a in kept)
@@ -165,6 +168,9 @@ def _backward(
         *(room("states", *each) for each in zip(t.states, wanted.states, strict=True)),
         *(room(f"p{i}", a, there and need) for i, (a, there, need) in enumerate(used)),
     ]
+    if later is not None:
+        arguments.own("rooms", later.take())
+        found[FIRST_STATE + len(t.states) :] = later.sums
     arguments.own("gradients", found)
     d.kernel.library.ln_zoo_cell_backward(byref(s))
     return [*found, *[None] * (len(needs) - len(found))]
@@ -192,6 +198,86 @@ class _Function(torch.autograd.Function):
             replayed = differentiable(lambda found: _replay(d, found), flat, grads, needs)
             return None, *replayed
         return None, *passes(d)[1](d, Tensors.of(d, flat), kept, grads, needs)
+
+
+class SharedStep(torch.autograd.Function):
+    """A single step whose gradients of weights and parameters `Operands` compute."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, d: Direction, sums: Sums, t: Tensors, x: Tensor, *states: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The last of ``states`` is the token of `SharedWeights`."""
+        out, finals, saved = _forward(d, t, saves=True)
+        ctx.direction, ctx.sums, flat = d, sums, t.flat()
+        ctx.count = len(flat)
+        ctx.save_for_backward(*flat, *saved)
+        ctx.set_materialize_grads(False)
+        return out, *finals
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        d, sums, flat = ctx.direction, ctx.sums, ctx.saved_tensors
+        t, kept = Tensors.of(d, flat[: ctx.count]), flat[ctx.count :]
+        x, *states, _ = ctx.needs_input_grad[3:]
+        node = ctx.next_functions[-1][0]
+        wanted = node is not None and torch._C._will_engine_execute_node(node)
+        if torch.is_grad_enabled() or batched(grads):
+            ih, hh, hr, *own = (need and wanted for need in sums.needs)
+            needs = [x, ih, hh, hr, *states, *own, *[False] * (2 + len(t.held))]
+            replayed = differentiable(lambda a: _replay(d, a), t.flat(), grads, needs)
+            found = Tensors.of(d, replayed)
+            if wanted:
+                sums.now().add([found.w_ih, found.w_hh, found.w_hr, *found.parameters])
+        else:
+            later = sums.now().rows(t) if wanted else None
+            none = [False] * (len(t.parameters) + 2 + len(t.held))
+            needs = [x, False, False, False, *states, *none]
+            found = Tensors.of(d, _backward(d, t, kept, grads, needs, later))
+        return None, None, None, found.x, *found.states, None
+
+
+class Operands(StepRows):
+    """Operands of the products of several steps: in place of gradients of weights, see ``rooms``.
+
+    ``needs`` are those of w_ih, w_hh, w_hr and the parameters, ``t`` the tensors of a step.
+    """
+
+    def __init__(self, kernel: Kernel, needs: Sequence[bool], t: Tensors) -> None:
+        super().__init__(t.x.shape[-2])
+        self._products = kernel.trace.products
+        widths = [kernel.trace.gates, t.x.shape[-1]]
+        for p in self._products:
+            widths += p.width, p.inner
+        self._memory = [
+            memory.pooled_empty(self.room, n, like=t.x, dtype=torch.float32) for n in widths
+        ]
+        of_call = t.w_ih, t.w_hh, t.w_hr, *t.parameters
+        self.gradients = [
+            None if a is None or not need else torch.zeros_like(a)
+            for a, need in zip(of_call, needs, strict=True)
+        ]
+        names = "ih", "hh", "hr", *(f"p{i}" for i in range(len(t.parameters)))
+        self._by_name = dict(zip(names, self.gradients, strict=True))
+        used = {p.weight for p in self._products}
+        own = zip(names[3:], self.gradients[3:], kernel.has_gradient, strict=True)
+        #: Gradients of parameters outside products, to which each step adds.
+        self.sums = [None if name in used or not there else a for name, a, there in own]
+
+    def take(self) -> list[Tensor]:
+        """Memory for another step."""
+        place = self.place()
+        return [a[place:] for a in self._memory]
+
+    def add(self, rows: int) -> None:
+        dv, x, *others = (a[:rows] for a in self._memory)
+        d_ih = self.gradients[0]
+        if d_ih is not None and d_ih.numel():
+            d_ih.addmm_(dv.t(), x)
+        for p, du, left in zip(self._products, others[::2], others[1::2], strict=True):
+            to = self._by_name[p.weight]
+            if to is not None:
+                add_weight_gradient(p, to, du, left)
 
 
 def _replay(d: Direction, flat: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -395,11 +395,22 @@ void write_sums(const Work& a, const std::vector<Part>& parts) {
   for (size_t i = 0; i < SIZES.size(); i++) {
     float* const to = a.gradients[GIVEN_PARAMETERS + i];
     if (!to) continue;
-    std::fill(to, to + SIZES[i], 0.0f);
+    if (!a.rooms) std::fill(to, to + SIZES[i], 0.0f);
     for (const Part& part : parts) {
       const float *const sums = part.sums[SAME_SUMS[i]], *const totals = part.totals[SAME_SUMS[i]];
       for (int64_t j = 0; j < SIZES[i]; j++) to[j] += totals[j] + sums[j];
     }
+  }
+}
+
+// Places of the products in `Call::rooms`.
+constexpr int64_t ROOMS_PRODUCTS = 2;
+
+// Copy the left operands of the products of a step, and its inputs.
+void keep_operands(const Work& a) {
+  if (a.given[1]) std::copy_n(a.given[0], a.examples * a.inputs, a.rooms[1]);
+  for (int64_t k = 0; k < K; k++) {
+    std::copy_n(a.left_of(0, k), a.examples * PRODUCTS[k].inner, a.rooms[ROOMS_PRODUCTS + 2 * k + 1]);
   }
 }
 
@@ -469,11 +480,12 @@ void backward(Work& a, Arena& arena) {
           packed(arena, a, rows_of(a, p, q), q.inner, 1, q.width, q.inner, of_product));
     }
     a.matrices.push_back(matrices);
-    du.push_back(arena.take(most * p.width));
+    du.push_back(a.rooms ? a.rooms[ROOMS_PRODUCTS + 2 * du.size()] : arena.take(most * p.width));
     a.dlefts.push_back(p.gradient_state < 0 ? arena.take(a.examples * p.inner) : nullptr);
     widest = std::max(widest, p.inner);
   }
-  float *const dv = arena.take(most * G), *const room = arena.take(most * widest);
+  float* const dv = a.rooms ? a.rooms[0] : arena.take(most * G);
+  float* const room = arena.take(most * widest);
   if (a.gradients[0] && a.given[1]) {
     a.w_ih = packed(arena, a, a.given[1], I, 1, G, I, a.offsets[a.steps]);
   }
@@ -495,6 +507,7 @@ void backward(Work& a, Arena& arena) {
     if (a.gradients[0]) write_input_gradient(a, c, dv, room);
   }
   write_sums(a, parts);
+  if (a.rooms) keep_operands(a);
   for (int64_t i = 0; i < STATES; i++) {
     float* const to = a.gradients[GIVEN_STATES + i];
     if (to) std::copy_n(a.gradient(0, i), a.examples * WIDTHS[i], to);

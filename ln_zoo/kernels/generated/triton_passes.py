@@ -21,6 +21,7 @@ from ln_zoo.kernels.cuda_graphs import graphs
 from ln_zoo.kernels.cuda_graphs.graphs import may_replay, on, product_settings
 from ln_zoo.kernels.generated import emit_triton
 from ln_zoo.kernels.generated.plan import Plan, blocks_of, plan_of
+from ln_zoo.kernels.generated.products import add_weight_gradient, by_blocks, rows_of
 from ln_zoo.kernels.generated.trace import Product, StepForm, Trace
 from ln_zoo.kernels.triton import steps
 from ln_zoo.ops.cells import Cell, Sites, Weights, input_products
@@ -243,7 +244,7 @@ def _multiply_blocks(
     product: Product, operand: Tensor, weight: Tensor, to: Tensor, backward: bool, adds: bool
 ) -> None:
     """A product by blocks, or with ``backward`` that of its gradient, one gate after the other."""
-    left, right = _by_blocks(product, operand), _by_blocks(product, to)
+    left, right = by_blocks(product, operand), by_blocks(product, to)
     for gate, w in enumerate(weight):
         if not backward:
             torch.bmm(left[0], w.mT, out=right[gate])
@@ -251,21 +252,6 @@ def _multiply_blocks(
             right[0].baddbmm_(left[gate], w)
         else:
             torch.bmm(left[gate], w, out=right[0])
-
-
-def _by_blocks(product: Product, a: Tensor) -> Tensor:
-    """Rows as (gates, blocks, rows, units); one gate for a left operand."""
-    units = product.inner // product.blocks
-    return a.view(len(a), -1, product.blocks, units).permute(1, 2, 0, 3)
-
-
-def _rows(product: Product, weight: Tensor) -> Tensor:
-    """Rows of the weight of a product; in blocks (gates, blocks, units, units)."""
-    if product.blocks == 1:
-        return weight[product.first : product.first + product.width]
-    units = product.inner // product.blocks
-    by_gates = weight.view(product.blocks, -1, units, units).transpose(0, 1)
-    return by_gates[slice(*product.gates)]
 
 
 def launch(
@@ -353,7 +339,7 @@ def backward(
     for k, p in enumerate(trace.products):
         to = d_weights[p.weight]
         if to is not None:
-            _add_weight_gradient(p, _rows(p, to), rows[f"du{k}"], call.left(k, rows))
+            add_weight_gradient(p, to, rows[f"du{k}"], call.left(k, rows))
     dv = rows["dv"]
     weighted = t.w_ih.shape[1] > 0  # see `input_products`
     dx = (dv @ t.w_ih if weighted else dv).view(t.x.shape) if wanted.x else None
@@ -369,16 +355,6 @@ def backward(
         d_own.append(total[start : start + a.numel()].view(a.shape).clone() if there else None)
     masks = len(needs) - 4 - len(t.states) - len(t.parameters)
     return [dx, dw_ih, d_weights["hh"], d_weights["hr"], *d_states, *d_own, *[None] * masks]
-
-
-def _add_weight_gradient(product: Product, to: Tensor, d: Tensor, left: Tensor) -> None:
-    """Add the gradient of a weight's rows, from those of the product and its left operands."""
-    if product.blocks == 1:
-        to.addmm_(d.t(), left)
-        return
-    of_left = _by_blocks(product, left)[0]
-    for gate, own in zip(to, _by_blocks(product, d), strict=True):
-        gate.baddbmm_(own.mT, of_left)
 
 
 def _saved_names(kernel: TritonKernel) -> list[str]:
@@ -438,7 +414,7 @@ class _Call:
         else:
             whole = self.t.w_hh if p.weight == "hh" else self.t.w_hr
         assert whole is not None
-        return _rows(p, whole)
+        return rows_of(p, whole)
 
     def run(
         self,

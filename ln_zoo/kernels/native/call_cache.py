@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.kernels.ctypes_arguments import addresses
-from ln_zoo.kernels.generated.engine import GeneratedLayers, run_bound
+from ln_zoo.kernels.generated.engine import GeneratedLayers, as_layer, run_bound
 from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.kernels.native.layers import Parameters, Prepared, without_tensors
 from ln_zoo.kernels.native.mixed_precision import MixedPrecision
@@ -93,7 +93,7 @@ class _GeneratedPlan(_KernelPlan):
         from ln_zoo.kernels.generated.binding import single
 
         self._bound = bound = run.bound_to(call)
-        self._single = single(call, bound)
+        self._single = single(as_layer(call), bound)
         self._run, self._call = lambda call: run_bound(call, bound), without_tensors(call)
 
     def check(self) -> Any:
@@ -107,7 +107,7 @@ class _GeneratedPlan(_KernelPlan):
         if self._single is None:
             return super().__call__(found, x, starts, states, *rest)
         *_, reset = rest
-        return self._single(found, x, starts, states, reset)
+        return self._single(found, x if x.dim() == 3 else x.unsqueeze(0), starts, states, reset)
 
 
 class _AutocastPlan:
@@ -191,7 +191,7 @@ class CallCache:
         # A plan would not see that weights which a layer computes have changed.
         values = {id(value) for *_, value in watched}
         weights = (a for w in call.weights for a in w.tensors)
-        if any(a is not None and id(a) not in values for a in weights):
+        if any(a is not None and a.numel() and id(a) not in values for a in weights):
             return
         kept = self._kept
         plans = kept.plans if kept.owner is owner and _are_same(kept.watched, watched) else {}

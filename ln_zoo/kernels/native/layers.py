@@ -6,6 +6,7 @@ one would wait. So C++ receives the layer's tensors directly, and `Prepared` com
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from ln_zoo.kernels.native.runtime import (
 )
 from ln_zoo.kernels.native.steps import CELLS as NUMBERS
 from ln_zoo.kernels.native.steps import RowArguments, row_arguments
+from ln_zoo.kernels.shared_weights import SharedWeights, StepRows, Sums
 from ln_zoo.ops import memory
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.chunks import statistics_size
@@ -100,8 +102,6 @@ _PACK = struct.Struct(
     f"{len(_NAMES) + _GIVEN + len(_MASKS) + len(_NO_STATISTICS) + len(_NO_ROOMS)}P"
 ).pack
 _PACK_ROOMS = struct.Struct(f"{len(_NO_ROOMS)}P").pack
-#: Rows of several steps for one product of weight gradients.
-_ROWS_AT_ONCE = 512
 _NO_ADDRESSES = (0,) * len(_MASKS)
 #: Null addresses of gradients, for the forward pass.
 _ABSENT = (0,) * (3 + _GIVEN)
@@ -170,7 +170,7 @@ class _Direction:
         self._forward, self._backward = found.ln_zoo_call_forward, found.ln_zoo_call_backward
         self._weights = found.ln_zoo_call_weights
         #: Node in the graph of the latest step.
-        self._shared: _SharedWeights | None = None
+        self._shared: SharedWeights | None = None
         self._kept = (found.ln_zoo_call_keeps(self._address),)
         self._read_back = (*self.inputs, *self.parameters, self.output, None, None, self._kept)
 
@@ -198,7 +198,11 @@ class _Direction:
             tensors, first = (x, *states, None, *parameters), (*starts, 0)
         found = (*addresses(_INPUTS, (x,), self.inputs[:1]), *first, *found)
         if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors):
-            shared = self._shared_weights(states, parameters) if again else None
+            shared = None
+            if again:
+                make = functools.partial(_StepRows, self)
+                shared = SharedWeights.of_step(self._shared, states, make, parameters)
+                self._shared = shared
             if shared is None:
                 output, h, c = _Call.apply(self, found, masks, None, (), *tensors)
             else:
@@ -207,16 +211,6 @@ class _Direction:
         else:
             output, h, c, *_ = self.forward(x, found, masks, save=False)
         return output, (h, c) if self._lstm else (h,)
-
-    def _shared_weights(self, states: States, parameters: Parameters) -> _SharedWeights | None:
-        """Autograd node shared by the steps of a graph, if this step continues one."""
-        shared = self._shared
-        if all(state.grad_fn is None for state in states):
-            shared = None
-        elif shared is None or not shared.suits(parameters):
-            shared = _SharedWeights(self, parameters)
-        self._shared = shared
-        return shared
 
     def _addresses_of(self, masks: Masks) -> Sequence[int]:
         if masks is NO_MASKS:
@@ -270,7 +264,7 @@ class _Direction:
         masks: Masks,
         grads: Sequence[Tensor | None],
         needs: Sequence[bool],
-        later: _Rows | None = None,
+        later: _StepRows | None = None,
     ) -> list[Tensor | None]:
         """Gradients of inputs and parameters.
 
@@ -340,7 +334,7 @@ class _Call(torch.autograd.Function):
         direction: _Direction,
         found: Sequence[int],
         masks: Masks,
-        sums: _Sums | None,
+        sums: Sums | None,
         parameters: Parameters | tuple[()],
         *tensors: Any,
     ) -> tuple[Tensor | None, ...]:
@@ -354,7 +348,7 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         direction: _Direction = ctx.direction
-        sums: _Sums | None = ctx.sums
+        sums: Sums | None = ctx.sums
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[5:]
         masks, saved = Masks(*saved[: len(NO_MASKS)]), saved[len(NO_MASKS) :]
         if sums is not None:
@@ -380,98 +374,21 @@ class _Call(torch.autograd.Function):
         return (None, None, None, None, None, *found)
 
 
-class _SharedWeights:
-    """The parameters of a cell as one autograd node shared by all steps of a graph.
-
-    Autograd would accumulate weight gradients step by step, which costs more than a step of few
-    rows. This node runs after all steps of a backward pass and computes them with one product.
-    """
-
-    def __init__(self, direction: _Direction, parameters: Parameters) -> None:
-        self.sums = _Sums(direction, [a is not None and a.requires_grad for a in parameters])
-        #: Empty tensor through which steps depend on the node.
-        self.token: Tensor = _Node.apply(self.sums, *parameters)
-
-    def suits(self, parameters: Parameters) -> bool:
-        """Whether a backward pass through the same parameters may still follow."""
-        return not self.sums.used and self.sums.needs == [
-            a is not None and a.requires_grad for a in parameters
-        ]
-
-
-class _Node(torch.autograd.Function):
-    """Parameters, on which steps depend through an empty tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, sums: _Sums, *parameters: Tensor | None) -> Tensor:
-        ctx.sums = sums
-        ctx.set_materialize_grads(False)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, *ctx.sums.end()
-
-
-class _Sums:
-    """Gradients of the needed parameters, for each backward pass in progress."""
-
-    def __init__(self, direction: _Direction, needs: list[bool]) -> None:
-        self.direction, self.needs, self.used = direction, needs, False
-        self._passes: dict[int, _Pass] = {}
-
-    def now(self) -> _Pass:
-        task = torch._C._current_graph_task_id()
-        found = self._passes.get(task)
-        if found is None:
-            found = self._passes[task] = _Pass(self.direction, self.needs)
-        return found
-
-    def end(self) -> list[Tensor | None]:
-        self.used = True
-        found = self._passes.pop(torch._C._current_graph_task_id(), None)
-        return [None] * len(self.needs) if found is None else found.end()
-
-
-class _Pass:
-    def __init__(self, direction: _Direction, needs: list[bool]) -> None:
-        self._direction, self._needs = direction, needs
-        self._rows: _Rows | None = None
-        self._added: list[Tensor | None] = [None] * len(needs)
-
-    def rows(self, like: Tensor) -> _Rows:
-        if self._rows is None:
-            self._rows = _Rows(self._direction, self._needs, like)
-        return self._rows
-
-    def add(self, grads: Sequence[Tensor | None]) -> None:
-        self._added = [
-            b if a is None else a if b is None else a + b
-            for a, b in zip(self._added, grads, strict=True)
-        ]
-
-    def end(self) -> list[Tensor | None]:
-        if self._rows is not None:
-            self.add(self._rows.end())
-        return self._added
-
-
-class _Rows:
+class _StepRows(StepRows):
     """Rows of several steps, from which C++ computes gradients of weights; see ``Rooms``."""
 
-    def __init__(self, direction: _Direction, needs: list[bool], like: Tensor) -> None:
+    def __init__(self, direction: _Direction, needs: Sequence[bool], like: Tensor) -> None:
+        super().__init__(direction.examples)
         self._direction = direction
-        self._count = direction.examples
-        self._room = self._count * max(1, _ROWS_AT_ONCE // self._count)
         width, (_, inputs) = direction.spec.gates * direction.hidden, direction.inputs[0]
         widths = (0 if direction.merged else width, width, inputs, direction.hidden)
         self._memory = [
-            memory.pooled_empty(self._room, n, like=like, dtype=torch.float32) if n else None
+            memory.pooled_empty(self.room, n, like=like, dtype=torch.float32) if n else None
             for n in widths
         ]
-        self._strides = [4 * n * self._count for n in widths]
+        self._strides = [4 * n for n in widths]
         self._starts = [0 if a is None else a.data_ptr() for a in self._memory]
-        self._grads = [
+        self.gradients = [
             None
             if not need or shape is None
             else memory.empty(*shape, like=like, dtype=torch.float32)
@@ -481,23 +398,16 @@ class _Rows:
                 Parameters._fields, needs, direction.parameters, strict=True
             )
         ]
-        found = [0 if a is None else a.data_ptr() for a in self._grads]
+        found = [0 if a is None else a.data_ptr() for a in self.gradients]
         self._weights, self.vectors = found[:2], (0, 0, *found[2:])
-        self._steps, self._more = 0, False
+        self._more = False
 
     def take(self) -> list[int]:
-        if self._steps * self._count == self._room:
-            self._flush()
-        self._steps += 1
+        place = self.place()
         pairs = zip(self._starts, self._strides, strict=True)
-        return [start + (self._steps - 1) * stride for start, stride in pairs]
+        return [start + place * stride for start, stride in pairs]
 
-    def end(self) -> list[Tensor | None]:
-        self._flush()
-        return self._grads
-
-    def _flush(self) -> None:
-        rows, self._steps = self._steps * self._count, 0
+    def add(self, rows: int) -> None:
         self._direction.add_weights(self._starts, rows, self._weights, self._more)
         self._more = True
 

@@ -10,18 +10,49 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
 from engines import needs_native
+from own_cell import MGU
 from torch import Tensor, nn
 
-from ln_zoo.kernels.native import layers as native_layers
-from ln_zoo.layers import GRUCell, LSTMCell, RecurrentCell, RNNCell
+from ln_zoo.kernels import shared_weights
+from ln_zoo.kernels.generated import engine
+from ln_zoo.kernels.native.compiler import Unavailable, find_compiler
+from ln_zoo.layers import SLSTM, GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ln_zoo.norms import Identity, LayerNorm, Norm
 
 pytestmark = needs_native
 T, N, INPUTS, H = 7, 3, 5, 9
+
+
+class MGUCell(RecurrentCell):
+    cell = MGU.cell
+
+
+class SLSTMCell(RecurrentCell):
+    cell = SLSTM.cell
+
+
 CELLS: dict[str, Any] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
+#: On generated kernels.
+GENERATED: dict[str, Any] = {
+    "GRU in blocks": lambda *sizes, **options: GRUCell(*sizes, blocks=3, **options),
+    "MGU": MGUCell,
+    "sLSTM": SLSTMCell,
+}
+CELLS |= GENERATED
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generated kernels run steps of any size."""
+    monkeypatch.setattr(engine, "LEAST_MULTIPLICATIONS", 1)
 
 
 def made(name: str, norm: Norm | None = None) -> RecurrentCell:
+    if name in GENERATED:
+        try:
+            find_compiler()
+        except Unavailable as error:
+            pytest.skip(error.reason)
     torch.manual_seed(0)
     cell: RecurrentCell = CELLS[name](INPUTS, H, norm=LayerNorm() if norm is None else norm)
     for parameter in cell.parameters():
@@ -75,7 +106,7 @@ def test_gradients_are_those_of_the_generic_loop(
     name: str, at_once: int, norm: Norm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the rows of all steps do not fit into memory for some of them."""
-    monkeypatch.setattr(native_layers, "_ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(shared_weights, "ROWS_AT_ONCE", at_once)
     cell, x = made(name, norm), torch.randn(T, N, INPUTS)
 
     def run(module: Any, x: Tensor) -> dict[str, Tensor]:
@@ -90,13 +121,13 @@ def test_one_product_for_all_later_steps(
     cell: RecurrentCell, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[int] = []
-    real = native_layers._Direction.add_weights
+    real = shared_weights.StepRows._flush
 
-    def counted(self: Any, rooms: Any, rows: int, to: Any, more: bool) -> None:
-        counts.append(rows)
-        real(self, rooms, rows, to, more)
+    def counted(self: Any) -> None:
+        counts.append(self._rows)
+        real(self)
 
-    monkeypatch.setattr(native_layers._Direction, "add_weights", counted)
+    monkeypatch.setattr(shared_weights.StepRows, "_flush", counted)
     gradients(cell, x)
     assert counts == [(T - 1) * N]
 
@@ -121,14 +152,20 @@ def test_two_graphs_from_learned_states(cell: RecurrentCell, x: Tensor) -> None:
             state = module(row, state)
         return sum((s * s).sum() for s in (state if isinstance(state, tuple) else (state,)))
 
-    first, second = loss(cell, x, learned), loss(cell, x.flip(0), learned)
-    first.backward()
-    second.backward()
-    exact, wide = copy.deepcopy(cell).double(), [s.detach().double() for s in learned]
-    exact.zero_grad()
-    (loss(exact, x.double(), wide) + loss(exact, x.flip(0).double(), wide)).backward()
-    for ours, theirs in zip(cell.parameters(), exact.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+    def run(module: Any, x: Tensor, states: Sequence[Tensor]) -> dict[str, Tensor]:
+        module.zero_grad()
+        both = loss(module, x, states), loss(module, x.flip(0), states)
+        for each in both:
+            each.backward()
+        return {key: parameter.grad.clone() for key, parameter in module.named_parameters()}
+
+    def generic(module: Any, x: Tensor, states: Sequence[Tensor]) -> dict[str, Tensor]:
+        with generic_loop():
+            return run(module, x, states)
+
+    wide = [s.detach().double() for s in learned]
+    exact = generic(copy.deepcopy(cell).double(), x.double(), wide)
+    assert_as_accurate(run(cell, x, learned), exact, lambda i: generic(cell, moved(x, i), learned))
 
 
 def test_a_pass_within_a_pass(cell: RecurrentCell, x: Tensor) -> None:
@@ -158,7 +195,8 @@ def test_gradients_of_inputs_alone_keep_no_rows(cell: RecurrentCell, x: Tensor) 
     (alone,) = torch.autograd.grad(found, [x])
     torch.testing.assert_close(alone, whole[0])
     ((_, (plan, _)),) = cell._plans.cache._kept.plans.items()
-    shared = plan._directions[0]._shared
+    of_steps = plan._single if hasattr(plan, "_single") else plan._directions[0]
+    shared = of_steps._shared
     assert not shared.sums._passes
 
 
