@@ -571,15 +571,15 @@ CLIENTS: dict[str, Client] = {
         for units in (512, 1024)
     },
     **{
-        f"TorchRL DreamerV3BlockGRUCell, {rows} rows": Client(
+        f"TorchRL DreamerV3BlockGRUCell, {steps} x {rows}": Client(
             _TORCHRL,
             _block_gru("DreamerV3BlockGRUCell"),
-            Size(1, rows, 512, 512),
+            Size(steps, rows, 512, 512),
             _SHEEPRL,
             _adopted,
             dialect="torchrl",
         )
-        for rows in (1, 16)
+        for steps, rows in ((1, 1), (1, 16), (64, 16), (15, 1024))
     },
     "tianshou Recurrent": Client(
         ("tianshou==2.0.1",), _tianshou, Size(32, 64, 128, 128), _padded, _normalized

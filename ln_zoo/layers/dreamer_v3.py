@@ -5,8 +5,9 @@ The equations are those of ``RSSM._core`` in the authors' code (github.com/danij
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from ln_zoo import ops
+from ln_zoo.layers.cells import entries
 from ln_zoo.layers.recurrent import RecurrentLayer, RecurrentOptions
 from ln_zoo.norms import Identity, Norm, RMSNorm, Site
 from ln_zoo.ops import Cell, Place, States, Weights, linear
@@ -60,6 +63,27 @@ class _Step:
         candidate = (reset.sigmoid() * candidate).tanh()
         update = (update + self.update_offset).sigmoid()
         return (update * candidate + (1 - update) * h,)
+
+
+@dataclass(frozen=True)
+class _WholeStep:
+    """A step of a `DreamerV3SequenceModel`, from the products of its inputs (n, K P)."""
+
+    recurrence: _Step
+    own: int  # weights of the recurrence's own
+    inputs: int  # K
+
+    def __call__(
+        self, wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None
+    ) -> States:
+        of_inputs, *biases = w.own[self.own :]
+        parts = list(wx.chunk(self.inputs, dim=-1))
+        for i, part in enumerate(parts):
+            biased = part + biases[i] if biases else part
+            parts[i] = ACTIVATIONS[self.recurrence.activation](sites[f"inputs_{i}"](biased, t))
+        x = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+        own = w._replace(own=w.own[: self.own])
+        return self.recurrence(linear(x, of_inputs), states, own, sites, t)
 
 
 def dreamer_v3_cell(
@@ -170,11 +194,12 @@ class _InputLayer(nn.Linear):
         self.site = Site(norm, "sum", outputs, weight=self.weight, **kw)
         self.activation = ACTIVATIONS[activation]
 
+    @property
+    def effective_weight(self) -> Tensor:
+        return self.site.weight(self.weight)
+
     def forward(self, input: Tensor) -> Tensor:
-        sums = F.linear(input, self.site.weight(self.weight), self.bias)
-        norm = self.site.norm
-        if type(norm) is RMSNorm:  # in one call, which matters in single steps
-            return self.activation(F.rms_norm(sums, sums.shape[-1:], self.site.gain, norm.eps))
+        sums = F.linear(input, self.effective_weight, self.bias)
         return self.activation(self.site(sums).to(sums.dtype))
 
 
@@ -231,6 +256,9 @@ class DreamerV3SequenceModel(nn.Module):
             _InputLayer(n, projection_size, bias, norm, activation, device=device, dtype=dtype)
             for n in self.sizes
         )
+        self._plans = ops.Plans()  # of single steps
+        # Statistics of time steps, or other layers, are those of sequences.
+        self._in_sequences = len(self.recurrence.sites) > 1 or bool(norm and norm.per_timestep)
 
     @property
     def cell(self) -> Cell:
@@ -255,17 +283,69 @@ class DreamerV3SequenceModel(nn.Module):
 
     def step(self, input: Tensor, h: Tensor | None = None) -> Tensor:
         """The state (N, H) after one step of a single layer; input (N, I), h (N, H) or zeros."""
-        states = None if h is None else (h.unsqueeze(0),)
-        x = self._projected(input).unsqueeze(0)
-        # Not by `forward`, whose checks take as long as small products.
-        _, (after,) = self.recurrence._run_layers(x, None, states, None)
-        return after.squeeze(0)
+        layer, cache = self.recurrence, self._plans.cache
+        if self._in_sequences or layer._is_noisy or layer.weight_dropout:
+            states = None if h is None else (h.unsqueeze(0),)
+            x = self._projected(input).unsqueeze(0)
+            return layer._run_layers(x, None, states, None)[1][0].squeeze(0)
+        # Input layers and recurrence are one cell, and its step is one call of a kernel.
+        x, states = self._step_input(input), None if h is None else (h,)
+        done = None if cache is None else cache.run(self.__dict__, x, states, 1)
+        (after,) = self._run_step(x, states) if done is None else done[1]
+        return after
 
-    def _projected(self, input: Tensor) -> Tensor:
+    def _step_input(self, input: Tensor) -> Tensor:
+        if len(self.sizes) == 1 and input.shape[-1] == self.sizes[0]:
+            return input
+        products = [F.linear(part, own.effective_weight) for own, part in self._parts(input)]
+        return torch.cat(products, dim=-1)
+
+    def _run_step(self, x: Tensor, states: States | None) -> States:
+        layer = self.recurrence
+        inputs: list[Any] = list(self.inputs)
+        ((suffix, sites),) = layer._directions().items()
+        sites = sites | {f"inputs_{i}": own.site for i, own in enumerate(inputs)}
+        w = layer._effective_weights(suffix, sites)
+        biases = [own.bias for own in inputs if own.bias is not None]
+        # Products of several inputs have been computed.
+        ih = inputs[0].effective_weight if len(inputs) == 1 else x.new_empty(x.shape[-1], 0)
+        size = len(x), layer.hidden_size
+        if states is None:
+            states = (x.new_zeros(size),)
+        ops.check_states(x, states, [size])
+        call = ops.RecurrentCall(
+            self._whole,
+            records=[{role: site.to_spec() for role, site in sites.items()}],
+            x=x,
+            batch_sizes=None,
+            states=states,
+            weights=[w._replace(ih=ih, own=(*w.own, w.ih, *biases))],
+            sites=[sites],
+        )
+
+        def keep(run: ops.Runner, call: ops.RecurrentCall) -> None:
+            watched = entries(layer, [f"_{suffix}"], [sites])
+            if watched is not None:
+                parts: list[Any] = [part._parameters for part in inputs]
+                parts += [self._modules, self.inputs._modules]
+                watched = [*watched, *((part, name) for part in parts for name in part)]
+            self._plans.keep(self.__dict__, watched, run, call)
+
+        return ops.run_step(call, sites, None, keep)
+
+    @functools.cached_property
+    def _whole(self) -> Cell:
+        """The cell of input layers and recurrence."""
+        step: Any = self.cell.step
+        step = _WholeStep(step, len(self.cell.weights), len(self.inputs))
+        return replace(self.cell, name="DreamerV3's sequence model", step=step)
+
+    def _parts(self, input: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Input layers, and the parts of the input that they read."""
         if input.shape[-1] != sum(self.sizes):
             raise RuntimeError(f"input must have {sum(self.sizes)} features, got {input.shape[-1]}")
-        if len(self.sizes) == 1:
-            found: Tensor = self.inputs[0](input)
-            return found
-        parts = zip(self.inputs, input.split(self.sizes, dim=-1), strict=True)
-        return torch.cat([layer(part) for layer, part in parts], dim=-1)
+        return zip(self.inputs, input.split(self.sizes, dim=-1), strict=True)
+
+    def _projected(self, input: Tensor) -> Tensor:
+        parts = [layer(part) for layer, part in self._parts(input)]
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]

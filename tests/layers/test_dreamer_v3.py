@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kernels.generated.generated_case import assert_exact, packed
 from layer_results import randomised
 from refusals import refuses
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ln_zoo.conversion import from_dialect
 from ln_zoo.export.loops import exportable
@@ -91,6 +93,93 @@ def test_a_single_step_of_many_units_runs_on_the_kernel(
     expected = model.double().step(x.double(), h.double())
     torch.testing.assert_close(found, expected.float())
     assert [each and each.name for each in chosen] == ["generated", None, None]
+
+
+@pytest.mark.parametrize("inputs", [3, (2, 4)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm": None, "bias": False},
+        {"norm": WeightNorm(), "dynamics_layers": 2},
+        {"norm": BatchNorm(), "zoneout": 0.3},
+        {"weight_dropout": 0.5, "activation": "tanh"},
+    ],
+    ids=str,
+)
+def test_a_step_is_a_sequence_of_one(inputs: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = DreamerV3SequenceModel(inputs, 8, projection_size=6, blocks=2, **options)
+    model = randomised(model.double())
+    x, h = torch.randn(5, sum(model.sizes), dtype=F64), torch.randn(5, 8, dtype=F64)
+    for mode in (True, False):
+        model.train(mode)
+        for state in (h, None):
+            torch.manual_seed(1)
+            found = model.step(x, state)
+            torch.manual_seed(1)
+            expected, _ = model(x.unsqueeze(0), None if state is None else state.unsqueeze(0))
+            torch.testing.assert_close(found, expected[0])
+    with pytest.raises(RuntimeError, match=r"5, 9|features"):
+        model.step(x, torch.randn(5, 9, dtype=F64))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("inputs", [24, (16, 8)])
+def test_steps_on_the_kernel_have_the_gradients_of_a_sequence(
+    inputs: Any, threads: int, chosen: list[Any]
+) -> None:
+    """Also of weights, which are computed from the rows of many steps."""
+    try:
+        find_compiler()
+    except Unavailable as error:
+        pytest.skip(error.reason)
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model = randomised(DreamerV3SequenceModel(inputs, 64, projection_size=32, blocks=4))
+    x, h = torch.randn(4, 150, 24), torch.randn(150, 64)
+
+    def results(model: Any, dtype: torch.dtype, by_steps: bool) -> dict[str, Tensor]:
+        given, state = (a.to(dtype).requires_grad_() for a in (x, h))
+        if by_steps:
+            states = [state]
+            for row in given:
+                states.append(model.step(row, states[-1]))
+            output = torch.stack(states[1:])
+        else:
+            output = model(given, state.unsqueeze(0))[0]
+        named = {"input": given, "state": state, **dict(model.named_parameters())}
+        found = torch.autograd.grad(output.sin().sum(), [*named.values()])
+        return {"output": output.detach(), **dict(zip(named, found, strict=True))}
+
+    for _ in range(2):  # the second time as remembered
+        found = results(model, torch.float32, by_steps=True)
+    loop = results(model, torch.float32, by_steps=False)
+    exact = results(copy.deepcopy(model).double(), F64, by_steps=False)
+    for name, wanted in exact.items():
+        own, error = ((a[name] - wanted).abs().max() for a in (loop, found))
+        assert error <= 10 * own + 1e-6, (name, float(error), float(own))
+    assert names_of(chosen)[0] == "generated"
+
+
+@pytest.mark.parametrize("inputs", [24, (16, 8)])
+def test_steps_under_transforms(inputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints, of a first and of later calls, and `torch.compile`."""
+    monkeypatch.setattr(engine, "LEAST_MULTIPLICATIONS", 1)
+    torch.manual_seed(0)
+    model = randomised(DreamerV3SequenceModel(inputs, 16, projection_size=8, blocks=2))
+    x, h = torch.randn(3, 5, 24), torch.randn(5, 16, requires_grad=True)
+
+    def gradients(step: Any) -> list[Tensor]:
+        state = h.tanh()
+        for row in x:
+            state = step(row, state)
+        return [*torch.autograd.grad(state.sin().sum(), [h, *model.parameters()])]
+
+    kept = functools.partial(checkpoint, model.step, use_reentrant=False)
+    first, later = gradients(kept), gradients(kept)
+    for found in (first, later, gradients(torch.compile(model.step, fullgraph=True))):
+        torch.testing.assert_close(found, gradients(model.step))
 
 
 def test_packed_and_padded_batches_are_single_sequences() -> None:

@@ -309,8 +309,9 @@ def _backward_sinks(
     for i, nodes in of_states.items():
         _, unit = blocks_of(trace, trace.widths[i])
         sinks += [Sink(f"ps{i}", b, unit, node) for b, node in enumerate(nodes)]
-    gates = [zero] * (trace.gates // trace.hidden)
-    sinks += [Sink("dv", b, trace.hidden, node) for b, node in enumerate(back.get("d_v", gates))]
+    blocks, unit = blocks_of(trace, trace.gates)
+    gates = back.get("d_v", [zero] * blocks)
+    sinks += [Sink("dv", b, unit, node) for b, node in enumerate(gates)]
     last = len(trace.products) - 1
     for k, product in enumerate(trace.products):
         blocks, unit = blocks_of(trace, product.width)

@@ -93,8 +93,9 @@ class Trace:
 
     @property
     def units(self) -> list[int]:
-        """Widths of blocks: of hidden units, and other sizes of states and products."""
-        sizes = [*self.widths, *(n for p in self.products for n in (p.width, p.inner))]
+        """Widths of blocks: of hidden units, and other sizes of states, products and v."""
+        of_products = (n for p in self.products for n in (p.width, p.inner))
+        sizes = [*self.widths, *of_products, self.gates]
         return list(dict.fromkeys([self.hidden, *(n for n in sizes if n % self.hidden)]))
 
     def forget(self) -> None:
