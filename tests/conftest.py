@@ -54,6 +54,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """torch's number of threads, which tests may set, is put back."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Folder of real datasets: ``LN_ZOO_DATA``, else ``../shared/data`` beside the repository."""

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from ln_zoo.kernels.cuda_graphs import graphs
 
 # Test modules are collected for their doctests too, whatever their names.
 INTERPRETED = ["triton/gpu_in_interpreter.py", "generated/gpu_in_interpreter.py"]
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else INTERPRETED
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """torch's number of threads, which tests may set, is put back."""
-    before = torch.get_num_threads()
-    yield
-    if torch.get_num_threads() != before:
-        torch.set_num_threads(before)
 
 
 class PretendedCache(graphs.Cache):
