@@ -75,11 +75,10 @@ class _SummedNLL(torch.autograd.Function):
             rows = slice(begin, begin + block)
             h, places = states[rows], targets[rows].unsqueeze(1)
             logits = torch.addmm(bias, h, weight.t())
-            peaks, target_logits = logits.amax(1), logits.gather(1, places).squeeze(1)
-            shares = torch.softmax(logits, 1, out=logits)
-            # The share of the most likely word never rounds to 0.
-            total += (peaks - shares.amax(1).log() - target_logits).sum()
+            torch.log_softmax(logits, 1, out=logits)
+            total -= logits.gather(1, places).sum()
             if learns:
+                shares = logits.exp_()
                 shares.scatter_add_(1, places, shares.new_full((), -1.0).expand_as(places))
                 torch.mm(shares, weight, out=gradients[0][rows])
                 gradients[1].addmm_(shares.t(), h)

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -207,11 +208,12 @@ class _SequenceModelStep(Adapter):
     """A step of a sequence model, of examples along any number of axes."""
 
     def _step(self, h: Tensor, *parts: Tensor) -> Tensor:
-        given, dtype = _in_one_dtype(self.layer, *parts, h)
-        *found, flat = (a.reshape(-1, a.shape[-1]) for a in given)
         model: Any = self.layer
-        after: Tensor = model.step(torch.cat(found, -1) if len(found) > 1 else found[0], flat)
-        return after.view(h.shape).to(dtype)
+        given, dtype = _in_one_dtype(model, *parts, h)
+        is_flat = all(a.dim() == 2 for a in given)
+        *found, start = given if is_flat else [a.reshape(-1, a.shape[-1]) for a in given]
+        after: Tensor = model.step(torch.cat(found, -1) if len(found) > 1 else found[0], start)
+        return (after if is_flat else after.view(h.shape)).to(dtype)
 
 
 class TorchRLStep(_SequenceModelStep):
@@ -255,14 +257,14 @@ def _random(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
 
 
-def _in_one_dtype(layer: Any, *given: Tensor | None) -> tuple[list[Any], torch.dtype]:
+def _in_one_dtype(layer: Any, *given: Tensor | None) -> tuple[Sequence[Any], torch.dtype]:
     """Tensors in the dtype of the layer, and the dtype to which the given ones promote."""
-    there = [a for a in given if a is not None]
-    dtype = there[0].dtype
-    for a in there[1:]:
-        dtype = torch.promote_types(dtype, a.dtype)
+    dtypes = {a.dtype for a in given if a is not None}
     own = layer.recurrence.weight_ih_l0.dtype
-    return [None if a is None else a.to(own) for a in given], dtype
+    if dtypes == {own}:
+        return given, own
+    found = [None if a is None else a.to(own) for a in given]
+    return found, functools.reduce(torch.promote_types, dtypes)
 
 
 class XLSTMCell(Adapter):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ln_zoo.kernels.ctypes_arguments import address, addresses
+from ln_zoo.kernels.ctypes_arguments import KnownForms, address
 from ln_zoo.kernels.cuda_graphs.recorded import unsupported_site
 from ln_zoo.kernels.generated.check import difference
 from ln_zoo.kernels.generated.direction import Direction, Tensors
@@ -203,7 +203,10 @@ def prepared(
     held: tuple[Any, ...] = ()
     if form.zoneout:
         pairs = zip(form.zoneout, noise.zoneout, strict=True)
-        held = tuple(d.contiguous() if share is None else None for share, d in pairs)  # type: ignore[union-attr]
+        held = tuple(
+            d.contiguous().view(*x.shape[:-1], -1) if share is None else None  # type: ignore[union-attr]
+            for share, d in pairs
+        )
     if noise.sampled:
         weights = weights._replace(noise=noise._replace(dropout=None, zoneout=()))
     threads = torch.get_num_threads()
@@ -229,11 +232,11 @@ class Single:
     """The direction of a call, for calls that differ in x, states and resets; see `single`."""
 
     def __init__(self, direction: Direction, tensors: Tensors) -> None:
-        kernel, self._direction, self._tensors = direction.kernel, direction, tensors
+        kernel, self._tensors = direction.kernel, tensors
         self._weights = (*tensors[1:4], *tensors.parameters)
-        ih = (kernel.trace.gates, tensors.w_ih.shape[1])
-        self._shapes = (ih, *kernel.matrices, *kernel.shapes)
-        self._names = (*kernel.names[1:4], *kernel.names[4 + len(tensors.states) :])
+        shapes = kernel.forms(tensors.w_ih.shape[1])
+        forms = KnownForms(kernel.names, self._weights, shapes)
+        self._forms, self._direction = forms, direction._replace(forms=forms)
         self._absent = (0,) * len(tensors.states)
         self._make = functools.partial(Operands, kernel)
         #: Node in the graph of the latest step.
@@ -241,7 +244,7 @@ class Single:
 
     def check(self) -> list[int]:
         """Addresses of weights and parameters; RuntimeError if one has changed its form."""
-        return addresses(self._names, self._weights, self._shapes)
+        return self._forms.addresses(self._weights)
 
     def __call__(
         self,
@@ -250,16 +253,16 @@ class Single:
         starts: Sequence[int],
         states: States,
         reset: Tensor | None,
-    ) -> tuple[Tensor, States]:
-        """Output and final states; ``found`` is the result of `check`, ``starts`` are addresses."""
-        x, flags = x.contiguous(), 0
+    ) -> tuple[Tensor | None, States]:
+        """As `run`; ``found`` is the result of `check`, ``starts`` are addresses."""
+        x, flags, lead = x.contiguous(), 0, x.shape[:-1]
         if reset is not None:
             reset = reset.contiguous().view(-1)
-            flags = address("resets", reset, torch.bool, (x.shape[0] * x.shape[1],))
+            flags = address("resets", reset, torch.bool, (lead.numel(),))
         given = (x.data_ptr(), *found[:3], *starts, *found[3:], 0, flags, *self._absent)
-        tensors = self._tensors._replace(x=x, states=states, reset=reset)
-        direction = self._direction._replace(given=given)
-        if torch.is_grad_enabled() and len(x) == 1 and x.shape[1] < ROWS_AT_ONCE:
+        direction, (_, ih, hh, hr, _, parameters, *_) = self._direction, self._tensors
+        tensors = Tensors(x, ih, hh, hr, states, parameters, None, reset, (), given)
+        if torch.is_grad_enabled() and lead[:-1] in ((), (1,)) and lead[-1] < ROWS_AT_ONCE:
             self._shared = SharedWeights.of_step(self._shared, states, self._make, self._weights)
             if self._shared is not None:
                 sums, token = self._shared.sums, self._shared.token

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ln_zoo.kernels.ctypes_arguments import KnownForms
 from ln_zoo.kernels.generated.trace import StepForm
 from ln_zoo.ops.cells import Cell, Sites, Weights
 
@@ -26,13 +27,14 @@ class Direction(NamedTuple):
     sizes: Sequence[int] | None  # of packed data
     narrow: bool  # whether products are in bfloat16
     threads: int  # also of the backward pass, which reads what each has kept
-    given: Sequence[int] | None = None  # addresses of the forward pass's tensors, if checked before
+    forms: KnownForms | None = None  # of weights and parameters, if calls have them in common
     recompute: int = 0  # steps of a piece, see `in_pieces`; 0: everything is kept
 
 
 class Tensors(NamedTuple):
     """Tensors of a call, in float32; `flat` and `of` convert to a sequence and back.
 
+    x is (T, N, I), (N, I) for a single step, or (rows, I) of packed data.
     States are (N, H) or (1, N, H), and so are final states.
     """
 
@@ -45,6 +47,11 @@ class Tensors(NamedTuple):
     dropped: Tensor | None = None
     reset: Tensor | None = None
     held: tuple[Tensor | None, ...] = ()  # in the layout of x
+    addresses: Sequence[int] | None = None  # of all, in the order of `Call::given`, if checked
+
+    def is_step(self, d: Direction) -> bool:
+        """Whether x is that of a single step, whose output is its first final state."""
+        return d.sizes is None and self.x.dim() == 2
 
     def flat(self) -> list[Tensor | None]:
         first = [self.x, self.w_ih, self.w_hh, self.w_hr]

@@ -47,7 +47,7 @@ class GeneratedLayers:
         found = self._bound(call)
         return found if isinstance(found, str) else None
 
-    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
+    def __call__(self, call: RecurrentCall) -> tuple[Any, States]:
         bound = self.bound_to(call)
         self._last.found = None  # the call's tensors
         return run_bound(call, bound)
@@ -117,7 +117,7 @@ def as_layer(call: RecurrentCall) -> RecurrentCall:
     return call._replace(x=x, states=tuple([s.unsqueeze(0) for s in call.states]))
 
 
-def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States]:
+def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Any, States]:
     """Run all layers and directions on their kernels (`ln_zoo.kernels.generated.binding.Bound`)."""
     from ln_zoo.kernels.generated.binding import prepared
     from ln_zoo.kernels.generated.kernel import Kernel
@@ -125,7 +125,7 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
 
     def direction(
         i: int, x: Tensor, sizes: Sequence[int] | None, states: States, reset: Tensor | None
-    ) -> tuple[Tensor, States]:
+    ) -> tuple[Any, States]:
         output, final = run(*prepared(call, i, bound[i], x, sizes, states, reset))
         kept = call.weights[i].hh.dtype
         if kept is torch.float32:
@@ -136,8 +136,6 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
     dtype = product_dtype(call.x)
     with no_autocast(call.x):
         x, is_step = _as(call.x, torch.float32), call.states[0].dim() == 2
-        if is_step:
-            x = x.unsqueeze(0)
         alone = len(bound) == 1 and isinstance(bound[0].kernel, Kernel)
         if is_step or (alone and call.batch_sizes is None):
             # States keep their shape, as in `Single`, which runs later calls: a checkpoint
@@ -145,7 +143,7 @@ def run_bound(call: RecurrentCall, bound: Sequence[Any]) -> tuple[Tensor, States
             output, states = direction(0, x, None, call.states, call.reset)
         else:
             output, states = run_layers(direction, call._replace(x=x))
-    return _as(output, dtype), states
+    return None if output is None else _as(output, dtype), states
 
 
 def _multiplications(call: RecurrentCall) -> int:

@@ -6,10 +6,13 @@ import ctypes
 import functools
 import math
 import threading
-from ctypes import POINTER, Structure, c_int64, c_void_p, pointer
+from collections.abc import Callable
+from ctypes import Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
+from torch import Tensor
 
 from ln_zoo.kernels.generated.emit import source
 from ln_zoo.kernels.generated.plan import Plan, plan_of
@@ -17,6 +20,7 @@ from ln_zoo.kernels.generated.trace import StepForm, Trace, Unsupported
 from ln_zoo.kernels.native import runtime
 from ln_zoo.kernels.native.build import NativeLibrary
 from ln_zoo.kernels.native.compiler import ABI, Unavailable
+from ln_zoo.ops import memory
 from ln_zoo.ops.cells import Cell, Sites, Weights
 
 #: Typical seconds of compilation, for messages.
@@ -29,19 +33,18 @@ class ProductFunctions(Structure):
 
     _fields_ = tuple(
         (name, c_void_p)
-        for name in ("kind", "size", "pack", "product", "outer", "thin", "shares", "parts")
+        for name in (
+            *("kind", "size", "pack", "product", "in_place", "outer", "thin", "shares", "parts"),
+        )
     )
 
 
-class CallArguments(Structure):
-    """``Call`` of loop.h."""
-
-    _fields_ = (
-        *((n, c_int64) for n in ("steps", "examples", "inputs", "threads", "narrow", "chunk")),
-        ("products", POINTER(ProductFunctions)),
-        *((name, c_void_p) for name in ("sizes", "given", "output", "finals", "kept")),
-        *((name, c_void_p) for name in ("dout", "dfinals", "gradients", "rooms")),
-    )
+#: Fields of ``Call`` of loop.h, a word each: numbers, then addresses.
+CALL = (
+    *("steps", "examples", "inputs", "threads", "narrow", "chunk"),
+    *("products", "sizes", "given", "output", "finals", "kept"),
+    *("dout", "dfinals", "gradients", "rooms"),
+)
 
 
 @functools.cache
@@ -64,7 +67,7 @@ class Kernel:
     plan: Plan
     library: ctypes.CDLL
     text: str
-    products: Any  # a pointer to `ProductFunctions`
+    products: int  # address of `ProductFunctions`, which are never freed
     matrices: tuple[tuple[int, ...] | None, ...]  # shapes of the weights of products
 
     @functools.cached_property
@@ -74,10 +77,13 @@ class Kernel:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Names of the float32 tensors of a call, in the order of `Tensors`."""
-        states = [f"state {i}" for i in range(len(self.trace.widths))]
-        parameters = [f"parameter {i}" for i in range(len(self.trace.parameters))]
-        return ["x", "w_ih", "w_hh", "w_hr", *states, *parameters, "the mask of dropout"]
+        """Names of weights and parameters."""
+        own = [f"parameter {i}" for i in range(len(self.shapes))]
+        return ["w_ih", "w_hh", "w_hr", *own]
+
+    def forms(self, columns: int) -> list[tuple[int, ...] | None]:
+        """Shapes of weights and parameters, for w_ih with so many columns."""
+        return [(self.trace.gates, columns), *self.matrices, *self.shapes]
 
     @functools.cached_property
     def has_gradient(self) -> list[bool]:
@@ -86,8 +92,26 @@ class Kernel:
         return [f"d_p{i}" in there for i in range(len(self.trace.parameters))]
 
     @functools.cached_property
-    def covered(self) -> dict[str, bool]:
-        """Whether products use all rows of their weight; gradients of other rows are zero."""
+    def makers(self) -> list[Callable[[Tensor], Tensor] | None]:
+        """Make memory for the gradients of `Tensors`, up to the parameters; None: zero."""
+
+        def of(weight: str, there: bool = True) -> Callable[[Tensor], Tensor] | None:
+            # Gradients of rows that no product uses are zero.
+            whole = torch.empty_like if covered.get(weight, True) else torch.zeros_like
+            return whole if there else None
+
+        covered = self._covered()
+        own = enumerate(self.has_gradient)
+        return [
+            lambda x: memory.empty(*x.shape, like=x, dtype=x.dtype),
+            of("ih"),
+            *(of(weight, weight in covered) for weight in ("hh", "hr")),
+            *(torch.empty_like for _ in self.trace.widths),
+            *(of(f"p{i}", there) for i, there in own),
+        ]
+
+    def _covered(self) -> dict[str, bool]:
+        """Whether products use all rows of each weight."""
         shapes = dict(zip(("hh", "hr"), self.matrices, strict=True))
         shapes |= {f"p{i}": shape for i, shape in enumerate(self.shapes)}
         found: dict[str, bool] = {}
@@ -117,7 +141,7 @@ def make(cell: Cell, sites: Sites, weights: Weights, form: StepForm, centres: bo
         if text not in _libraries:
             _libraries[text] = _load(text, cell.name)
         matrices = tuple(None if a is None else tuple(a.shape) for a in (weights.hh, weights.hr))
-        products = pointer(product_functions())
+        products = ctypes.addressof(product_functions())
         return Kernel(traced, planned, _libraries[text], text, products, matrices)
 
 
@@ -130,5 +154,5 @@ def _load(text: str, cell: str) -> ctypes.CDLL:
         raise Unsupported(error.reason) from error
     for name, result in (("keeps", c_int64), ("forward", None), ("backward", None)):
         function = getattr(library, f"ln_zoo_cell_{name}")
-        function.argtypes, function.restype = (POINTER(CallArguments),), result
+        function.argtypes, function.restype = (c_void_p,), result
     return library

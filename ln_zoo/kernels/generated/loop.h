@@ -9,7 +9,6 @@
 #include "../native/scratch.h"
 #include "../native/stages.h"
 #include "functions.h"
-#include "in_place.h"
 
 extern "C" {
 
@@ -22,6 +21,8 @@ struct Products {
   void (*product)(int64_t kind, int64_t M, int64_t K, int64_t N, const float* a, int64_t row,
                   int64_t column, const float* packed, float* c, int64_t ldc, int64_t add,
                   int64_t share, int64_t shares);
+  void (*in_place)(int64_t transposed, int64_t M, int64_t K, int64_t N, const float* a, int64_t lda,
+                   const float* w, int64_t ldw, float* c, int64_t ldc, int64_t add);
   void (*outer)(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w,
                 int64_t add, int64_t narrow, int64_t threads);
   int64_t (*thin)(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
@@ -79,8 +80,8 @@ struct Matrix {
                 bool add, int64_t share = 0, int64_t shares = 1) const {
     if (data) return of->product(kind, M, K, N, a, row, column, data, c, ldc, add, share, shares);
     const int64_t first = N * share / shares, end = N * (share + 1) / shares;
-    of_row == 1 ? dot_products(M, K, first, end, a, row, from, of_column, c, ldc, add)
-                : sums_of_rows(M, K, first, end, a, row, from, of_row, c, ldc, add);
+    of->in_place(of_row == 1, M, K, end - first, a, row, from + first * of_column,
+                 std::max(of_row, of_column), c + first, ldc, add);
   }
 };
 

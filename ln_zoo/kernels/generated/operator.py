@@ -9,7 +9,6 @@ import functools
 import math
 from array import array
 from collections.abc import Sequence
-from ctypes import byref
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ln_zoo.kernels.ctypes_arguments import address, addresses, check_steps
 from ln_zoo.kernels.generated.direction import FIRST_STATE, Direction, Tensors
-from ln_zoo.kernels.generated.kernel import CallArguments, Kernel
+from ln_zoo.kernels.generated.kernel import CALL, Kernel
 from ln_zoo.kernels.generated.pieces import in_pieces
 from ln_zoo.kernels.generated.products import add_weight_gradient
 from ln_zoo.kernels.generated.trace import substituted
@@ -30,13 +29,14 @@ from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.replay import batched, differentiable
 
 
-def run(d: Direction, tensors: Tensors) -> tuple[Tensor, States]:
-    """Outputs in the layout of x, and final states, in float32."""
-    flat = tensors.flat()
-    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in flat):
-        out, *finals = _Function.apply(d, *flat)
-    else:
-        out, finals, _ = passes(d)[0](d, tensors, saves=False)
+def run(d: Direction, tensors: Tensors) -> tuple[Tensor | None, States]:
+    """Outputs in the layout of x, or None for a single step; and final states, in float32."""
+    if torch.is_grad_enabled():
+        flat = tensors.flat()
+        if any(a is not None and a.requires_grad for a in flat):
+            out, *finals = _Function.apply(d, tensors.addresses, *flat)
+            return out, tuple(finals)
+    out, finals, _ = passes(d)[0](d, tensors, saves=False)
     return out, tuple(finals)
 
 
@@ -50,65 +50,79 @@ def passes(d: Direction) -> Any:
 
 #: An array for C++; ctypes would make a new type for each size again and again.
 _words = functools.partial(array, "q")
+_PLACES = {field: i for i, field in enumerate(CALL)}
+#: float32 numbers of a cache line.
+_LINE = 16
+_UNSET = (0,) * (len(CALL) - _PLACES["output"])
+
+
+def _start(words: Any) -> int:
+    return int(words.buffer_info()[0])
 
 
 @functools.lru_cache(maxsize=64)
-def _equal_sizes(steps: int, examples: int) -> Any:
-    """Rows of each step of a padded batch, for C++."""
-    return _words([examples] * steps)
+def _padded(steps: int, examples: int, saves: bool) -> tuple[Any, int]:
+    """Rows of each step of a padded batch, for C++, and of a chunk."""
+    return _words([examples] * steps), rows_of_chunk(steps * examples, saves)
 
 
-class _Arguments:
-    """A structure for C++, which holds what it points to."""
+class _Call:
+    """``Call`` of loop.h, and what it points to."""
 
-    def __init__(
-        self, d: Direction, t: Tensors, saves: bool, given: Sequence[int] | None = None
-    ) -> None:
-        lead = t.x.shape[:-1]
-        examples, rows, inputs = t.states[0].shape[-2], lead.numel(), t.x.shape[-1]
+    def __init__(self, d: Direction, t: Tensors, saves: bool) -> None:
+        lead, examples = t.x.shape[:-1], t.states[0].shape[-2]
         if d.sizes is None:
-            sizes = _equal_sizes(t.x.shape[0], examples)
+            sizes, chunk = _padded(1 if t.is_step(d) else lead[0], examples, saves)
         else:
+            rows = lead.numel()
             check_steps(d.sizes, rows, examples)
-            sizes = _words(d.sizes)
-        self._alive: list[Any] = []
-        self.structure = CallArguments(
-            steps=len(sizes),
-            examples=examples,
-            inputs=inputs,
-            threads=d.threads,
-            narrow=d.narrow,
-            chunk=rows_of_chunk(rows, saves),
-            products=d.kernel.products,
-        )
-        self._keep("sizes", sizes)
-        self._keep("given", _words(_given(d, t) if given is None else given))
+            sizes, chunk = _words(d.sizes), rows_of_chunk(rows, saves)
+        given = _words(_given(d, t) if t.addresses is None else t.addresses)
+        self._alive: list[Any] = [sizes, given]
+        numbers = len(sizes), examples, t.x.shape[-1], d.threads, d.narrow, chunk
+        pointers = d.kernel.products, _start(sizes), _start(given)
+        self._words = _words((*numbers, *pointers, *_UNSET))
+        self.address = _start(self._words)
 
-    def own(self, name: str, tensors: Sequence[Tensor | None]) -> None:
+    def __setitem__(self, field: str, address: int) -> None:
+        self._words[_PLACES[field]] = address
+
+    def own(self, field: str, tensors: Sequence[Tensor | None]) -> None:
         """Set an array of addresses of tensors that this module made."""
-        self._alive.append(tensors)
-        self._keep(name, _words([0 if a is None else a.data_ptr() for a in tensors]))
+        words = _words([0 if a is None else a.data_ptr() for a in tensors])
+        self._alive += tensors, words
+        self[field] = _start(words)
 
-    def _keep(self, name: str, words: Any) -> None:
-        self._alive.append(words)
-        setattr(self.structure, name, words.buffer_info()[0])
+    def keep(self, out: Tensor | None, room: Tensor, t: Tensors) -> None:
+        """Set where the forward pass writes what the backward pass reads."""
+        self["kept"] = room.data_ptr() + 4 * _own_output(out, t)
+        self["output"] = (room if out is None else out).data_ptr()
+
+
+def _own_output(out: Tensor | None, t: Tensors) -> int:
+    """Numbers of the output that a single step keeps: its caller may change the state in place."""
+    return 0 if out is not None else -(-t.states[0].numel() // _LINE) * _LINE
 
 
 def _given(d: Direction, t: Tensors) -> list[int]:
     """Addresses of `Call::given`, checked."""
-    kernel, trace, lead = d.kernel, d.kernel.trace, tuple(t.x.shape[:-1])
-    sizes = tuple(t.states[0].shape[:-1])
-    states = [(*sizes, width) for width in trace.widths]
+    trace, lead = d.kernel.trace, tuple(t.x.shape[:-1])
+    weights = (t.w_ih, t.w_hh, t.w_hr, *t.parameters)
     columns = t.w_ih.shape[1]  # 0: see `ln_zoo.ops.cells.input_products`
-    inputs = (*lead, columns or trace.gates), (trace.gates, columns)
-    shapes = (*inputs, *kernel.matrices, *states)
+    if d.forms is None:
+        known = addresses(d.kernel.names, weights, d.kernel.forms(columns))
+    else:
+        known = d.forms.addresses(weights)
+    sizes = tuple(t.states[0].shape[:-1])
+    names = "x", *("a state",) * len(trace.widths), "the mask of dropout"
     dropped = (sizes[-1], trace.widths[0]) if d.form.drops else None
-    wide = (t.x, t.w_ih, t.w_hh, t.w_hr, *t.states, *t.parameters, t.dropped)
-    found = addresses(kernel.names, wide, (*shapes, *kernel.shapes, dropped))
+    shapes = (*lead, columns or trace.gates), *((*sizes, width) for width in trace.widths), dropped
+    x, *states, mask = addresses(names, (t.x, *t.states, t.dropped), shapes)
+    found = [x, *known[:3], *states, *known[3:], mask]
     found.append(
         0 if t.reset is None else address("resets", t.reset, torch.bool, (math.prod(lead),))
     )
-    for a, width in zip(t.held or (None,) * len(states), trace.widths, strict=True):
+    for a, width in zip(t.held or (None,) * len(trace.widths), trace.widths, strict=True):
         found.append(0 if a is None else address("held", a, torch.bool, (*lead, width)))
     return found
 
@@ -118,20 +132,22 @@ def _given(d: Direction, t: Tensors) -> list[int]:
 
 def _forward(
     d: Direction, t: Tensors, saves: bool
-) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    arguments, library = _Arguments(d, t, saves, d.given), d.kernel.library
-    s = arguments.structure
-    out = memory.empty(*t.x.shape[:-1], d.kernel.trace.widths[0], like=t.x, dtype=torch.float32)
-    s.output = out.data_ptr()
+) -> tuple[Tensor | None, list[Tensor], list[Tensor | None]]:
+    call, library = _Call(d, t, saves), d.kernel.library
     finals = [torch.empty_like(a) for a in t.states]
-    arguments.own("finals", finals)
-    kept: list[Tensor | None] = []
+    call.own("finals", finals)
+    out = room = None
+    if not t.is_step(d):
+        width = d.kernel.trace.widths[0]
+        out = memory.empty(*t.x.shape[:-1], width, like=t.x, dtype=torch.float32)
     if saves:
-        numbers = library.ln_zoo_cell_keeps(byref(s))
+        numbers = _own_output(out, t) + library.ln_zoo_cell_keeps(call.address)
         room = memory.pooled_empty(numbers, like=t.x, dtype=torch.float32)
-        s.kept, kept = room.data_ptr(), [out, room]
-    library.ln_zoo_cell_forward(byref(s))
-    return out, finals, kept
+        call.keep(out, room, t)
+    else:
+        call["output"] = (finals[0] if out is None else out).data_ptr()
+    library.ln_zoo_cell_forward(call.address)
+    return out, finals, [out, room] if saves else []
 
 
 def _backward(
@@ -143,36 +159,23 @@ def _backward(
     later: Operands | None = None,
 ) -> list[Tensor | None]:
     """Gradients of `Tensors.flat`, where needed; those of weights and parameters by `later`."""
-    arguments = _Arguments(d, t, saves=True)
-    s, trace = arguments.structure, d.kernel.trace
-    s.output, s.kept = (a.data_ptr() for a in kept)
+    call, trace = _Call(d, t, saves=True), d.kernel.trace
+    out, room = kept
+    call.keep(out, room, t)
     d_out, *d_finals = (None if a is None else _dense(a) for a in grads)
     if d_out is not None:
         shape = (*t.x.shape[:-1], trace.widths[0])
-        (s.dout,) = addresses(("the gradient of the output",), (d_out,), (shape,))
-    arguments.own("dfinals", d_finals)
-    wanted: Any = Tensors.of(d, needs)
-    covered = d.kernel.covered
-
-    def room(name: str, a: Tensor | None, need: bool) -> Tensor | None:
-        if a is None or not need:
-            return None
-        return torch.empty_like(a) if covered.get(name, True) else torch.zeros_like(a)
-
-    used = zip(t.parameters, d.kernel.has_gradient, wanted.parameters, strict=True)
+        (call["dout"],) = addresses(("the gradient of the output",), (d_out,), (shape,))
+    call.own("dfinals", d_finals)
     found = [
-        memory.empty(*t.x.shape, like=t.x, dtype=t.x.dtype) if wanted.x else None,
-        room("ih", t.w_ih, wanted.w_ih),
-        room("hh", t.w_hh, wanted.w_hh and "hh" in covered),
-        room("hr", t.w_hr, wanted.w_hr and "hr" in covered),
-        *(room("states", *each) for each in zip(t.states, wanted.states, strict=True)),
-        *(room(f"p{i}", a, there and need) for i, (a, there, need) in enumerate(used)),
+        None if make is None or a is None or not need else make(a)
+        for a, need, make in zip(t.flat(), needs, d.kernel.makers, strict=False)
     ]
     if later is not None:
-        arguments.own("rooms", later.take())
+        call.own("rooms", later.take())
         found[FIRST_STATE + len(t.states) :] = later.sums
-    arguments.own("gradients", found)
-    d.kernel.library.ln_zoo_cell_backward(byref(s))
+    call.own("gradients", found)
+    d.kernel.library.ln_zoo_cell_backward(call.address)
     return [*found, *[None] * (len(needs) - len(found))]
 
 
@@ -182,8 +185,11 @@ def _dense(a: Tensor) -> Tensor:
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, d: Direction, *flat: Tensor | None) -> tuple[Tensor, ...]:
-        out, finals, saved = passes(d)[0](d, Tensors.of(d, flat), saves=True)
+    def forward(
+        ctx: Any, d: Direction, checked: Sequence[int] | None, *flat: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        t = Tensors.of(d, flat)._replace(addresses=checked)
+        out, finals, saved = passes(d)[0](d, t, saves=True)
         ctx.direction, ctx.count = d, len(flat)
         ctx.save_for_backward(*flat, *saved)
         ctx.set_materialize_grads(False)
@@ -193,11 +199,11 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         d, flat = ctx.direction, ctx.saved_tensors
         flat, kept = flat[: ctx.count], flat[ctx.count :]
-        needs = ctx.needs_input_grad[1:]
+        needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or batched(grads):
             replayed = differentiable(lambda found: _replay(d, found), flat, grads, needs)
-            return None, *replayed
-        return None, *passes(d)[1](d, Tensors.of(d, flat), kept, grads, needs)
+            return None, None, *replayed
+        return None, None, *passes(d)[1](d, Tensors.of(d, flat), kept, grads, needs)
 
 
 class SharedStep(torch.autograd.Function):
@@ -206,7 +212,7 @@ class SharedStep(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, d: Direction, sums: Sums, t: Tensors, x: Tensor, *states: Tensor
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor | None, ...]:
         """The last of ``states`` is the token of `SharedWeights`."""
         out, finals, saved = _forward(d, t, saves=True)
         ctx.direction, ctx.sums, flat = d, sums, t.flat()
@@ -280,8 +286,8 @@ class Operands(StepRows):
                 add_weight_gradient(p, to, du, left)
 
 
-def _replay(d: Direction, flat: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Outputs and final states by the generic loop."""
+def _replay(d: Direction, flat: Sequence[Any]) -> tuple[Any, ...]:
+    """Outputs, or None for a single step, and final states by the generic loop."""
     t = Tensors.of(d, flat)
     weights, sites = substituted(d.weights, d.sites, d.parameters, t.parameters)
     held: list[Any] = [
@@ -291,5 +297,9 @@ def _replay(d: Direction, flat: Sequence[Any]) -> tuple[Tensor, ...]:
     noise = Noise(t.dropped, tuple(held))
     weights = weights._replace(ih=t.w_ih, hh=t.w_hh, hr=t.w_hr, noise=noise).of_step
     states = tuple(s.view(s.shape[-2:]) for s in t.states)
-    out, finals = scan(d.cell, t.x, d.sizes, states, weights, sites, False, t.reset)
-    return out, *(s.view_as(start) for s, start in zip(finals, t.states, strict=True))
+    is_step = t.is_step(d)
+    x = t.x.unsqueeze(0) if is_step else t.x
+    out, finals = scan(d.cell, x, d.sizes, states, weights, sites, False, t.reset)
+    return None if is_step else out, *(
+        s.view_as(start) for s, start in zip(finals, t.states, strict=True)
+    )

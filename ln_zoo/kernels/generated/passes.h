@@ -303,6 +303,7 @@ void write_finals(const Work& a) {
     for (int64_t t = 0; t < a.steps; t++) {
       const int64_t first = t + 1 < a.steps ? a.sizes[t + 1] : 0, width = WIDTHS[i];
       const float* const from = a.after(t, i);
+      if (from == a.finals[i]) continue;  // the output of a single step
       std::copy(from + first * width, from + a.sizes[t] * width, a.finals[i] + first * width);
     }
   }

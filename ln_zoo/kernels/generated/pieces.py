@@ -97,6 +97,7 @@ def _part(
         dropped=None if t.dropped is None else t.dropped[:n],
         reset=None if t.reset is None else t.reset[piece.rows],
         held=tuple(None if a is None else a[rows] for a in t.held),
+        addresses=None,
     )
     sizes = None if d.sizes is None else piece.sizes
-    return d._replace(sizes=sizes, given=None, recompute=0), tensors
+    return d._replace(sizes=sizes, recompute=0), tensors

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from ln_zoo.ops.cells import Cell, Sites
 
+#: Entries of a module that say nothing of what it computes.
+_BOOKKEEPING = ("_is_full_backward_hook", "_non_persistent_buffers_set")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 #: Packages whose functions are not searched for globals.
 _LIBRARIES = ("torch", "ln_zoo", "numpy", "builtins")
@@ -130,7 +132,7 @@ class Watched:
         own = getattr(a, "__dict__", {})
         self._sizes.append((own, len(own)))
         for key in list(own):
-            if isinstance(a, nn.Module) and isinstance(own[key], dict):
+            if isinstance(a, nn.Module) and (isinstance(own[key], dict) or key in _BOOKKEEPING):
                 continue
             self._add_entry(own, key, depth)
         if isinstance(a, nn.Module):

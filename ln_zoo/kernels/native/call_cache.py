@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.kernels.ctypes_arguments import addresses
+from ln_zoo.kernels.ctypes_arguments import KnownForms, addresses
 from ln_zoo.kernels.generated.engine import GeneratedLayers, as_layer, run_bound
 from ln_zoo.kernels.native.engine import NativeLayers
 from ln_zoo.kernels.native.layers import Parameters, Prepared, without_tensors
@@ -61,14 +61,15 @@ class _KernelPlan:
         self._run, self._call = run, without_tensors(call)
         pairs = zip(call.records, call.weights, strict=True)
         self._tensors = [a for pair in pairs for a in Parameters.of(call.cell, *pair)]
-        self._shapes = [None if a is None else tuple(a.shape) for a in self._tensors]
+        shapes = [None if a is None else tuple(a.shape) for a in self._tensors]
+        self._forms = KnownForms(Parameters._fields * len(shapes), self._tensors, shapes)
 
-    def check(self) -> None:
-        addresses(Parameters._fields * len(self._tensors), self._tensors, self._shapes)
+    def check(self) -> Any:
+        return self._forms.addresses(self._tensors)
 
     def __call__(
         self,
-        found: None,
+        found: Any,
         x: Tensor,
         starts: Sequence[int] | None,
         states: States,
@@ -107,7 +108,7 @@ class _GeneratedPlan(_KernelPlan):
         if self._single is None:
             return super().__call__(found, x, starts, states, *rest)
         *_, reset = rest
-        return self._single(found, x if x.dim() == 3 else x.unsqueeze(0), starts, states, reset)
+        return self._single(found, x, starts, states, reset)
 
 
 class _AutocastPlan:
@@ -199,7 +200,11 @@ class CallCache:
             plans = {}
         x, hidden = call.x, call.states[0].shape[-1]
         state = (len(call.weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
-        self._kept = _Kept(owner, watched, plans | {key: (_plan_of(run, call), state)})
+        try:
+            plan = _plan_of(run, call)
+        except RuntimeError:
+            return  # a parameter of a form that needs a copy at each call
+        self._kept = _Kept(owner, watched, plans | {key: (plan, state)})
 
 
 def _is_plannable(run: Runner, call: RecurrentCall) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: Result of ``ln_zoo_abi()``: version of the functions and structures.
-ABI = 18
+ABI = 19
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 #: Timeout of one compilation, seconds.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.kernels.ctypes_arguments import address, addresses
+from ln_zoo.kernels.ctypes_arguments import KnownForms, address, addresses
 from ln_zoo.kernels.native.batch import shares_under_batch_norm
 from ln_zoo.kernels.native.runtime import (
     library,
@@ -447,13 +447,13 @@ class Prepared:
                 zip(records, weights, self._parameters, strict=True)
             )
         ]
+        both = zip(self._parameters, self._directions, strict=True)
+        self._forms = [KnownForms(Parameters._fields, a, d.parameters) for a, d in both]
 
     def check(self) -> list[list[int]]:
         """Addresses of each direction's parameters; RuntimeError if one has changed its form."""
-        return [
-            addresses(Parameters._fields, parameters, direction.parameters)
-            for parameters, direction in zip(self._parameters, self._directions, strict=True)
-        ]
+        pairs = zip(self._forms, self._parameters, strict=True)
+        return [forms.addresses(parameters) for forms, parameters in pairs]
 
     def __call__(
         self,

@@ -86,6 +86,15 @@ void ln_zoo_matrix_product(int64_t kind, int64_t M, int64_t K, int64_t N, const 
   if (columns > 0) product(M, columns, K, left, packed + first * K, c + first, ldc, add);
 }
 
+// C (M, N) = A (M, K) B, or C += A B, on the calling thread, for few rows and B in place: `w`
+// (K, N), or its transpose (N, K), with row stride `ldw`, which is K for a transpose.
+void ln_zoo_matrix_in_place(int64_t transposed, int64_t M, int64_t K, int64_t N, const float* a,
+                            int64_t lda, const float* w, int64_t ldw, float* c, int64_t ldc,
+                            int64_t add) {
+  if (transposed) return few_by_transposed(M, N, K, a, lda, w, c, ldc, add);
+  few_by_matrix(M, K, N, a, lda, w, ldw, c, ldc, add);
+}
+
 // w (G, K) = d^T a, or w += d^T a, for rows d (N, G) and a (N, K).
 void ln_zoo_matrix_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w,
                          int64_t add, int64_t narrow, int64_t threads) {

@@ -48,9 +48,10 @@ __attribute__((always_inline)) inline void fold(vec* sums) {
   }
 }
 
-// y[n][i] = total of vector n * ROWS + i, for XS rows of y.
+// y[n][i] = total of vector n * ROWS + i, or y += it, for XS rows of y.
 template <int ROWS, int XS>
-__attribute__((always_inline)) inline void write_totals(const vec* sums, float* y, int64_t stride) {
+__attribute__((always_inline)) inline void write_totals(const vec* sums, float* y, int64_t ldy,
+                                                        bool add) {
   constexpr int COUNT = XS * ROWS;
   constexpr int POWER = COUNT > 8 ? 16 : COUNT > 4 ? 8 : COUNT > 2 ? 4 : COUNT;
   vec part[POWER];
@@ -59,25 +60,29 @@ __attribute__((always_inline)) inline void write_totals(const vec* sums, float* 
   fold<POWER>(part);
   float found[LANES];
   store(found, part[0]);
-  for (int n = 0; n < XS; n++) copy(found + n * ROWS, ROWS, y + n * stride);
+  for (int n = 0; n < XS; n++) {
+    const float* const from = found + n * ROWS;
+    add ? ::add(from, y + n * ldy, ROWS) : copy(from, ROWS, y + n * ldy);
+  }
 }
 
-// y[n][i] = w[i] . x[n], for ROWS rows of w (., K) and XS rows of x (., K); `stride` is that of y's
-// rows. Sums, ROWS vectors of w and one of x fit the registers.
+// y[n][i] = w[i] . x[n], or y += it, for ROWS rows of w (., K) and XS rows of x; `ldx` and `ldy` are
+// strides of rows. Sums, ROWS vectors of w and one of x fit the registers.
 template <int ROWS, int XS>
-__attribute__((noinline)) void dot_products(const float* w, const float* x, int64_t K, float* y,
-                                            int64_t stride) {
+__attribute__((noinline)) void dot_products(int64_t K, const float* w, const float* x, int64_t ldx,
+                                            float* y, int64_t ldy, bool add) {
   vec sums[XS * ROWS] = {};
   for_units(K, [&](int64_t k, auto block) {
     vec a[ROWS];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
       a[i] = block.read(w + i * K + k);
+      if constexpr (XS > 1) ahead(w + i * K + k, ROWS * K);
       if constexpr (XS > 1) KEEP(a[i]);
     }
 #pragma GCC unroll 6
     for (int n = 0; n < XS; n++) {
-      const vec b = block.read(x + n * K + k);
+      const vec b = block.read(x + n * ldx + k);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; i++) sums[n * ROWS + i] += a[i] * b;
     }
@@ -85,28 +90,40 @@ __attribute__((noinline)) void dot_products(const float* w, const float* x, int6
   constexpr int AT_ONCE = LANES / ROWS, LAST = XS % AT_ONCE, WHOLE = XS - LAST;
 #pragma GCC unroll 6
   for (int n = 0; n < WHOLE; n += AT_ONCE) {
-    write_totals<ROWS, AT_ONCE>(sums + n * ROWS, y + n * stride, stride);
+    write_totals<ROWS, AT_ONCE>(sums + n * ROWS, y + n * ldy, ldy, add);
   }
   if constexpr (LAST > 0) {
-    write_totals<ROWS, LAST>(sums + WHOLE * ROWS, y + WHOLE * stride, stride);
+    write_totals<ROWS, LAST>(sums + WHOLE * ROWS, y + WHOLE * ldy, ldy, add);
   }
 }
 
-template <int ROWS, int XS = HEIGHT>
-void dot_products_of(int64_t count, const float* w, const float* x, int64_t K, float* y,
-                     int64_t stride) {
-  if (count == XS) return dot_products<ROWS, XS>(w, x, K, y, stride);
-  if constexpr (XS > 1) dot_products_of<ROWS, XS - 1>(count, w, x, K, y, stride);
+template <int ROWS, int XS = HEIGHT, class... Arguments>
+void dot_products_of(int64_t count, Arguments... arguments) {
+  if (count == XS) return dot_products<ROWS, XS>(arguments...);
+  if constexpr (XS > 1) dot_products_of<ROWS, XS - 1>(count, arguments...);
 }
 
-// The same for ROWS rows of w and any number of x.
+// y (N, G) = x (N, K) w^T, or y += it, for w (G, K) in place, on the calling thread.
 template <int ROWS>
-void dot_products_by_blocks(const float* w, const float* x, int64_t N, int64_t K, float* y,
-                            int64_t stride) {
-  for (int64_t n = 0, height; n < N; n += height) {
-    height = block_height(N - n);
-    dot_products_of<ROWS>(height, w, x + n * K, K, y + n * stride, stride);
+int64_t dot_products_from(int64_t g, int64_t N, int64_t G, int64_t K, const float* x, int64_t ldx,
+                          const float* w, float* y, int64_t ldy, bool add) {
+  for (; g + ROWS <= G; g += ROWS) {
+    for (int64_t n = 0, height; n < N; n += height) {
+      height = block_height(N - n);
+      dot_products_of<ROWS>(height, K, w + g * K, x + n * ldx, ldx, y + n * ldy + g, ldy, add);
+    }
   }
+  return g;
+}
+
+inline void few_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, int64_t ldx,
+                              const float* w, float* y, int64_t ldy, bool add) {
+  int64_t g = 0;
+  // Latency of additions: few rows of x need more sums.
+  if (N == 1) g = dot_products_from<L < 8 ? L : 8>(g, N, G, K, x, ldx, w, y, ldy, add);
+  if (N == 2) g = dot_products_from<4>(g, N, G, K, x, ldx, w, y, ldy, add);
+  g = dot_products_from<WIDTH>(g, N, G, K, x, ldx, w, y, ldy, add);
+  dot_products_from<1>(g, N, G, K, x, ldx, w, y, ldy, add);
 }
 
 // Write a (M, N), transposed, to columns of y (N, .) with row stride `stride`; N whole vectors.
@@ -153,35 +170,25 @@ void in_place_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, con
       vector_product(rows, whole, K, Left<float>{w + g * K, K, 1}, packed, block, whole, false);
       transpose_to(block, rows, whole, y + g, G);
     }
-    const float* const rest = x + whole * K;
-    float* const y_rest = y + whole * G;
-    int64_t i = from;
-    const auto by_rows = [&](auto rows) {
-      for (; i + rows <= to; i += rows) {
-        dot_products_by_blocks<rows>(w + i * K, rest, N - whole, K, y_rest + i, G);
-      }
-    };
-    // Latency of additions: few rows of x need more sums.
-    if (N - whole == 1) by_rows(std::integral_constant<int, L < 8 ? L : 8>());
-    if (N - whole == 2) by_rows(std::integral_constant<int, 4>());
-    by_rows(std::integral_constant<int, WIDTH>()), by_rows(std::integral_constant<int, 1>());
+    few_by_transposed(N - whole, to - from, K, x + whole * K, K, w + from * K, y + whole * G + from,
+                      G, false);
   });
 }
 
-// As `tile`, for a right operand with row stride `ldb`.
+// As `tile`, for a right operand with row stride `ldb`. A lambda that captured the sums would keep them
+// in memory.
 template <int ROWS, int VECTORS, class Block>
 __attribute__((noinline)) void tile_in_place(int64_t K, Left<float> a, const float* b, int64_t ldb,
                                              float* c, int64_t ldc, bool add, Block last) {
-  const auto of = [&](int j, auto body) { j < VECTORS - 1 ? body(Whole{}) : body(last); };
   vec sums[ROWS][VECTORS] = {};
   const float* left = a.data;
 #pragma GCC unroll 4
   for (int64_t k = 0; k < K; k++, b += ldb, left += a.column) {
     vec right[VECTORS];
-    for (int j = 0; j < VECTORS; j++) {
-      of(j, [&](auto block) { right[j] = block.read(b + j * L); });
-      KEEP(right[j]);
-    }
+    for (int j = 0; j < VECTORS - 1; j++) right[j] = load(b + j * L);
+    right[VECTORS - 1] = last.read(b + (VECTORS - 1) * L);
+    for (int j = 0; ROWS > 1 && j < VECTORS; j++) ahead(b + j * L, 8 * ldb);
+    for (int j = 0; j < VECTORS; j++) KEEP(right[j]);
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++) {
       const vec factor = all(left[i * a.row]);
@@ -189,10 +196,12 @@ __attribute__((noinline)) void tile_in_place(int64_t K, Left<float> a, const flo
     }
   }
   for (int i = 0; i < ROWS; i++) {
-    for (int j = 0; j < VECTORS; j++) {
-      float* to = c + i * ldc + j * L;
-      of(j, [&](auto block) { block.write(to, add ? block.read(to) + sums[i][j] : sums[i][j]); });
+    float* const to = c + i * ldc;
+    constexpr int LAST = VECTORS - 1;
+    for (int j = 0; j < LAST; j++) {
+      store(to + j * L, add ? load(to + j * L) + sums[i][j] : sums[i][j]);
     }
+    last.write(to + LAST * L, add ? last.read(to + LAST * L) + sums[i][LAST] : sums[i][LAST]);
   }
 }
 
@@ -205,41 +214,47 @@ void tile_in_place_of(int64_t height, int64_t vectors, Arguments... arguments) {
   if constexpr (ROWS > 1) tile_in_place_of<ROWS - 1, VECTORS>(height, vectors, arguments...);
 }
 
+// y (N, K) = d (N, G) w, or y += d w, for K columns of w (G, .) in place, on the calling thread;
+// `ldd`, `ldw` and `ldy` are strides of rows.
+void few_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, int64_t ldd, const float* w,
+                   int64_t ldw, float* y, int64_t ldy, bool add) {
+  // Rows of w at a time: they are pages apart, and the first-level TLB has few entries.
+  constexpr int64_t AT_ONCE = 128, PANEL = WIDTH * L;
+  for (int64_t g = 0; g < G; g += AT_ONCE) {
+    const int64_t depth = std::min(AT_ONCE, G - g);
+    for (int64_t k = 0; k < K; k += PANEL) {
+      const int64_t columns = std::min(PANEL, K - k), vectors = (columns + L - 1) / L;
+      const int64_t lanes = columns - (vectors - 1) * L;
+      for (int64_t n = 0, height; n < N; n += height) {
+        height = block_height(N - n);
+        const auto run = [&](auto last) {
+          tile_in_place_of<HEIGHT, WIDTH>(height, vectors, depth, Left<float>{d + n * ldd + g, ldd, 1},
+                                          w + g * ldw + k, ldw, y + n * ldy + k, ldy, add || g > 0,
+                                          last);
+        };
+        lanes == L ? run(Whole{}) : run(Rest(lanes));
+      }
+    }
+  }
+}
+
 // y (N, K) = d (N, G) w, or y += d w, for w (G, K) in place.
 void in_place_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
                         bool add, int64_t threads) {
-  // Rows of w at a time: they are pages apart, and the first-level TLB has few entries.
-  constexpr int64_t AT_ONCE = 64, PANEL = WIDTH * L;
+  constexpr int64_t PANEL = WIDTH * L;
   const int64_t panels = (K + PANEL - 1) / PANEL;
   by_parts(threads, G * K * ((N + 3) / 4), panels, [&](int64_t from, int64_t to) {
-    if (N >= MANY_ROWS) {
-      // Copy each part of a panel, which then stays in the cache.
-      thread_local Room room;
-      float* const copied = room.take(DEPTH * PANEL);
-      for (int64_t k = from * PANEL; k < std::min(to * PANEL, K); k += PANEL) {
-        const int64_t columns = std::min(PANEL, K - k);
-        for (int64_t g = 0; g < G; g += DEPTH) {
-          const int64_t depth = std::min(DEPTH, G - g);
-          pack_panel(w + g * K + k, K, int64_t(1), depth, 0, columns, copied, Center{});
-          vector_product(N, columns, depth, Left<float>{d + g, G, 1}, copied, y + k, K,
-                         add || g > 0);
-        }
-      }
-      return;
-    }
-    for (int64_t g = 0; g < G; g += AT_ONCE) {
-      const int64_t depth = std::min(AT_ONCE, G - g);
-      for (int64_t k = from * PANEL; k < std::min(to * PANEL, K); k += PANEL) {
-        const int64_t columns = std::min(PANEL, K - k), vectors = (columns + L - 1) / L;
-        const int64_t lanes = columns - (vectors - 1) * L;
-        for (int64_t n = 0, height; n < N; n += height) {
-          height = block_height(N - n);
-          const auto run = [&](auto last) {
-            tile_in_place_of<HEIGHT, WIDTH>(height, vectors, depth, Left<float>{d + n * G + g, G, 1},
-                                            w + g * K + k, K, y + n * K + k, K, add || g > 0, last);
-          };
-          lanes == L ? run(Whole{}) : run(Rest(lanes));
-        }
+    const int64_t first = from * PANEL, end = std::min(to * PANEL, K);
+    if (N < MANY_ROWS) return few_by_matrix(N, G, end - first, d, G, w + first, K, y + first, K, add);
+    // Copy each part of a panel, which then stays in the cache.
+    thread_local Room room;
+    float* const copied = room.take(DEPTH * PANEL);
+    for (int64_t k = first; k < end; k += PANEL) {
+      const int64_t columns = std::min(PANEL, end - k);
+      for (int64_t g = 0; g < G; g += DEPTH) {
+        const int64_t depth = std::min(DEPTH, G - g);
+        pack_panel(w + g * K + k, K, int64_t(1), depth, 0, columns, copied, Center{});
+        vector_product(N, columns, depth, Left<float>{d + g, G, 1}, copied, y + k, K, add || g > 0);
       }
     }
   });
@@ -334,7 +349,7 @@ void thin_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float
   }
   by_parts(threads, N * G, N, [&](int64_t from, int64_t to) {
     for (int64_t k = 0; k < K; k++) {
-      dot_products_by_blocks<1>(room + k * G, d + from * G, to - from, G, y + from * K + k, K);
+      few_by_transposed(to - from, 1, G, d + from * G, G, room + k * G, y + from * K + k, K, false);
     }
   });
 }

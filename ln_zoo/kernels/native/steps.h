@@ -255,7 +255,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
 extern "C" {
 
 // Version of the structures and functions below.
-int64_t ln_zoo_abi() { return 18; }
+int64_t ln_zoo_abi() { return 19; }
 
 // Elements of a packed (K, N).
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {

@@ -184,6 +184,25 @@ def test_what_is_wrong_is_said_as_at_the_first_call(kind: str) -> None:
         module(x, state if kind in ("layer", "cell") else state[0])
 
 
+@pytest.mark.parametrize("kind", ["cell", "step of a model"])
+def test_a_caller_may_change_a_state_in_place(kind: str) -> None:
+    module, inputs = MODULES[kind](norm=LayerNorm()), torch.randn(4, *INPUTS[kind])
+
+    def gradients() -> Any:
+        state = None
+        for x in inputs:
+            state = module(x, state)
+            h = flat(state)[0]
+            h.mul_(0.5)
+        return torch.autograd.grad(h.square().sum(), list(module.parameters()))
+
+    module(inputs[0])
+    found = gradients()
+    with generic_loop():
+        wanted = gradients()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @every_module
 def test_other_modes_find_no_plan(kind: str, chosen: list[Any]) -> None:
     module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
