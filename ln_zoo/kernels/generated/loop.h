@@ -53,7 +53,6 @@ struct Call {
   // for du and the left operand of each product. Sums are added to the gradients of parameters.
   float* const* rooms;
 };
-
 }
 
 namespace {
@@ -62,9 +61,9 @@ namespace {
 // a weight is stored by blocks, and its width is that of a block.
 struct Product {
   int64_t weight, first, rows, width, inner, blocks, unit;
-  int64_t left_state;               // the state that is its left operand, or -1
-  int64_t gradient_state, adds;     // the state to whose gradient it is written, or -1, or added
-  std::vector<int64_t> groups;      // first block of the group of each block, or -1: not centred
+  int64_t left_state;            // the state that is its left operand, or -1
+  int64_t gradient_state, adds;  // the state to whose gradient it is written, or -1, or added
+  std::vector<int64_t> groups;   // first block of the group of each block, or -1: not centred
 };
 
 // A packed matrix (K, N); or, without data, one in place with these strides, one of which is 1.
@@ -102,7 +101,7 @@ struct Work : Call {
   std::vector<const float*> own_given, own_dfinals;
   std::vector<float*> own_finals, own_gradients, own_rooms;
 
-  std::vector<int64_t> offsets;  // first row of each step
+  std::vector<int64_t> offsets;               // first row of each step
   std::vector<std::vector<Matrix>> matrices;  // of the pieces of products
   Matrix w_ih;
   const float* const* parameters;

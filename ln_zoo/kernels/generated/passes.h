@@ -213,8 +213,13 @@ std::vector<Part> parts_of(const Work& a, const Pass& pass, int64_t threads, Are
   std::vector<Part> found;
   for (int64_t i = 0; i < threads; i++) {
     const int64_t first = starts[i], last = starts[i + 1], count = last - first;
-    found.push_back({first, last, arena.take((pass.rows_apart ? count : 1) * pass.spills),
-                     arena.take(count * pass.crossing), {}, {}, 0});
+    found.push_back({first,
+                     last,
+                     arena.take((pass.rows_apart ? count : 1) * pass.spills),
+                     arena.take(count * pass.crossing),
+                     {},
+                     {},
+                     0});
   }
   return found;
 }
@@ -411,7 +416,8 @@ constexpr int64_t ROOMS_PRODUCTS = 2;
 void keep_operands(const Work& a) {
   if (a.given[1]) std::copy_n(a.given[0], a.examples * a.inputs, a.rooms[1]);
   for (int64_t k = 0; k < K; k++) {
-    std::copy_n(a.left_of(0, k), a.examples * PRODUCTS[k].inner, a.rooms[ROOMS_PRODUCTS + 2 * k + 1]);
+    std::copy_n(a.left_of(0, k), a.examples * PRODUCTS[k].inner,
+                a.rooms[ROOMS_PRODUCTS + 2 * k + 1]);
   }
 }
 

@@ -106,8 +106,8 @@ void ln_zoo_matrix_outer(int64_t N, int64_t G, int64_t K, const float* d, const 
   float* const packed = arena.take(ln_zoo_matrix_size(NARROW, N, K));
   ln_zoo_matrix_pack(NARROW, a, K, 1, N, K, packed, nullptr, 1, threads);
   by_parts(threads, G * N * K, G, [&](int64_t from, int64_t to) {
-    ln_zoo_matrix_product(NARROW, to - from, N, K, d + from, 1, G, packed, w + from * K, K, add,
-                          0, 1);
+    ln_zoo_matrix_product(NARROW, to - from, N, K, d + from, 1, G, packed, w + from * K, K, add, 0,
+                          1);
   });
 }
 

@@ -66,8 +66,8 @@ __attribute__((always_inline)) inline void write_totals(const vec* sums, float* 
   }
 }
 
-// y[n][i] = w[i] . x[n], or y += it, for ROWS rows of w (., K) and XS rows of x; `ldx` and `ldy` are
-// strides of rows. Sums, ROWS vectors of w and one of x fit the registers.
+// y[n][i] = w[i] . x[n], or y += it, for ROWS rows of w (., K) and XS rows of x; `ldx` and `ldy`
+// are strides of rows. Sums, ROWS vectors of w and one of x fit the registers.
 template <int ROWS, int XS>
 __attribute__((noinline)) void dot_products(int64_t K, const float* w, const float* x, int64_t ldx,
                                             float* y, int64_t ldy, bool add) {
@@ -103,7 +103,7 @@ void dot_products_of(int64_t count, Arguments... arguments) {
   if constexpr (XS > 1) dot_products_of<ROWS, XS - 1>(count, arguments...);
 }
 
-// y (N, G) = x (N, K) w^T, or y += it, for w (G, K) in place, on the calling thread.
+// Columns of y from g on, as `few_by_transposed`, ROWS at a time; returns the first that is left.
 template <int ROWS>
 int64_t dot_products_from(int64_t g, int64_t N, int64_t G, int64_t K, const float* x, int64_t ldx,
                           const float* w, float* y, int64_t ldy, bool add) {
@@ -116,11 +116,14 @@ int64_t dot_products_from(int64_t g, int64_t N, int64_t G, int64_t K, const floa
   return g;
 }
 
-inline void few_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, int64_t ldx,
-                              const float* w, float* y, int64_t ldy, bool add) {
-  int64_t g = 0;
+// y (N, G) = x (N, K) w^T, or y += it, for w (G, K) in place, on the calling thread; `ldx` and
+// `ldy` are strides of rows.
+void few_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, int64_t ldx, const float* w,
+                       float* y, int64_t ldy, bool add) {
   // Latency of additions: few rows of x need more sums.
-  if (N == 1) g = dot_products_from<L < 8 ? L : 8>(g, N, G, K, x, ldx, w, y, ldy, add);
+  constexpr int MANY = L < 8 ? L : 8;
+  int64_t g = 0;
+  if (N == 1) g = dot_products_from<MANY>(g, N, G, K, x, ldx, w, y, ldy, add);
   if (N == 2) g = dot_products_from<4>(g, N, G, K, x, ldx, w, y, ldy, add);
   g = dot_products_from<WIDTH>(g, N, G, K, x, ldx, w, y, ldy, add);
   dot_products_from<1>(g, N, G, K, x, ldx, w, y, ldy, add);
@@ -175,8 +178,8 @@ void in_place_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, con
   });
 }
 
-// As `tile`, for a right operand with row stride `ldb`. A lambda that captured the sums would keep them
-// in memory.
+// As `tile`, for a right operand with row stride `ldb`. A lambda that captured the sums would keep
+// them in memory.
 template <int ROWS, int VECTORS, class Block>
 __attribute__((noinline)) void tile_in_place(int64_t K, Left<float> a, const float* b, int64_t ldb,
                                              float* c, int64_t ldc, bool add, Block last) {
@@ -209,7 +212,8 @@ template <int ROWS, int VECTORS, class... Arguments>
 void tile_in_place_of(int64_t height, int64_t vectors, Arguments... arguments) {
   if (height == ROWS && vectors == VECTORS) return tile_in_place<ROWS, VECTORS>(arguments...);
   if constexpr (VECTORS > 1) {
-    if (vectors < VECTORS) return tile_in_place_of<ROWS, VECTORS - 1>(height, vectors, arguments...);
+    if (vectors < VECTORS)
+      return tile_in_place_of<ROWS, VECTORS - 1>(height, vectors, arguments...);
   }
   if constexpr (ROWS > 1) tile_in_place_of<ROWS - 1, VECTORS>(height, vectors, arguments...);
 }
@@ -228,9 +232,9 @@ void few_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, int64_t ldd,
       for (int64_t n = 0, height; n < N; n += height) {
         height = block_height(N - n);
         const auto run = [&](auto last) {
-          tile_in_place_of<HEIGHT, WIDTH>(height, vectors, depth, Left<float>{d + n * ldd + g, ldd, 1},
-                                          w + g * ldw + k, ldw, y + n * ldy + k, ldy, add || g > 0,
-                                          last);
+          tile_in_place_of<HEIGHT, WIDTH>(height, vectors, depth,
+                                          Left<float>{d + n * ldd + g, ldd, 1}, w + g * ldw + k,
+                                          ldw, y + n * ldy + k, ldy, add || g > 0, last);
         };
         lanes == L ? run(Whole{}) : run(Rest(lanes));
       }
@@ -245,7 +249,8 @@ void in_place_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const f
   const int64_t panels = (K + PANEL - 1) / PANEL;
   by_parts(threads, G * K * ((N + 3) / 4), panels, [&](int64_t from, int64_t to) {
     const int64_t first = from * PANEL, end = std::min(to * PANEL, K);
-    if (N < MANY_ROWS) return few_by_matrix(N, G, end - first, d, G, w + first, K, y + first, K, add);
+    if (N < MANY_ROWS)
+      return few_by_matrix(N, G, end - first, d, G, w + first, K, y + first, K, add);
     // Copy each part of a panel, which then stays in the cache.
     thread_local Room room;
     float* const copied = room.take(DEPTH * PANEL);
