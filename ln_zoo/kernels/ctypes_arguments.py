@@ -88,7 +88,8 @@ class KnownForms:
         there = [a for a in tensors if a is not None]
         sizes: list[Any] = [[*a.shape] for a in there]
         strides: list[Any] = [[*a.stride()] for a in there]
-        #: One call in place of six for each tensor. It also fails in other modes than this one.
+        #: One call in place of six for each tensor. In another mode (inference, autocast) it fails,
+        #: and `addresses` decides.
         self._guards = TensorGuards(*there, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
     def addresses(self, tensors: Sequence[Tensor | None]) -> list[int]:

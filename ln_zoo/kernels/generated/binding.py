@@ -234,8 +234,8 @@ class Single:
     def __init__(self, direction: Direction, tensors: Tensors) -> None:
         kernel, self._tensors = direction.kernel, tensors
         self._weights = (*tensors[1:4], *tensors.parameters)
-        shapes = kernel.forms(tensors.w_ih.shape[1])
-        forms = KnownForms(kernel.names, self._weights, shapes)
+        shapes = kernel.weight_shapes(tensors.w_ih.shape[1])
+        forms = KnownForms(kernel.weight_names, self._weights, shapes)
         self._forms, self._direction = forms, direction._replace(forms=forms)
         self._absent = (0,) * len(tensors.states)
         self._make = functools.partial(Operands, kernel)

@@ -31,12 +31,8 @@ _SOURCE = Path(__file__).with_name("generated.cpp")  # not a file: its text is g
 class ProductFunctions(Structure):
     """``Products`` of loop.h."""
 
-    _fields_ = tuple(
-        (name, c_void_p)
-        for name in (
-            *("kind", "size", "pack", "product", "in_place", "outer", "thin", "shares", "parts"),
-        )
-    )
+    names = "kind", "size", "pack", "product", "in_place", "outer", "thin", "shares", "parts"
+    _fields_ = tuple((name, c_void_p) for name in names)
 
 
 #: Fields of ``Call`` of loop.h, a word each: numbers, then addresses.
@@ -49,8 +45,7 @@ CALL = (
 
 @functools.cache
 def _functions_of(library: ctypes.CDLL) -> ProductFunctions:
-    names = [name for name, *_ in ProductFunctions._fields_]
-    found = [getattr(library, f"ln_zoo_matrix_{name}") for name in names]
+    found = [getattr(library, f"ln_zoo_matrix_{name}") for name in ProductFunctions.names]
     return ProductFunctions(*(ctypes.cast(function, c_void_p).value for function in found))
 
 
@@ -76,13 +71,13 @@ class Kernel:
         return [tuple(a.shape) for a in self.trace.parameters]
 
     @functools.cached_property
-    def names(self) -> list[str]:
-        """Names of weights and parameters."""
+    def weight_names(self) -> list[str]:
+        """Names of weights and parameters, for messages."""
         own = [f"parameter {i}" for i in range(len(self.shapes))]
         return ["w_ih", "w_hh", "w_hr", *own]
 
-    def forms(self, columns: int) -> list[tuple[int, ...] | None]:
-        """Shapes of weights and parameters, for w_ih with so many columns."""
+    def weight_shapes(self, columns: int) -> list[tuple[int, ...] | None]:
+        """Shapes of weights and parameters; ``columns`` are those of w_ih."""
         return [(self.trace.gates, columns), *self.matrices, *self.shapes]
 
     @functools.cached_property
@@ -92,13 +87,14 @@ class Kernel:
         return [f"d_p{i}" in there for i in range(len(self.trace.parameters))]
 
     @functools.cached_property
-    def makers(self) -> list[Callable[[Tensor], Tensor] | None]:
-        """Make memory for the gradients of `Tensors`, up to the parameters; None: zero."""
+    def allocators(self) -> list[Callable[[Tensor], Tensor] | None]:
+        """Allocate the gradients of `Tensors`, up to the parameters; None: there is none."""
 
         def of(weight: str, there: bool = True) -> Callable[[Tensor], Tensor] | None:
+            if not there:
+                return None
             # Gradients of rows that no product uses are zero.
-            whole = torch.empty_like if covered.get(weight, True) else torch.zeros_like
-            return whole if there else None
+            return torch.empty_like if covered.get(weight, True) else torch.zeros_like
 
         covered = self._covered()
         own = enumerate(self.has_gradient)

@@ -110,7 +110,7 @@ def _given(d: Direction, t: Tensors) -> list[int]:
     weights = (t.w_ih, t.w_hh, t.w_hr, *t.parameters)
     columns = t.w_ih.shape[1]  # 0: see `ln_zoo.ops.cells.input_products`
     if d.forms is None:
-        known = addresses(d.kernel.names, weights, d.kernel.forms(columns))
+        known = addresses(d.kernel.weight_names, weights, d.kernel.weight_shapes(columns))
     else:
         known = d.forms.addresses(weights)
     sizes = tuple(t.states[0].shape[:-1])
@@ -168,8 +168,8 @@ def _backward(
         (call["dout"],) = addresses(("the gradient of the output",), (d_out,), (shape,))
     call.own("dfinals", d_finals)
     found = [
-        None if make is None or a is None or not need else make(a)
-        for a, need, make in zip(t.flat(), needs, d.kernel.makers, strict=False)
+        None if allocate is None or a is None or not need else allocate(a)
+        for a, need, allocate in zip(t.flat(), needs, d.kernel.allocators, strict=False)
     ]
     if later is not None:
         call.own("rooms", later.take())

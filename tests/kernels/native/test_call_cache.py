@@ -184,6 +184,20 @@ def test_what_is_wrong_is_said_as_at_the_first_call(kind: str) -> None:
         module(x, state if kind in ("layer", "cell") else state[0])
 
 
+@every_module
+def test_plans_serve_inference_mode(kind: str, chosen: list[Any]) -> None:
+    """Whichever mode they were made in."""
+    for made in (torch.enable_grad, torch.inference_mode):
+        module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
+        with made():
+            wanted = flat(module(x))
+        calls = len(chosen)
+        for mode in (torch.enable_grad, torch.inference_mode):
+            with mode():
+                torch.testing.assert_close(flat(module(x)), wanted)
+        assert len(chosen) == calls
+
+
 @pytest.mark.parametrize("kind", ["cell", "step of a model"])
 def test_a_caller_may_change_a_state_in_place(kind: str) -> None:
     module, inputs = MODULES[kind](norm=LayerNorm()), torch.randn(4, *INPUTS[kind])
