@@ -91,7 +91,7 @@ def answers(page: str = "") -> list[str]:
             ("The theory is wrong, or right in part, on {}.", _those(theory, "against", IN_PART)),
         ],
         "What nobody knows yet": [
-            (f"{len(older)} of {total} experiments wait for fresh runs, which decide.", older[:1]),
+            (f"Fresh runs, which decide, are missing in {len(older)} of {total} experiments.", older[:1]),
             ("Fresh runs leave {} open.", _those(fresh, UNDECIDED)),
             ("Older runs leave {} open.", _those(older, UNDECIDED)),
             ("Not measured, at least in part, are {}.", unmeasured),
