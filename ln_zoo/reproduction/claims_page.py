@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ln_zoo.reproduction.claims import (
+    BETTER,
     IN_PART,
     NOT_MEASURED,
+    SAME,
     UNDECIDED,
+    WORSE,
     Claim,
     Comparison,
     Outcome,
     claims,
-    content,
 )
 from ln_zoo.utils.package_data import render_template
 from ln_zoo.utils.tables import markdown_table
@@ -69,6 +71,11 @@ def readme_part() -> str:
     return f"[![{alt}]({PICTURE})]({PAGE})\n\n{text}"
 
 
+def rival(claim: Claim) -> str:
+    """What layer norm is compared with in the primary outcome of a claim."""
+    return "no norm" if claim.baseline == "none" else "batch norm"
+
+
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
     experiments = entries("experiment")
@@ -76,45 +83,72 @@ def answers(page: str = "") -> list[str]:
     fresh = [each for each in primary if each[2].judged]
     older = [each for each in primary if not each[2].judged]
     other = [each for each in experiments if not each[1].primary]
-    theory, total = entries("theory"), content()["primary"]
-    unmeasured = _those([*older, *other, *entries("mechanism")], NOT_MEASURED)
-    whole = sum(row.size == row.length == "paper" for _, row, _ in primary)
-    parts: dict[str, list[tuple[str, Sequence[_Entry]]]] = {
+    rest, theory = [*older, *other, *entries("mechanism")], entries("theory")
+    as_paper = [each for each in primary if each[1].size == "paper"]
+    whole = sum(row.length == "paper" for _, row, _ in as_paper)
+    sizes = {
+        "have the paper's network, data and updates": whole,
+        "have the paper's network and data but fewer updates": len(as_paper) - whole,
+        "are smaller": len(primary) - len(as_paper),
+    }
+    parts = {
         "What holds": [
-            ("Layer norm is faster in {}, by fresh runs.", _those(fresh, "as claimed")),
-            ("Layer norm is faster in {}, by older runs only.", _those(older, "as claimed")),
-            ("The theory is right on {}.", _those(theory, "as claimed")),
+            ("By fresh runs, layer norm is faster {}.", _than(page, fresh, BETTER)),
+            ("By older runs only, it is faster {}.", _than(page, older, BETTER)),
+            ("The theory is right on {}.", _links(page, theory, "as claimed")),
         ],
         "What does not": [
-            ("Layer norm is not faster in {}, by fresh runs.", _those(fresh, "against")),
-            ("Older runs disagree, at least in part, on {}.", _those([*older, *other], "against")),
-            ("The theory is wrong, or right in part, on {}.", _those(theory, "against", IN_PART)),
+            ("By fresh runs, layer norm is slower {}.", _than(page, fresh, WORSE)),
+            ("By fresh runs, it is not faster {}.", _than(page, fresh, SAME)),
+            ("Exploratory runs disagree on {}.", _links(page, rest, "against")),
+            ("The theory is wrong, or right in part, on {}.",
+             _links(page, theory, "against", IN_PART)),
         ],
         "What nobody knows yet": [
-            (f"Fresh runs, which decide, are missing in {len(older)} of {total} experiments.", older[:1]),
-            ("Fresh runs leave {} open.", _those(fresh, UNDECIDED)),
-            ("Older runs leave {} open.", _those(older, UNDECIDED)),
-            ("Not measured, at least in part, are {}.", unmeasured),
-            (f"{total - whole} of {total} are smaller or shorter than the paper's.", primary),
+            ("Fresh runs are missing for {}.", _links(page, older)),
+            ("Fresh runs leave {} open.", _links(page, fresh, UNDECIDED)),
+            ("Older runs leave {} open.", _links(page, older, UNDECIDED)),
+            ("Not measured: {}.", _links(page, rest, NOT_MEASURED)),
+            (f"Of {len(primary)} outcomes, {{}}.",
+             ", ".join(f"{count} {what}" for what, count in sizes.items() if count)),
         ],
     }  # fmt: skip
     return [
-        f"**{head}:** {' '.join(text.format(_links(page, of)) for text, of in each if of)}"
+        f"**{head}:** {' '.join(text.format(found) for text, found in each if found)}"
         for head, each in parts.items()
     ]
 
 
 def _those(found: Sequence[_Entry], *kinds: str) -> list[_Entry]:
-    return [each for each in found if stands(each[1], each[2].word) in kinds]
-
-
-def _links(page: str, found: Sequence[_Entry]) -> str:
-    """Links to claims by their short names."""
-    names = [
-        f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
-        for claim, *_ in found
+    """Entries with one of these words, or that stand so to the paper's; without any, all."""
+    return [
+        each
+        for each in found
+        if not kinds or {each[2].word, stands(each[1], each[2].word)} & {*kinds}
     ]
-    return ", ".join(dict.fromkeys(names))
+
+
+def _than(page: str, found: Sequence[_Entry], word: str) -> str:
+    """Links to outcomes with a word, by what they are compared with."""
+    rivals: dict[str, list[_Entry]] = {}
+    for each in _those(found, word):
+        rivals.setdefault(rival(each[0]), []).append(each)
+    return ", and ".join(f"than {name} in {_links(page, of)}" for name, of in rivals.items())
+
+
+def _links(page: str, found: Sequence[_Entry], *kinds: str) -> str:
+    """Links to claims by their short names, with the comparisons that are meant if not all are."""
+    meant: dict[str, list[_Entry]] = {}
+    for each in _those(found, *kinds):
+        meant.setdefault(each[0].name, []).append(each)
+    names = []
+    for name, those in meant.items():
+        claim = those[0][0]
+        rows = [row for _, row, _ in those]
+        whole = len(rows) == len(claim.rows) or any(row.primary for row in rows)
+        which = "" if whole else f" ({'; '.join(row.of for row in rows)})"
+        names.append(f"[{claim.short or name.replace('-', ' ')}]({page}#{name}){which}")
+    return ", ".join(names)
 
 
 def _filters(folder: str) -> dict[str, Callable[..., str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ln_zoo.plots.figures import new_figure, save_figure, set_log_scale
 from ln_zoo.reproduction.claims import Comparison, Outcome
-from ln_zoo.reproduction.claims_page import entries
+from ln_zoo.reproduction.claims_page import entries, rival
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,26 +32,22 @@ def plot_forest(picture: Path) -> None:
     axis.axvline(1, color="0.4", linewidth=0.8, zorder=1)
     for place, (_, row, outcome) in enumerate(rows):
         _draw(axis, place, row, outcome)
-    against = {"none": "no norm"}
-    labels = [
-        f"{claim.section}  {row.primary}, {against.get(claim.baseline, 'batch norm')}"
-        for claim, row, _ in rows
-    ]
+    labels = [f"{claim.section}  {row.primary}, {rival(claim)}" for claim, row, _ in rows]
     axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(_LOW, _HIGH))
     axis.set_yticks(range(len(rows)), labels)
     set_log_scale(axis, "x")
     axis.set_xlabel(
-        "times as fast to one target with layer norm as with the other method (shaded: the same)"
+        "updates to one target, other method / layer norm (right of 1: layer norm is faster)"
     )
     axis.set_title(
-        "filled: fresh runs, which decide; hollow: exploratory runs;  "
-        "square: the paper's network and data; circle: reduced",
+        "filled: fresh runs, which decide; hollow: exploratory;  square: the paper's network and "
+        "data; circle: smaller\nshaded: the same, if the whole interval lies within",
         fontsize="small", loc="left",
     )  # fmt: skip
     right = axis.secondary_yaxis("right")
     right.set_yticks(range(len(rows)), [_words(outcome) for *_, outcome in rows])
     for side in (axis, right):
-        side.tick_params(axis="y", length=0)
+        side.tick_params(axis="y", length=0, pad=8)
     save_figure(figure, picture, dpi=110, quantize=picture.suffix == ".png")
 
 

@@ -115,13 +115,23 @@ def test_the_answers_follow_fresh_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = claims.outcomes() | dict(zip(names, judged, strict=True))
     monkeypatch.setattr(claims, "outcomes", lambda: stored)
     links = [f"(#{name.partition(':')[0]})" for name in names]
-    holds, fails, unknown = (text.partition(". ")[0] for text in answers())
-    assert "fresh runs" in holds
-    assert all(link in holds for link in links[:5])
-    assert "fresh runs" in fails
-    assert all(link in fails for link in links[5:7])
-    assert links[7] in unknown
-    assert not any(link in unknown for link in links[:7])
+    holds, fails, unknown = (text.split(". ") for text in answers())
+    assert "fresh runs, layer norm is faster than" in holds[0]
+    assert all(link in holds[0] for link in links[:5])
+    assert "fresh runs, layer norm is slower than" in fails[0]
+    assert links[6] in fails[0]
+    assert "not faster than" in fails[1]
+    assert links[5] in fails[1]
+    assert links[7] in unknown[0]
+    assert not any(link in unknown[0] for link in links[:7])
+
+
+def test_the_answers_say_which_comparisons_of_a_claim_disagree() -> None:
+    _, fails, _ = answers()
+    for claim, row, outcome in entries("experiment"):
+        secondary = any(each.primary for each in claim.rows) and not row.primary
+        if secondary and stands(row, outcome.word) == "against":
+            assert row.of in fails
 
 
 def test_only_judged_words_and_theory_are_verdicts() -> None:
