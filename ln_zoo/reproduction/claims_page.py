@@ -12,6 +12,7 @@ from ln_zoo.reproduction.claims import (
     BETTER,
     IN_PART,
     NOT_MEASURED,
+    REFUTED,
     SAME,
     UNDECIDED,
     WORSE,
@@ -100,9 +101,10 @@ def answers(page: str = "") -> list[str]:
         "What does not": [
             ("By fresh runs, layer norm is slower {}.", _than(page, fresh, WORSE)),
             ("By fresh runs, it is not faster {}.", _than(page, fresh, SAME)),
-            ("Exploratory runs disagree on {}.", _links(page, rest, "against")),
-            ("The theory is wrong, or right in part, on {}.",
-             _links(page, theory, "against", IN_PART)),
+            ("Exploratory runs contradict the paper, at least in part, on {}.",
+             _links(page, rest, "against")),
+            ("The theory is wrong on {}.", _links(page, theory, REFUTED)),
+            ("The theory is right in part on {}.", _links(page, theory, IN_PART)),
         ],
         "What nobody knows yet": [
             ("Fresh runs are missing for {}.", _links(page, older)),
@@ -137,18 +139,16 @@ def _than(page: str, found: Sequence[_Entry], word: str) -> str:
 
 
 def _links(page: str, found: Sequence[_Entry], *kinds: str) -> str:
-    """Links to claims by their short names, with the comparisons that are meant if not all are."""
-    meant: dict[str, list[_Entry]] = {}
-    for each in _those(found, *kinds):
-        meant.setdefault(each[0].name, []).append(each)
-    names = []
-    for name, those in meant.items():
-        claim = those[0][0]
-        rows = [row for _, row, _ in those]
-        whole = len(rows) == len(claim.rows) or any(row.primary for row in rows)
-        which = "" if whole else f" ({'; '.join(row.of for row in rows)})"
-        names.append(f"[{claim.short or name.replace('-', ' ')}]({page}#{name}){which}")
-    return ", ".join(names)
+    """Links to claims by their short names.
+
+    With the names of the comparisons if the primary outcome of their claim is not among them.
+    """
+    meant: dict[str, list[str]] = {}
+    for claim, row, _ in _those(found, *kinds):
+        link = f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
+        apart = any(each.primary for each in claim.rows) and not row.primary
+        meant.setdefault(link, []).extend([row.of] * apart)
+    return ", ".join(f"{link} ({'; '.join(of)})" if of else link for link, of in meant.items())
 
 
 def _filters(folder: str) -> dict[str, Callable[..., str]]:

@@ -41,7 +41,8 @@ def plot_forest(picture: Path) -> None:
     )
     axis.set_title(
         "filled: fresh runs, which decide; hollow: exploratory;  square: the paper's network and "
-        "data; circle: smaller\nshaded: the same, if the whole interval lies within",
+        "data; circle: smaller\n"
+        "better, worse: the interval excludes 1;  same: it lies in the shaded margin",
         fontsize="small", loc="left",
     )  # fmt: skip
     right = axis.secondary_yaxis("right")
