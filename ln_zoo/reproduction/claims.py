@@ -127,7 +127,8 @@ class Claim:
             out = f"--out sweeps/{self.name}-{size}"
             found.append(f"ln-zoo sweep {own} {out}{dashes}{options}  # {size}")
         found += [f"ln-zoo {self.command}"] if self.command else []
-        return found + [f"{row.command}  # {row.of}" for row in self.rows if row.command]
+        rows = (row for row in self.rows if row.command)
+        return found + [f"{row.command}  # {row.of}" if row.of else row.command for row in rows]
 
     def sweep_arguments(self, size: str, seeds: str | None = None) -> list[str]:
         """Arguments of the sweep of a size, but for its folder.
