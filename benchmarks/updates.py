@@ -29,6 +29,7 @@ EXPERIMENTS = {
         "none", "order_embedding/flickr8k", "--model.adam_bias_correction=legacy",
     ),
     "skip-thoughts": ("none", "skip_thought/reduced"),
+    "attentive-reader": ("batch", "attentive_reader/bbc", "--data.drop_last=true"),
 }  # fmt: skip
 
 
