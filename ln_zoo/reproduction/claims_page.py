@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections import Counter
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from ln_zoo.reproduction.claims import (
     BETTER,
+    CONFIRMED,
+    GROUPS,
     IN_PART,
     NOT_MEASURED,
     REFUTED,
@@ -72,45 +75,49 @@ def readme_part() -> str:
     return f"[![{alt}]({PICTURE})]({PAGE})\n\n{text}"
 
 
-def rival(claim: Claim) -> str:
-    """What layer norm is compared with in the primary outcome of a claim."""
+def compared_with(claim: Claim) -> str:
+    """The method that layer norm is compared with in the primary outcome of a claim."""
     return "no norm" if claim.baseline == "none" else "batch norm"
 
 
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
-    experiments = entries("experiment")
+    experiments, mechanism, theory = map(entries, GROUPS)
     primary = [each for each in experiments if each[1].primary]
     fresh = [each for each in primary if each[2].judged]
     older = [each for each in primary if not each[2].judged]
-    other = [each for each in experiments if not each[1].primary]
-    rest, theory = [*older, *other, *entries("mechanism")], entries("theory")
-    as_paper = [each for each in primary if each[1].size == "paper"]
-    whole = sum(row.length == "paper" for _, row, _ in as_paper)
+    names = {claim.name for claim, *_ in primary}
+    beside = [each for each in experiments if each[0].name in names and not each[1].primary]
+    other = [each for each in experiments if each[0].name not in names]
+    as_paper = [row for _, row, _ in primary if row.size == "paper"]
+    whole = sum(row.length == "paper" for row in as_paper)
     sizes = {
         "have the paper's network, data and updates": whole,
         "have the paper's network and data but fewer updates": len(as_paper) - whole,
         "are smaller": len(primary) - len(as_paper),
     }
+    links, than = functools.partial(_links, page), functools.partial(_than, page)
     parts = {
         "What holds": [
-            ("By fresh runs, layer norm is faster {}.", _than(page, fresh, BETTER)),
-            ("By older runs only, it is faster {}.", _than(page, older, BETTER)),
-            ("The theory is right on {}.", _links(page, theory, "as claimed")),
+            ("By fresh runs, layer norm is faster {}.", than(_with(fresh, BETTER))),
+            ("By older runs only, it is faster {}.", than(_with(older, BETTER))),
+            ("The theory is right on {}.", links(_with(theory, CONFIRMED))),
         ],
         "What does not": [
-            ("By fresh runs, layer norm is slower {}.", _than(page, fresh, WORSE)),
-            ("By fresh runs, it is not faster {}.", _than(page, fresh, SAME)),
+            ("By fresh runs, layer norm is slower {}.", than(_with(fresh, WORSE))),
+            ("By fresh runs, it is not faster {}.", than(_with(fresh, SAME))),
             ("Exploratory runs contradict the paper, at least in part, on {}.",
-             _links(page, rest, "against")),
-            ("The theory is wrong on {}.", _links(page, theory, REFUTED)),
-            ("The theory is right in part on {}.", _links(page, theory, IN_PART)),
+             links(_against(other))),
+            ("So do further comparisons of {}.", links(_against(beside))),
+            ("Of its mechanisms they contradict, at least in part, {}.",
+             links(_against(mechanism))),
+            ("The theory is wrong on {}.", links(_with(theory, REFUTED))),
+            ("The theory is right in part on {}.", links(_with(theory, IN_PART))),
         ],
         "What nobody knows yet": [
-            ("Fresh runs are missing for {}.", _links(page, older)),
-            ("Fresh runs leave {} open.", _links(page, fresh, UNDECIDED)),
-            ("Older runs leave {} open.", _links(page, older, UNDECIDED)),
-            ("Not measured: {}.", _links(page, rest, NOT_MEASURED)),
+            ("Fresh runs are missing for {}.", links(older)),
+            ("Fresh runs leave {} open.", links(_with(fresh, UNDECIDED))),
+            ("Not measured: {}.", links(_with(entries(), NOT_MEASURED))),
             (f"Of {len(primary)} outcomes, {{}}.",
              ", ".join(f"{count} {what}" for what, count in sizes.items() if count)),
         ],
@@ -121,30 +128,29 @@ def answers(page: str = "") -> list[str]:
     ]
 
 
-def _those(found: Sequence[_Entry], *kinds: str) -> list[_Entry]:
-    """Entries with one of these words, or that stand so to the paper's; without any, all."""
-    return [
-        each
-        for each in found
-        if not kinds or {each[2].word, stands(each[1], each[2].word)} & {*kinds}
-    ]
+def _with(found: Sequence[_Entry], word: str) -> list[_Entry]:
+    return [each for each in found if each[2].word == word]
 
 
-def _than(page: str, found: Sequence[_Entry], word: str) -> str:
-    """Links to outcomes with a word, by what they are compared with."""
-    rivals: dict[str, list[_Entry]] = {}
-    for each in _those(found, word):
-        rivals.setdefault(rival(each[0]), []).append(each)
-    return ", and ".join(f"than {name} in {_links(page, of)}" for name, of in rivals.items())
+def _against(found: Sequence[_Entry]) -> list[_Entry]:
+    return [each for each in found if stands(each[1], each[2].word) == "against"]
 
 
-def _links(page: str, found: Sequence[_Entry], *kinds: str) -> str:
+def _than(page: str, found: Sequence[_Entry]) -> str:
+    """Links to primary outcomes, by the method that layer norm is compared with."""
+    others: dict[str, list[_Entry]] = {}
+    for each in found:
+        others.setdefault(compared_with(each[0]), []).append(each)
+    return ", and ".join(f"than {name} in {_links(page, of)}" for name, of in others.items())
+
+
+def _links(page: str, found: Sequence[_Entry]) -> str:
     """Links to claims by their short names.
 
     With the names of the comparisons if the primary outcome of their claim is not among them.
     """
     meant: dict[str, list[str]] = {}
-    for claim, row, _ in _those(found, *kinds):
+    for claim, row, _ in found:
         link = f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
         apart = any(each.primary for each in claim.rows) and not row.primary
         meant.setdefault(link, []).extend([row.of] * apart)

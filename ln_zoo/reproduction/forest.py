@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ln_zoo.plots.figures import new_figure, save_figure, set_log_scale
 from ln_zoo.reproduction.claims import Comparison, Outcome
-from ln_zoo.reproduction.claims_page import entries, rival
+from ln_zoo.reproduction.claims_page import compared_with, entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def plot_forest(picture: Path) -> None:
     axis.axvline(1, color="0.4", linewidth=0.8, zorder=1)
     for place, (_, row, outcome) in enumerate(rows):
         _draw(axis, place, row, outcome)
-    labels = [f"{claim.section}  {row.primary}, {rival(claim)}" for claim, row, _ in rows]
+    labels = [f"{claim.section}  {row.primary}, {compared_with(claim)}" for claim, row, _ in rows]
     axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(_LOW, _HIGH))
     axis.set_yticks(range(len(rows)), labels)
     set_log_scale(axis, "x")
