@@ -51,8 +51,7 @@ _FIRST_SEED = 100
 def recompute_all(root: Path) -> dict[str, Outcome]:
     """The outcome of every row, from the tables below ``root``.
 
-    Holm's correction is over the primary outcomes: over all of them for exploratory words, over the
-    judged ones for theirs.
+    Holm's correction is over the primary outcomes, apart for judged and for exploratory ones.
 
     Raises:
         SweepError: for a table that is missing or lacks something, or a judged run that began
@@ -66,10 +65,12 @@ def recompute_all(root: Path) -> dict[str, Outcome]:
             except (OSError, ValueError, KeyError) as error:
                 files = [*row.files, *row.as_judged().files] if row.judged else row.files
                 raise SweepError(f"{', '.join(dict.fromkeys(files))}: {error}") from error
-    primary = {name: (o, v) for name, (row, o, v) in found.items() if row.primary and v}
-    judged = {name: verdict for name, (outcome, verdict) in primary.items() if outcome.judged}
-    words = holm({name: verdict for name, (_, verdict) in primary.items()}, content()["primary"])
-    words |= holm(judged, content()["primary"])  # exploratory ones must not help
+    words: dict[str, str] = {}
+    for judged in (False, True):
+        kept = {
+            n: v for n, (row, o, v) in found.items() if row.primary and v and o.judged == judged
+        }
+        words |= holm(kept, content()["primary"])
     return {
         name: replace(outcome, word=words.get(name, outcome.word))
         for name, (_, outcome, _) in found.items()
@@ -104,6 +105,8 @@ def _judged(row: Comparison, pairs: int, root: Path) -> tuple[Outcome, Verdict |
     if seeds != [[*range(_FIRST_SEED, _FIRST_SEED + pairs)]] * 2:
         raise ValueError(f"seeds {seeds[0]} and {seeds[1]}, where the protocol has {pairs} pairs")
     outcome, verdict = compare(row, rows)
+    if outcome.pairs != pairs:
+        raise ValueError(f"{outcome.pairs} of {pairs} pairs are long enough to compare")
     best = best_of(row.metric)
     stuck = [
         sum(best(curve.values()) > (row.floor or math.inf) for curve in each.values())
@@ -118,53 +121,52 @@ def _judged(row: Comparison, pairs: int, root: Path) -> tuple[Outcome, Verdict |
 def compare(row: Comparison, rows: Sequence[Row]) -> tuple[Outcome, Verdict]:
     """The outcome of a ``speed`` or ``end``, without correction, from rows of a table."""
     if row.kind == "speed":
-        effects, rounding = speed_effects(row, rows)
-        verdict = decide(effects, SPEED_MARGIN, rounding)
+        effects, misses, rounding = speed_effects(row, rows)
+        verdict = decide(effects, SPEED_MARGIN, rounding, censored=misses > 0)
         show, number = math.exp, "{:.3g} times as fast"
     else:
-        effects = end_effects(row, rows)
+        effects, misses = end_effects(row, rows), 0
         margin = math.log(row.margin) if row.log and row.margin else row.margin
         verdict = decide(effects, margin)
         show = math.exp if row.log else float
         number = "{:.3g} times" if row.log else "{:+.3g}"
-    ends = [show(each) if each > -math.inf else 0.0 for each in _ends(verdict)]
+    ends = [show(each) for each in (verdict.estimate, verdict.low, verdict.high)]
     text = number.format(ends[0]) if math.isfinite(ends[0]) else "one of each pair misses"
     if not math.isnan(verdict.low):
         sign = "" if row.kind == "speed" or row.log else "+"
         text += f" ({ends[1]:{sign}.3g} to {ends[2]:{sign}.3g})"
     text = text.replace("inf", "no bound")
-    if misses := sum(map(math.isinf, effects)):
+    if misses:
         text += f", {misses} of {len(effects)} pairs with a miss"
     kept = [round(each, 5) if math.isfinite(each) else None for each in ends]
     word = verdict.word()
     return Outcome(word, text, len(effects), False, word, *kept), verdict
 
 
-def _ends(verdict: Verdict) -> tuple[float, float, float]:
-    return verdict.estimate, verdict.low, verdict.high
+def speed_effects(row: Comparison, rows: Sequence[Row]) -> tuple[list[float], int, float]:
+    """Log ratios of the baseline's updates to the target over the norm's, misses, and rounding.
 
-
-def speed_effects(row: Comparison, rows: Sequence[Row]) -> tuple[list[float], float]:
-    """Log ratios of the baseline's updates to the target over the norm's, and their rounding.
-
-    Infinite if one run of a pair misses the target, and 0 if both do. A pair is left out if one run
-    ended before the other reached the target. ``target: own`` is each run's own best value.
+    A ratio is infinite if one run of a pair misses the target, and its log 0 if both do. Misses are
+    pairs with one. A pair is left out if one run ended before the other reached the target.
+    ``target: own`` is each run's own best value.
     """
     own, base = (_curves(rows, each, row) for each in (row.norm, row.baseline))
-    effects, variances = [], []
+    effects, misses, variances = [], 0, []
     for seed in _shared(own, base):
         curves = own[seed], base[seed]
         first, second = (_steps(curve, row) for curve in curves)
         if math.isinf(first) and math.isinf(second):
             effects.append(0.0)
+            misses += 1
             continue
         # What a run would have reached after its end is unknown.
         ends = max(curves[0]), max(curves[1])
         if (first > ends[0] and second > ends[0]) or (second > ends[1] and first > ends[1]):
             continue
+        misses += math.isinf(first - second)
         effects.append(math.log(max(second, 1)) - math.log(max(first, 1)))
         variances.append(_rounding(curves[0], first) + _rounding(curves[1], second))
-    return effects, math.sqrt(statistics.fmean(variances)) if variances else 0.0
+    return effects, misses, math.sqrt(statistics.fmean(variances)) if variances else 0.0
 
 
 def _steps(curve: Curve, row: Comparison) -> float:

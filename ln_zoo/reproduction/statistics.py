@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 
 from ln_zoo.reproduction.claims import BETTER, SAME, UNDECIDED, WORSE
 from ln_zoo.sweeps.statistics import Difference, mean_difference
@@ -32,28 +32,34 @@ class Verdict:
         return min(1.0, 2 * min(self.better, self.worse, self.same))
 
     def word(self, alpha: float = ALPHA) -> str:
-        """The word at an error of ``alpha``; *same* comes before *better* and *worse*."""
+        """The word of the 95 % interval if its own p-value is at most ``alpha``, or *undecided*.
+
+        *same* comes before *better* and *worse*.
+        """
         found = {SAME: self.same, BETTER: self.better, WORSE: self.worse}
-        return next((word for word, p in found.items() if p <= alpha / 2), UNDECIDED)
+        word = next((word for word, p in found.items() if p <= ALPHA / 2), UNDECIDED)
+        return word if found.get(word, 1.0) <= alpha / 2 else UNDECIDED
 
 
-def decide(effects: Sequence[float], margin: float, least_deviation: float = 0.0) -> Verdict:
+def decide(
+    effects: Sequence[float], margin: float, least_deviation: float = 0.0, censored: bool = False
+) -> Verdict:
     """The verdict of paired effects, of which positive ones favour the claim.
 
-    By Student's t, with a standard deviation of at least ``least_deviation``; if an effect is
-    infinite, as where one run of a pair misses its target, by Wilcoxon's exact signed-rank test. A
-    single pair decides nothing.
+    By Student's t, with a standard deviation of at least ``least_deviation``. If runs are
+    ``censored``, by Wilcoxon's exact signed-rank test: the estimate is that of Hodges and Lehmann,
+    and an effect may be infinite. A single pair decides nothing.
 
     Example:
         >>> decide([0.9, 1.0, 1.2], 0.2).word(), decide([-0.01, 0.0, 0.01], 0.2).word()
         ('better', 'same')
-        >>> decide([0.0, 0.3, 0.1], 0.2).word(), decide([math.inf] * 6, 0.2).word()
+        >>> decide([0.0, 0.3, 0.1], 0.2).word(), decide([math.inf] * 6, 0.2, censored=True).word()
         ('undecided', 'better')
     """
     if len(effects) < 2:
         estimate = effects[0] if effects else math.nan
         return Verdict(estimate, math.nan, math.nan, 1.0, 1.0, 1.0)
-    if any(map(math.isinf, effects)):
+    if censored:
         return _by_ranks(effects, margin)
     from scipy.stats import t  # slow to import
 
@@ -75,10 +81,13 @@ def _by_ranks(effects: Sequence[float], margin: float) -> Verdict:
 
     pairs = combinations_with_replacement(effects, 2)
     means = sorted(0.0 if math.isnan(a + b) else (a + b) / 2 for a, b in pairs)
-    finite = [mean for mean in means if math.isfinite(mean)] or [0.0]
-    kept = [mean for mean in finite if min(tails(mean)) > ALPHA / 2]
-    low = -math.inf if tails(finite[0] - 1)[1] > ALPHA / 2 else min(kept, default=finite[-1])
-    high = math.inf if tails(finite[-1] + 1)[0] > ALPHA / 2 else max(kept, default=finite[0])
+    finite = sorted({mean for mean in means if math.isfinite(mean)}) or [0.0]
+    # Between neighbouring means the p-values of a shift are constant.
+    ends = [-math.inf, *finite, math.inf]
+    middles = [finite[0] - 1, *((a + b) / 2 for a, b in pairwise(finite)), finite[-1] + 1]
+    ranges = list(zip(ends, middles, ends[1:], strict=False))
+    low = next((a for a, shift, _ in ranges if tails(shift)[1] > ALPHA / 2), finite[-1])
+    high = next((b for _, shift, b in ranges[::-1] if tails(shift)[0] > ALPHA / 2), finite[0])
     below, above = tails(0.0)
     same = max(tails(-margin)[1], tails(margin)[0])
     return Verdict(statistics.median(means), low, high, above, below, same)
@@ -87,7 +96,8 @@ def _by_ranks(effects: Sequence[float], margin: float) -> Verdict:
 def holm(verdicts: Mapping[str, Verdict], number: int) -> dict[str, str]:
     """The word of each verdict with Holm's correction over ``number`` outcomes.
 
-    Outcomes without a verdict count as p = 1.
+    A word stays if its own p-value passes the step of its outcome, whose place is that of the
+    smallest of its p-values. Outcomes without a verdict count as p = 1.
 
     Example:
         >>> found = {"a": decide([0.9, 1.0, 1.2], 0.2)}

@@ -7,7 +7,7 @@ import math
 import statistics
 import subprocess
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +45,23 @@ def fall(step: int, end: int = 100) -> dict[int, float]:
 
 def test_the_effect_is_the_log_ratio_of_updates_to_the_target() -> None:
     rows = table(x=[fall(10), fall(20)], y=[fall(20), fall(10)])
-    effects, rounding = speed_effects(speed(), rows)
+    effects, _, rounding = speed_effects(speed(), rows)
     assert effects == pytest.approx([math.log(2), -math.log(2)])
     assert rounding == pytest.approx(math.sqrt((1 / 10**2 + 1 / 20**2) / 12))
-    back, _ = speed_effects(replace(speed(), norm="y", baseline="x"), rows)
+    back, *_ = speed_effects(replace(speed(), norm="y", baseline="x"), rows)
     assert back == [-each for each in effects]
 
 
 def test_rounding_is_that_of_the_last_score_before() -> None:
     rows = table(x=[{0: 1.0, 500: 0.0}], y=[{0: 1.0, 1499: 0.9, 1500: 0.0}])
-    _, rounding = speed_effects(speed(), rows)
+    *_, rounding = speed_effects(speed(), rows)
     assert rounding == pytest.approx(math.sqrt((1 + 1 / 1500**2) / 12))
 
 
 def test_misses_are_censored() -> None:
     never, soon = fall(1000), fall(10)
     rows = table(x=[soon, never, never], y=[never, soon, never])
-    assert speed_effects(speed(), rows)[0] == [math.inf, -math.inf, 0.0]
+    assert speed_effects(speed(), rows)[:2] == ([math.inf, -math.inf, 0.0], 3)
     # A run that ended before the other reached the target says nothing.
     rows = table(x=[fall(1000, end=5), soon], y=[soon, fall(1000, end=5)])
     assert speed_effects(speed(), rows)[0] == []
@@ -72,7 +72,7 @@ def test_own_best_and_another_axis() -> None:
     assert speed_effects(speed("own"), rows)[0] == pytest.approx([math.log(4)])
     for row in rows:
         row["seconds"] = str(2 * float(row["step"]) if row["label"] == "x" else row["step"])
-    effects, _ = speed_effects(speed("own", x="seconds"), rows)
+    effects, *_ = speed_effects(speed("own", x="seconds"), rows)
     assert effects == pytest.approx([math.log(2)])
 
 
@@ -139,6 +139,14 @@ def test_numbers_are_shown_with_their_units() -> None:
     missed = compare(speed(), rows)[0]
     assert (missed.word, missed.estimate, missed.pairs) == ("better", None, 6)
     assert "6 of 6" in missed.number
+
+
+def test_two_misses_are_a_tie_by_ranks() -> None:
+    """A ratio of 1 that nobody measured must not enter the mean of a t test."""
+    rows = table(x=[fall(10)] * 7 + [fall(1000)], y=[fall(30)] * 7 + [fall(1000)])
+    found = compare(speed(), rows)[0]
+    assert (found.word, found.estimate) == ("better", pytest.approx(3, abs=1e-4))
+    assert "1 of 8" in found.number
 
 
 @pytest.mark.parametrize("keys", [{"norm": "no"}, {"baseline": {"group": "no"}}])
@@ -234,10 +242,11 @@ def test_the_protocol_is_older_than_the_runs_it_judges() -> None:
     page = (ROOT / "docs/results/protocol.md").read_text(encoding="utf-8")
     date = claims.protocol_date()
     assert f"{date:%Y-%m-%d} at {date:%H:%M} UTC" in page
-    log = ["git", "log", "--reverse", "--format=%cI", "--", "docs/results/protocol.md"]
+    # The last commit that added the page: another one had its path before.
+    log = ["git", "log", "-1", "--diff-filter=A", "--format=%cI", "--", "docs/results/protocol.md"]
     done = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False)
     if committed := done.stdout.split():
-        assert datetime.fromisoformat(committed[0]) <= date
+        assert datetime(2026, 11, 28, tzinfo=UTC) <= datetime.fromisoformat(committed[0]) <= date
     for path in (ROOT / "docs/figures").glob("protocol_*.csv"):
         with path.open(newline="") as file:
             begun = {row["begun"] for row in csv.DictReader(file)}
@@ -283,7 +292,7 @@ def test_targets_spread_and_power_are_those_of_the_earlier_tables(name: str) -> 
     first = 0.0 if name == "order-embeddings" else statistics.median(start)
     target = sign * (first + 0.95 * (min(best) - first))
     assert float(row.target) == pytest.approx(target, rel=5e-3)
-    effects, _ = speed_effects(replace(row, target=target), rows)
+    effects, *_ = speed_effects(replace(row, target=target), rows)
     spread, mean = statistics.stdev(effects), statistics.fmean(effects)
     assert float(plan[10]) == pytest.approx(spread, abs=0.01)
     for alpha, shown in zip((0.05 / 8, 0.05), plan[12].split(", "), strict=True):

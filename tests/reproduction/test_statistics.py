@@ -29,8 +29,9 @@ from ln_zoo.reproduction.statistics import Verdict, decide, holm, power, signed_
 )
 def test_words_are_symmetric(effects: list[float], word: str) -> None:
     opposite = {"better": "worse"}.get(word, word)
-    assert decide(effects, 0.2).word() == word
-    assert decide([-each for each in effects], 0.2).word() == opposite
+    censored = math.inf in effects
+    assert decide(effects, 0.2, censored=censored).word() == word
+    assert decide([-each for each in effects], 0.2, censored=censored).word() == opposite
 
 
 def test_equal_effects_of_none_show_nothing_without_a_margin() -> None:
@@ -72,9 +73,26 @@ def test_errors_are_as_rare_as_the_rule_says(effect: float) -> None:
 
 
 def test_a_miss_gives_an_interval_without_an_end() -> None:
-    found = decide([math.inf, *[1.0 + 0.01 * k for k in range(7)]], 0.2)
+    found = decide([math.inf, *[1.0 + 0.01 * k for k in range(7)]], 0.2, censored=True)
     assert (found.word(), found.high) == ("better", math.inf)
     assert 1.0 <= found.low <= found.estimate <= 1.1
+
+
+@pytest.mark.parametrize("number", [6, 8, 11])
+@pytest.mark.parametrize("missing", [[], [math.inf], [math.inf, -math.inf], [-math.inf] * 2])
+def test_the_interval_of_ranks_is_what_their_test_does_not_reject(
+    number: int, missing: list[float]
+) -> None:
+    draw = random.Random(number)
+    effects = [*missing, *(draw.gauss(0.3, 0.5) for _ in range(number - len(missing)))]
+    found = decide(effects, 0.2, censored=True)
+    kept = [
+        shift / 1000
+        for shift in range(-4000, 4001)
+        if 2 * min(signed_rank([each - shift / 1000 for each in effects])) > 0.05
+    ]
+    assert min(kept) == pytest.approx(max(found.low, -4), abs=1e-3)
+    assert max(kept) == pytest.approx(min(found.high, 4), abs=1e-3)
 
 
 def of(p: float) -> Verdict:
@@ -88,6 +106,14 @@ def test_holm() -> None:
     assert words == {"a": "better", "b": "better", "c": "better", "d": "better"}
     words = holm(found | {"c": of(0.06)}, 4)
     assert words["c"] == "undecided"
+
+
+def test_a_correction_takes_a_word_and_never_gives_another() -> None:
+    """An interval within the margin that excludes no effect is *same*, or nothing."""
+    found = {"a": Verdict(0.9, 0.85, 0.95, 1.0, 1e-6, 0.01)}
+    assert found["a"].word() == "same"
+    assert holm(found, 1) == {"a": "same"}
+    assert holm(found, 8) == {"a": "undecided"}
     # With an outcome that is not there yet, the thresholds are stricter.
     words = holm({"a": of(0.012)}, 5)
     assert words["a"] == "undecided"
