@@ -129,7 +129,7 @@ def _test(
     folder = Path(out)
     try:
         results = Results(existing_grid(folder), folder, claim.baseline)
-        found = judge(results, claim)
+        found = judge(results, claim, size)
     except SweepError as error:
         if not code:
             raise

@@ -27,8 +27,10 @@ CONFIRMED, IN_PART, REFUTED = THEORY = ("confirmed", "in part", "refuted")
 NOT_MEASURED = "not measured"
 #: Groups of claims, counted apart.
 GROUPS = ("experiment", "mechanism", "theory")
-#: Sizes of the sweeps, and sizes and lengths of runs.
+#: Sizes of the sweeps.
 SIZES = ("paper", "reduced")
+#: Sizes and lengths of runs: the paper's, smaller, or without one in the paper.
+EXTENTS = PAPER, REDUCED, NOT_STATED = (*SIZES, "not stated")
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Comparison:
     where: dict[str, Any] = field(default_factory=dict, hash=False)
     tasks: dict[str, list[str]] = field(default_factory=dict, hash=False)
     claimed: str = BETTER  #: the paper's word
-    size: str = "reduced"
-    length: str = "reduced"
+    size: str = REDUCED
+    length: str = REDUCED
     runs: str = ""  #: dates of the runs
     primary: str = ""  #: name of the primary outcome in the protocol
     #: What takes the place of its keys once its table of judged runs is there, with ``pairs``.
@@ -103,6 +105,7 @@ class Claim:
     short: str = ""  #: name in the summary; default: the name, without hyphens
     note: str = ""
     sweep: dict[str, str] = field(default_factory=dict, hash=False)
+    than: str = "no norm"  #: what layer norm is compared with in the primary outcome
     norm: str = ""  #: of the sweep; default of the rows, as are the next two
     baseline: str = ""
     metric: str = ""

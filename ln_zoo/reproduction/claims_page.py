@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from ln_zoo.reproduction.claims import (
@@ -15,6 +16,9 @@ from ln_zoo.reproduction.claims import (
     GROUPS,
     IN_PART,
     NOT_MEASURED,
+    NOT_STATED,
+    PAPER,
+    REDUCED,
     REFUTED,
     SAME,
     UNDECIDED,
@@ -33,6 +37,13 @@ PICTURE = "docs/figures/claims.png"
 #: Between these lines of a README, and of the history, stands what is computed.
 MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
 _Entry = tuple[Claim, Comparison, Outcome]
+#: What the summary says of primary outcomes, by size and length.
+_EXTENT = {
+    (PAPER, PAPER): "have the paper's network, data and updates",
+    (PAPER, ""): "have the paper's network and data but fewer updates",
+    (REDUCED, ""): "are smaller",
+    (NOT_STATED, ""): "has a network and data that the paper leaves open",
+}
 
 
 def entries(group: str = "") -> list[_Entry]:
@@ -75,11 +86,6 @@ def readme_part() -> str:
     return f"[![{alt}]({PICTURE})]({PAGE})\n\n{text}"
 
 
-def compared_with(claim: Claim) -> str:
-    """The method that layer norm is compared with in the primary outcome of a claim."""
-    return "no norm" if claim.baseline == "none" else "batch norm"
-
-
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
     experiments, mechanism, theory = map(entries, GROUPS)
@@ -89,13 +95,9 @@ def answers(page: str = "") -> list[str]:
     names = {claim.name for claim, *_ in primary}
     beside = [each for each in experiments if each[0].name in names and not each[1].primary]
     other = [each for each in experiments if each[0].name not in names]
-    as_paper = [row for _, row, _ in primary if row.size == "paper"]
-    whole = sum(row.length == "paper" for row in as_paper)
-    sizes = {
-        "have the paper's network, data and updates": whole,
-        "have the paper's network and data but fewer updates": len(as_paper) - whole,
-        "are smaller": len(primary) - len(as_paper),
-    }
+    sizes = Counter(
+        _EXTENT.get((row.size, row.length)) or _EXTENT[row.size, ""] for _, row, _ in primary
+    )
     links, than = functools.partial(_links, page), functools.partial(_than, page)
     parts = {
         "What holds": [
@@ -106,20 +108,20 @@ def answers(page: str = "") -> list[str]:
         "What does not": [
             ("By fresh runs, layer norm is slower {}.", than(_with(fresh, WORSE))),
             ("By fresh runs, it is not faster {}.", than(_with(fresh, SAME))),
-            ("Exploratory runs contradict the paper, at least in part, on {}.",
-             links(_against(other))),
+            ("Exploratory comparisons contradict the paper on {}.", links(_against(other))),
             ("So do further comparisons of {}.", links(_against(beside))),
-            ("Of its mechanisms they contradict, at least in part, {}.",
-             links(_against(mechanism))),
+            ("Of its mechanisms they contradict {}.", links(_against(mechanism))),
             ("The theory is wrong on {}.", links(_with(theory, REFUTED))),
             ("The theory is right in part on {}.", links(_with(theory, IN_PART))),
         ],
         "What nobody knows yet": [
             ("Fresh runs are missing for {}.", links(older)),
             ("Fresh runs leave {} open.", links(_with(fresh, UNDECIDED))),
+            ("Exploratory comparisons leave open {}.",
+             links(_with([*other, *mechanism], UNDECIDED))),
             ("Not measured: {}.", links(_with(entries(), NOT_MEASURED))),
             (f"Of {len(primary)} outcomes, {{}}.",
-             ", ".join(f"{count} {what}" for what, count in sizes.items() if count)),
+             ", ".join(f"{sizes[what]} {what}" for what in _EXTENT.values() if sizes[what])),
         ],
     }  # fmt: skip
     return [
@@ -140,21 +142,27 @@ def _than(page: str, found: Sequence[_Entry]) -> str:
     """Links to primary outcomes, by the method that layer norm is compared with."""
     others: dict[str, list[_Entry]] = {}
     for each in found:
-        others.setdefault(compared_with(each[0]), []).append(each)
+        others.setdefault(each[0].than, []).append(each)
     return ", and ".join(f"than {name} in {_links(page, of)}" for name, of in others.items())
 
 
 def _links(page: str, found: Sequence[_Entry]) -> str:
     """Links to claims by their short names.
 
-    With the names of the comparisons if the primary outcome of their claim is not among them.
+    Where only some comparisons of a claim are meant, with their names if its primary outcome is not
+    among them, or their number.
     """
-    meant: dict[str, list[str]] = {}
-    for claim, row, _ in found:
-        link = f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
-        apart = any(each.primary for each in claim.rows) and not row.primary
-        meant.setdefault(link, []).extend([row.of] * apart)
-    return ", ".join(f"{link} ({'; '.join(of)})" if of else link for link, of in meant.items())
+    texts = []
+    for claim, of in groupby(found, lambda each: each[0]):
+        rows = [row for _, row, _ in of]
+        text = f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
+        if any(row.primary for row in rows) or len(rows) == len(claim.rows):
+            texts.append(text)
+        elif any(row.primary for row in claim.rows):
+            texts.append(f"{text} ({'; '.join(row.of for row in rows)})")
+        else:
+            texts.append(f"{text} ({len(rows)} of {len(claim.rows)})")
+    return ", ".join(texts)
 
 
 def _filters(folder: str) -> dict[str, Callable[..., str]]:
@@ -166,11 +174,21 @@ def _filters(folder: str) -> dict[str, Callable[..., str]]:
 
 def history() -> str:
     """Old and new verdict of every row, and their counts."""
-    old = [each for each in entries() if each[1].old]
+    theory = entries("theory")
+    others = [*entries("experiment"), *entries("mechanism")]
+    judged = [each for each in others if each[2].judged]
+    exploratory = [each for each in others if not each[2].judged]
     columns = {
-        "rules of 2026-11-27": Counter(row.old for _, row, _ in old),
-        "protocol": Counter(stands(row, o.word) for _, row, o in entries()),
-        "protocol without Holm": Counter(
+        "rules of 2026-11-27": Counter(row.old for _, row, _ in entries() if row.old),
+        **{
+            f"protocol, {kind}": Counter(stands(row, o.word) for _, row, o in found)
+            for kind, found in (
+                ("judged", judged),
+                ("exploratory", exploratory),
+                ("theory", theory),
+            )
+        },
+        "all, without Holm": Counter(
             stands(row, o.uncorrected or o.word) for _, row, o in entries()
         ),
     }
@@ -185,8 +203,7 @@ def history() -> str:
         [kind, *(str(sum(count[word] for word in words)) for count in columns.values())]
         for kind, words in kinds.items()
     ]
-    judged = str(sum(outcome.judged for *_, outcome in entries()))
-    counts = markdown_table(["", *columns], [*rows, ["judged, of all these", "0", judged, judged]])
+    counts = markdown_table(["", *columns], rows)
     head = ["claim", "comparison", "before", "now", "without Holm", "reason"]
     return f"{counts}\n\n{markdown_table(head, _changes())}"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ln_zoo.plots.figures import new_figure, save_figure, set_log_scale
-from ln_zoo.reproduction.claims import Comparison, Outcome
-from ln_zoo.reproduction.claims_page import compared_with, entries
+from ln_zoo.reproduction.claims import NOT_STATED, PAPER, REDUCED, Comparison, Outcome
+from ln_zoo.reproduction.claims_page import entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,22 +17,24 @@ if TYPE_CHECKING:
 _LOW, _HIGH = 0.25, 16.0
 #: The margin of every speed.
 _MARGIN = (0.8, 1.25)
+#: Markers by size.
+_MARKERS = {PAPER: "s", NOT_STATED: "D", REDUCED: "o"}
 
 
 def plot_forest(picture: Path) -> None:
     """Draw estimate and 95 % interval of each primary outcome on a log scale.
 
     Filled markers are judged, hollow ones exploratory; squares are of the paper's size, circles of
-    a reduced one. The margin is shaded.
+    a reduced one, diamonds where the paper states none. The margin is shaded.
     """
     rows = [each for each in entries() if each[1].primary]
-    figure = new_figure(10.5, 1.3 + 0.42 * len(rows))
+    figure = new_figure(10.5, 1.5 + 0.42 * len(rows))
     axis = figure.subplots()
     axis.axvspan(*_MARGIN, color="0.9", zorder=0)
     axis.axvline(1, color="0.4", linewidth=0.8, zorder=1)
     for place, (_, row, outcome) in enumerate(rows):
         _draw(axis, place, row, outcome)
-    labels = [f"{claim.section}  {row.primary}, {compared_with(claim)}" for claim, row, _ in rows]
+    labels = [f"{claim.section}  {row.primary}, {claim.than}" for claim, row, _ in rows]
     axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(_LOW, _HIGH))
     axis.set_yticks(range(len(rows)), labels)
     set_log_scale(axis, "x")
@@ -40,9 +42,10 @@ def plot_forest(picture: Path) -> None:
         "updates to one target, other method / layer norm (right of 1: layer norm is faster)"
     )
     axis.set_title(
-        "filled: fresh runs, which decide; hollow: exploratory;  square: the paper's network and "
-        "data; circle: smaller\n"
-        "better, worse: the interval excludes 1;  same: it lies in the shaded margin",
+        "filled: fresh runs, which decide; hollow: exploratory\n"
+        "square: the paper's network and data; circle: smaller; diamond: the paper states none\n"
+        "better, worse: the 95 % interval excludes 1; same: it lies in the shaded margin; after "
+        "Holm's correction",
         fontsize="small", loc="left",
     )  # fmt: skip
     right = axis.secondary_yaxis("right")
@@ -64,7 +67,7 @@ def _draw(axis: Axes, place: int, row: Comparison, outcome: Outcome) -> None:
     if not outcome.number:
         return
     color = "C0"
-    marker = "s" if row.size == "paper" else "o"
+    marker = _MARKERS[row.size]
     low = outcome.low if outcome.low is not None else _LOW
     high = outcome.high if outcome.high is not None else _HIGH
     axis.plot([max(low, _LOW), min(high, _HIGH)], [place] * 2, color=color, linewidth=1.5, zorder=2)

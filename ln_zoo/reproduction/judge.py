@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ln_zoo.reproduction.claims import Claim, Outcome
+from ln_zoo.reproduction.claims import PAPER, REDUCED, Claim, Outcome
 from ln_zoo.reproduction.evidence import compare
 from ln_zoo.sweeps.grid import SweepError, norm_name
 from ln_zoo.sweeps.manifest import existing_grid
@@ -16,28 +16,32 @@ from ln_zoo.sweeps.selection import best_label
 from ln_zoo.utils.tables import write_csv
 
 
-def judge(results: Results, claim: Claim) -> Outcome:
-    """The outcome of a claim's first comparison on the finished runs of a sweep.
+def judge(results: Results, claim: Claim, size: str = REDUCED) -> Outcome:
+    """The outcome of a claim's first comparison of that size on the runs of a sweep.
 
     Each method has its best settings by validation, unless the comparison names settings. Without
     Holm's correction, and exploratory.
     """
-    given = next(row for row in claim.rows if row.kind in ("speed", "end"))
-    row = replace(given, norm=claim.norm, baseline=claim.baseline, metric=claim.metric)
+    rows = [row for row in claim.rows if row.judged or row.kind in ("speed", "end")]
+    given = min(rows, key=lambda row: (size == PAPER) * [row.size, row.length].count(REDUCED))
+    if given.judged:
+        row = given.as_judged()
+    else:
+        row = replace(given, norm=claim.norm, baseline=claim.baseline, metric=claim.metric)
     if isinstance(given.norm, list):  # a lead at two values of a setting
         row = given
-        rows = [_tested(run, row.metric) for run in results.finished]
+        found = [_tested(run, row.metric) for run in results.finished]
     else:
         runs = [run for name in (row.norm, row.baseline) for run in _best(results, name)]
         if row.kind == "speed" or row.score == "best":
-            rows = [each for run in runs for each in curve_rows(run, row.metric)]
+            found = [each for run in runs for each in curve_rows(run, row.metric)]
         elif row.metric in results.test_metrics:
-            rows = [_tested(run, row.metric) for run in runs]
+            found = [_tested(run, row.metric) for run in runs]
         else:
             known = ", ".join(results.test_metrics)
             raise SweepError(f"the test has no {row.metric!r}: {known}")
     try:
-        return compare(row, rows)[0]
+        return compare(row, found)[0]
     except (ValueError, KeyError) as error:
         raise SweepError(f"{results.out}: {error}") from error
 

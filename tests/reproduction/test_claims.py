@@ -65,9 +65,9 @@ def problems(each: Claim) -> list[str]:
         wants(row.kind in ("speed", "end", "theory", "tasks", "none"), f"kind {row.kind!r}")
         wants((row.kind == "theory") == (each.group == "theory"), f"{name}: group")
         wants((row.kind == "speed") == (row.target != "" and row.kind != "none"), f"{name}: target")
-        wants(row.kind != "none" or row.command, f"{name}: what measures it?")
+        wants(row.kind != "none" or row.command or each.sweep, f"{name}: what measures it?")
         wants(row.kind in ("none", "tasks") or row.files, f"{name}: a table")
-        wants({row.size, row.length} <= set(claims.SIZES), f"{name}: size, length")
+        wants({row.size, row.length} <= set(claims.EXTENTS), f"{name}: size, length")
         wants(row.claimed in (*claims.WORDS, *claims.THEORY), f"{name}: {row.claimed}")
         wants(bool(row.primary) == bool(row.judged), f"{name}: judged")
         wants(row.kind in ("none",) or row.runs, f"{name}: dates of the runs")
@@ -127,11 +127,18 @@ def test_the_answers_follow_fresh_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_answers_say_which_comparisons_of_a_claim_disagree() -> None:
-    _, fails, _ = answers()
-    for claim, row, outcome in entries("experiment"):
-        secondary = any(each.primary for each in claim.rows) and not row.primary
-        if secondary and stands(row, outcome.word) == "against":
-            assert row.of in fails
+    _, fails, unknown = answers()
+    for claim in claims.claims():
+        kinds = [stands(r, o.word) for r, o in zip(claim.rows, claim.outcomes, strict=True)]
+        for row, kind in zip(claim.rows, kinds, strict=True):
+            if kind != "against" or row.primary:
+                continue
+            if any(each.primary for each in claim.rows):
+                assert row.of in fails
+            elif kinds.count(kind) < len(kinds):
+                assert f"(#{claim.name}) ({kinds.count(kind)} of {len(kinds)})" in fails
+        if set(kinds) == {claims.UNDECIDED}:
+            assert f"(#{claim.name})" in unknown
 
 
 def test_only_judged_words_and_theory_are_verdicts() -> None:
@@ -145,6 +152,18 @@ def test_the_history_counts_the_verdicts_of_before() -> None:
     assert [line[:2] for line in lines] == [
         ["holds", "30"], ["in part", "3"], ["does not hold", "11"], ["undecided", "4"],
     ]  # fmt: skip
+
+
+def test_the_history_counts_judged_words_apart() -> None:
+    judged = [stands(row, outcome.word) for _, row, outcome in entries() if outcome.judged]
+    counts = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[2]
+        for line in history().split("\n")[2:7]
+    }
+    kinds = {"holds": "as claimed", "does not hold": "against", "undecided": claims.UNDECIDED}
+    assert {kind: int(counts[kind]) for kind in kinds} == {
+        kind: judged.count(word) for kind, word in kinds.items()
+    }
 
 
 def test_a_changed_verdict_has_a_reason() -> None:
@@ -188,6 +207,20 @@ def row(model: str) -> list[str]:
 def measured(name: str) -> dict[str, float]:
     results = json.loads((ROOT / f"model_cards/{name}/results.json").read_text(encoding="utf-8"))
     return {each["name"]: each["value"] for each in results["metrics"]}
+
+
+DECIMAL = re.compile(r"(?<![\w.,])\d[\d,]*\.\d+(?![\d.])")
+
+
+def test_the_decimals_of_a_note_are_on_the_page_of_its_claim() -> None:
+    """Up to rounding; `ln-zoo reproduce --recompute` finds those of the page in tables."""
+    for each in claims.claims():
+        page = (ROOT / each.page).read_text(encoding="utf-8")
+        known = [float(text.replace(",", "")) for text in DECIMAL.findall(page)]
+        for text in DECIMAL.findall(each.note):
+            half = 0.5000001 * 10 ** -len(text.partition(".")[2])
+            value = float(text.replace(",", ""))
+            assert any(abs(value - other) <= half for other in known), f"{each.name}: {text}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 import subprocess
 from dataclasses import replace
@@ -275,6 +276,21 @@ def test_the_claims_follow_the_protocol() -> None:
         last = 99 + row.judged["pairs"]
         assert f"100 to {last}" in plan[name], name
         assert judged.kind == "speed", name
+
+
+def test_a_reproduction_has_the_settings_of_the_protocol() -> None:
+    page = (ROOT / "docs/results/protocol.md").read_text(encoding="utf-8")
+    (steps,) = re.findall('^STEPS="(.*)"$', page, re.MULTILINE)
+    plans = re.findall(r"^\| `(\S+)` \| (\S+\.yaml) \| (.*)\|$", page, re.MULTILINE)
+    found = {row.primary: each for each in claims.claims() for row in each.rows if row.primary}
+    assert {name for name, *_ in plans} == found.keys() - {"mnist-4"}  # which has the example
+    for name, config, options in plans:
+        sweep = found[name].sweep["reduced"]
+        assert f"configs/{config} " in sweep, name
+        (pairs,) = [row.judged["pairs"] for row in found[name].rows if row.primary]
+        assert f"--seeds {','.join(str(100 + n) for n in range(pairs))} " in sweep + " ", name
+        for option in options.replace("$STEPS", steps).replace("`", "").split("--")[1:]:
+            assert f"--{option.strip(' ,')}" in sweep, name
 
 
 @pytest.mark.parametrize("name", ["convnet", "handwriting", "order-embeddings", "attentive-reader"])

@@ -38,6 +38,23 @@ def test_speed(tmp_path: Path) -> None:
     assert judge(results(tmp_path / "d", FAST[:1], SLOW[:1]), FASTER).word == "undecided"
 
 
+def test_the_primary_comparison_is_that_of_the_judged_runs(tmp_path: Path) -> None:
+    """Older tables have other labels and metrics than a sweep."""
+    own = {"norm": "layer", "baseline": "none", "metric": "val_nll", "pairs": 3}
+    row = Comparison("speed", norm="old", baseline="b", metric="old", target=0.25, judged=own)
+    found = judge(results(tmp_path, FAST, SLOW), replace(FASTER, rows=(row,), metric="old"))
+    assert (found.word, found.pairs) == ("better", 3)
+
+
+def test_a_target_is_that_of_the_size(tmp_path: Path) -> None:
+    never = Comparison("speed", norm="a", baseline="b", metric="other", target=-1)
+    full = replace(never, target=0.25, size="paper", length="paper")
+    both = replace(FASTER, rows=(never, replace(full, target=-2, length="reduced"), full))
+    found = results(tmp_path, FAST, SLOW)
+    assert judge(found, both).word == "undecided"
+    assert judge(found, both, "paper").word == "better"
+
+
 def test_each_at_its_best_settings(tmp_path: Path) -> None:
     assert judge(results(tmp_path, FAST, SLOW, ("1", "2")), FASTER).word == "better"
 
