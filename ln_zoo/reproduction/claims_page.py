@@ -174,23 +174,14 @@ def _filters(folder: str) -> dict[str, Callable[..., str]]:
 
 def history() -> str:
     """Old and new verdict of every row, and their counts."""
-    theory = entries("theory")
-    others = [*entries("experiment"), *entries("mechanism")]
-    judged = [each for each in others if each[2].judged]
-    exploratory = [each for each in others if not each[2].judged]
+    now: dict[str, list[str]] = {"judged": [], "exploratory": [], "theory": []}
+    for claim, row, outcome in entries():
+        kind = "judged" if outcome.judged else "exploratory"
+        now["theory" if claim.group == "theory" else kind].append(stands(row, outcome.word))
     columns = {
         "rules of 2026-11-27": Counter(row.old for _, row, _ in entries() if row.old),
-        **{
-            f"protocol, {kind}": Counter(stands(row, o.word) for _, row, o in found)
-            for kind, found in (
-                ("judged", judged),
-                ("exploratory", exploratory),
-                ("theory", theory),
-            )
-        },
-        "all, without Holm": Counter(
-            stands(row, o.uncorrected or o.word) for _, row, o in entries()
-        ),
+        **{f"protocol, {kind}": Counter(found) for kind, found in now.items()},
+        "all, without Holm": Counter(stands(r, o.uncorrected or o.word) for _, r, o in entries()),
     }
     kinds = {
         "holds": ("holds", "as claimed"),
