@@ -67,7 +67,7 @@ class Comparison:
     margin: float = 0.0
     where: dict[str, Any] = field(default_factory=dict, hash=False)
     tasks: dict[str, list[str]] = field(default_factory=dict, hash=False)
-    claimed: str = BETTER  #: the paper's word
+    claimed: str = BETTER  #: the paper's word; empty if it has none
     size: str = REDUCED
     length: str = REDUCED
     runs: str = ""  #: dates of the runs

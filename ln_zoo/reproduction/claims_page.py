@@ -36,6 +36,8 @@ PAGE, HISTORY = "docs/results/claims.md", "docs/results/protocol_history.md"
 PICTURE = "docs/figures/claims.png"
 #: Between these lines of a README, and of the history, stands what is computed.
 MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
+#: How a word stands where the paper has none.
+NOT_CLAIMED = "not claimed"
 _Entry = tuple[Claim, Comparison, Outcome]
 #: What the summary says of primary outcomes, by size and length.
 _EXTENT = {
@@ -57,9 +59,11 @@ def entries(group: str = "") -> list[_Entry]:
 
 
 def stands(row: Comparison, word: str) -> str:
-    """How a word stands to the paper's: ``as claimed``, ``against``, or as the word says."""
+    """How a word stands to the paper's: ``as claimed``, ``against``, `NOT_CLAIMED`, or itself."""
     if word in (UNDECIDED, NOT_MEASURED, IN_PART):
         return word
+    if not row.claimed:
+        return NOT_CLAIMED
     return "as claimed" if word == row.claimed else "against"
 
 
@@ -189,6 +193,7 @@ def history() -> str:
         "does not hold": ("does not hold", "against"),
         UNDECIDED: (UNDECIDED,),
         NOT_MEASURED: (NOT_MEASURED,),
+        NOT_CLAIMED: (NOT_CLAIMED,),
     }
     rows = [
         [kind, *(str(sum(count[word] for word in words)) for count in columns.values())]

@@ -68,7 +68,7 @@ def problems(each: Claim) -> list[str]:
         wants(row.kind != "none" or row.command or each.sweep, f"{name}: what measures it?")
         wants(row.kind in ("none", "tasks") or row.files, f"{name}: a table")
         wants({row.size, row.length} <= set(claims.EXTENTS), f"{name}: size, length")
-        wants(row.claimed in (*claims.WORDS, *claims.THEORY), f"{name}: {row.claimed}")
+        wants(row.claimed in ("", *claims.WORDS, *claims.THEORY), f"{name}: {row.claimed}")
         wants(bool(row.primary) == bool(row.judged), f"{name}: judged")
         wants(row.kind in ("none",) or row.runs, f"{name}: dates of the runs")
     return found
@@ -90,6 +90,7 @@ def test_the_file_is_valid() -> None:
         ("same", "same", "as claimed"),
         ("same", "better", "against"),
         ("better", "undecided", "undecided"),
+        ("", "same", "not claimed"),
         ("confirmed", "in part", "in part"),
         ("confirmed", "refuted", "against"),
     ],
