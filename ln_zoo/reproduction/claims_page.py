@@ -6,7 +6,7 @@ import functools
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -36,8 +36,8 @@ PAGE, HISTORY = "docs/results/claims.md", "docs/results/protocol_history.md"
 PICTURE = "docs/figures/claims.png"
 #: Between these lines of a README, and of the history, stands what is computed.
 MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
-#: How a word stands where the paper has none.
-NOT_CLAIMED = "not claimed"
+#: How a word stands to the paper's.
+AS_CLAIMED, AGAINST, NOT_CLAIMED = "as claimed", "against", "not claimed"
 _Entry = tuple[Claim, Comparison, Outcome]
 #: What the summary says of primary outcomes, by size and length.
 _EXTENT = {
@@ -59,12 +59,12 @@ def entries(group: str = "") -> list[_Entry]:
 
 
 def stands(row: Comparison, word: str) -> str:
-    """How a word stands to the paper's: ``as claimed``, ``against``, `NOT_CLAIMED`, or itself."""
+    """How a word stands to the paper's: one of three constants of this module, or the word."""
     if word in (UNDECIDED, NOT_MEASURED, IN_PART):
         return word
     if not row.claimed:
         return NOT_CLAIMED
-    return "as claimed" if word == row.claimed else "against"
+    return AS_CLAIMED if word == row.claimed else AGAINST
 
 
 def claims_page(folder: str = "") -> str:
@@ -97,8 +97,12 @@ def answers(page: str = "") -> list[str]:
     fresh = [each for each in primary if each[2].judged]
     older = [each for each in primary if not each[2].judged]
     names = {claim.name for claim, *_ in primary}
-    beside = [each for each in experiments if each[0].name in names and not each[1].primary]
-    other = [each for each in experiments if each[0].name not in names]
+    beside = [
+        (claim, row, outcome)
+        for claim, row, outcome in experiments
+        if claim.name in names and not row.primary and stands(row, outcome.word) == AGAINST
+    ]
+    beyond = _apart(each for each in [*experiments, *mechanism] if each[0].name not in names)
     sizes = Counter(
         _EXTENT.get((row.size, row.length)) or _EXTENT[row.size, ""] for _, row, _ in primary
     )
@@ -107,14 +111,18 @@ def answers(page: str = "") -> list[str]:
         "What holds": [
             ("By fresh runs, layer norm is faster {}.", than(_with(fresh, BETTER))),
             ("By older runs only, it is faster {}.", than(_with(older, BETTER))),
+            ("Exploratory comparisons agree with the paper on {}.",
+             links(beyond[AS_CLAIMED])),
             ("The theory is right on {}.", links(_with(theory, CONFIRMED))),
         ],
         "What does not": [
             ("By fresh runs, layer norm is slower {}.", than(_with(fresh, WORSE))),
             ("By fresh runs, it is not faster {}.", than(_with(fresh, SAME))),
-            ("Exploratory comparisons contradict the paper on {}.", links(_against(other))),
-            ("So do further comparisons of {}.", links(_against(beside))),
-            ("Of its mechanisms they contradict {}.", links(_against(mechanism))),
+            ("Exploratory comparisons differ from the paper on {}.",
+             links(each for each in beyond[AGAINST] if each[0].group != "mechanism")),
+            ("Of its mechanisms, they differ on {}.",
+             links(each for each in beyond[AGAINST] if each[0].group == "mechanism")),
+            ("So do further comparisons of {}.", links(beside)),
             ("The theory is wrong on {}.", links(_with(theory, REFUTED))),
             ("The theory is right in part on {}.", links(_with(theory, IN_PART))),
         ],
@@ -122,7 +130,7 @@ def answers(page: str = "") -> list[str]:
             ("Fresh runs are missing for {}.", links(older)),
             ("Fresh runs leave {} open.", links(_with(fresh, UNDECIDED))),
             ("Exploratory comparisons leave open {}.",
-             links(_with([*other, *mechanism], UNDECIDED))),
+             links(beyond[UNDECIDED])),
             ("Not measured: {}.", links(_with(entries(), NOT_MEASURED))),
             (f"Of {len(primary)} outcomes, {{}}.",
              ", ".join(f"{sizes[what]} {what}" for what in _EXTENT.values() if sizes[what])),
@@ -138,8 +146,15 @@ def _with(found: Sequence[_Entry], word: str) -> list[_Entry]:
     return [each for each in found if each[2].word == word]
 
 
-def _against(found: Sequence[_Entry]) -> list[_Entry]:
-    return [each for each in found if stands(each[1], each[2].word) == "against"]
+def _apart(found: Iterable[_Entry]) -> dict[str, list[_Entry]]:
+    """Comparisons by how they stand; of each claim only those of the first kind that it has."""
+    apart: dict[str, list[_Entry]] = {AGAINST: [], UNDECIDED: [], AS_CLAIMED: []}
+    for _, group in groupby(found, lambda each: each[0]):
+        of = [(stands(row, outcome.word), (claim, row, outcome)) for claim, row, outcome in group]
+        first = next((kind for kind in apart if any(kind == own for own, _ in of)), None)
+        if first:
+            apart[first] += [each for kind, each in of if kind == first]
+    return apart
 
 
 def _than(page: str, found: Sequence[_Entry]) -> str:
@@ -150,14 +165,15 @@ def _than(page: str, found: Sequence[_Entry]) -> str:
     return ", and ".join(f"than {name} in {_links(page, of)}" for name, of in others.items())
 
 
-def _links(page: str, found: Sequence[_Entry]) -> str:
+def _links(page: str, found: Iterable[_Entry]) -> str:
     """Links to claims by their short names.
 
     Where only some comparisons of a claim are meant, with their names if its primary outcome is not
-    among them, or their number.
+    among them, or the number of each word.
     """
     texts = []
-    for claim, of in groupby(found, lambda each: each[0]):
+    for claim, group in groupby(found, lambda each: each[0]):
+        of = list(group)
         rows = [row for _, row, _ in of]
         text = f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
         if any(row.primary for row in rows) or len(rows) == len(claim.rows):
@@ -165,7 +181,9 @@ def _links(page: str, found: Sequence[_Entry]) -> str:
         elif any(row.primary for row in claim.rows):
             texts.append(f"{text} ({'; '.join(row.of for row in rows)})")
         else:
-            texts.append(f"{text} ({len(rows)} of {len(claim.rows)})")
+            words = Counter(outcome.word for *_, outcome in of)
+            counts = ", ".join(f"{number} {word}" for word, number in words.items())
+            texts.append(f"{text} ({counts}, of {len(claim.rows)})")
     return ", ".join(texts)
 
 
@@ -188,9 +206,9 @@ def history() -> str:
         "all, without Holm": Counter(stands(r, o.uncorrected or o.word) for _, r, o in entries()),
     }
     kinds = {
-        "holds": ("holds", "as claimed"),
+        "holds": ("holds", AS_CLAIMED),
         "in part": ("holds in part", IN_PART),
-        "does not hold": ("does not hold", "against"),
+        "does not hold": ("does not hold", AGAINST),
         UNDECIDED: (UNDECIDED,),
         NOT_MEASURED: (NOT_MEASURED,),
         NOT_CLAIMED: (NOT_CLAIMED,),
