@@ -105,7 +105,7 @@ class Claim:
     short: str = ""  #: name in the summary; default: the name, without hyphens
     note: str = ""
     sweep: dict[str, str] = field(default_factory=dict, hash=False)
-    than: str = "no norm"  #: what layer norm is compared with in the primary outcome
+    compared_with: str = "no norm"  #: what layer norm is compared with in the primary outcome
     norm: str = ""  #: of the sweep; default of the rows, as are the next two
     baseline: str = ""
     metric: str = ""

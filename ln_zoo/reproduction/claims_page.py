@@ -39,12 +39,11 @@ MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of cla
 #: How a word stands to the paper's.
 AS_CLAIMED, AGAINST, NOT_CLAIMED = "as claimed", "against", "not claimed"
 _Entry = tuple[Claim, Comparison, Outcome]
-#: What the summary says of primary outcomes, by size and length.
-_EXTENT = {
-    (PAPER, PAPER): "have the paper's network, data and updates",
-    (PAPER, ""): "have the paper's network and data but fewer updates",
-    (REDUCED, ""): "are smaller",
-    (NOT_STATED, ""): "has a network and data that the paper leaves open",
+#: Phrases of the summary for sizes of primary outcomes.
+_SIZES = {
+    PAPER: "have the paper's network and data",
+    REDUCED: "are smaller",
+    NOT_STATED: "is not specified in the paper",
 }
 
 
@@ -103,9 +102,8 @@ def answers(page: str = "") -> list[str]:
         if claim.name in names and not row.primary and stands(row, outcome.word) == AGAINST
     ]
     beyond = _apart(each for each in [*experiments, *mechanism] if each[0].name not in names)
-    sizes = Counter(
-        _EXTENT.get((row.size, row.length)) or _EXTENT[row.size, ""] for _, row, _ in primary
-    )
+    sizes = Counter(row.size for _, row, _ in primary)
+    shorter = sum(row.length == REDUCED for _, row, _ in primary)
     links, than = functools.partial(_links, page), functools.partial(_than, page)
     parts = {
         "What holds": [
@@ -130,8 +128,8 @@ def answers(page: str = "") -> list[str]:
             ("Fresh runs leave {} open.", links(_with(fresh, UNDECIDED))),
             ("Exploratory comparisons leave open {}.", links(beyond[UNDECIDED])),
             ("Not measured: {}.", links(_with(entries(), NOT_MEASURED))),
-            (f"Of {len(primary)} outcomes, {{}}.",
-             ", ".join(f"{sizes[what]} {what}" for what in _EXTENT.values() if sizes[what])),
+            (f"Of {len(primary)} outcomes, {{}}; {shorter} have fewer updates than the paper.",
+             ", ".join(f"{sizes[size]} {text}" for size, text in _SIZES.items() if sizes[size])),
         ],
     }  # fmt: skip
     return [
@@ -148,10 +146,12 @@ def _apart(found: Iterable[_Entry]) -> dict[str, list[_Entry]]:
     """Comparisons by how they stand; of each claim only those of the first kind that it has."""
     apart: dict[str, list[_Entry]] = {AGAINST: [], UNDECIDED: [], AS_CLAIMED: []}
     for _, group in groupby(found, lambda each: each[0]):
-        of = [(stands(row, outcome.word), (claim, row, outcome)) for claim, row, outcome in group]
-        first = next((kind for kind in apart if any(kind == own for own, _ in of)), None)
+        kinds: dict[str, list[_Entry]] = {}
+        for each in group:
+            kinds.setdefault(stands(each[1], each[2].word), []).append(each)
+        first = next((kind for kind in apart if kind in kinds), None)
         if first:
-            apart[first] += [each for kind, each in of if kind == first]
+            apart[first] += kinds[first]
     return apart
 
 
@@ -159,7 +159,7 @@ def _than(page: str, found: Sequence[_Entry]) -> str:
     """Links to primary outcomes, by the method that layer norm is compared with."""
     others: dict[str, list[_Entry]] = {}
     for each in found:
-        others.setdefault(each[0].than, []).append(each)
+        others.setdefault(each[0].compared_with, []).append(each)
     return ", and ".join(f"than {name} in {_links(page, of)}" for name, of in others.items())
 
 

@@ -34,7 +34,7 @@ def plot_forest(picture: Path) -> None:
     axis.axvline(1, color="0.4", linewidth=0.8, zorder=1)
     for place, (_, row, outcome) in enumerate(rows):
         _draw(axis, place, row, outcome)
-    labels = [f"{claim.section}  {row.primary}, {claim.than}" for claim, row, _ in rows]
+    labels = [f"{claim.section}  {row.primary}, {claim.compared_with}" for claim, row, _ in rows]
     axis.set(ylim=(len(rows) - 0.4, -0.6), xlim=(_LOW, _HIGH))
     axis.set_yticks(range(len(rows)), labels)
     set_log_scale(axis, "x")

@@ -17,13 +17,15 @@ from ln_zoo.utils.tables import write_csv
 
 
 def judge(results: Results, claim: Claim, size: str = REDUCED) -> Outcome:
-    """The outcome of a claim's first comparison of that size on the runs of a sweep.
+    """The outcome of a claim's first comparison, or first of the paper's size, on a sweep's runs.
 
     Each method has its best settings by validation, unless the comparison names settings. Without
     Holm's correction, and exploratory.
     """
     rows = [row for row in claim.rows if row.judged or row.kind in ("speed", "end")]
-    given = min(rows, key=lambda row: (size == PAPER) * [row.size, row.length].count(REDUCED))
+    if size == PAPER:
+        rows.sort(key=lambda row: [row.size, row.length].count(REDUCED))
+    given = rows[0]
     if given.judged:
         row = given.as_judged()
     else:

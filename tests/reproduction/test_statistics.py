@@ -106,14 +106,6 @@ def test_holm() -> None:
     assert words == {"a": "better", "b": "better", "c": "better", "d": "better"}
     words = holm(found | {"c": of(0.06)}, 4)
     assert words["c"] == "undecided"
-
-
-def test_a_correction_takes_a_word_and_never_gives_another() -> None:
-    """An interval within the margin that excludes no effect is *same*, or nothing."""
-    found = {"a": Verdict(0.9, 0.85, 0.95, 1.0, 1e-6, 0.01)}
-    assert found["a"].word() == "same"
-    assert holm(found, 1) == {"a": "same"}
-    assert holm(found, 8) == {"a": "undecided"}
     # With an outcome that is not there yet, the thresholds are stricter.
     words = holm({"a": of(0.012)}, 5)
     assert words["a"] == "undecided"
@@ -149,3 +141,11 @@ def test_signed_rank_against_all_signs(number: int) -> None:
         assert below == sum(total <= here for total in totals) / 2**number
         assert above == sum(total >= here for total in totals) / 2**number
     assert signed_rank([0.0]) == (1.0, 1.0)
+
+
+def test_a_correction_takes_a_word_and_never_gives_another() -> None:
+    """An interval within the margin that excludes no effect is *same*, or nothing."""
+    found = {"a": Verdict(0.9, 0.85, 0.95, 1.0, 1e-6, 0.01)}
+    assert found["a"].word() == "same"
+    assert holm(found, 1) == {"a": "same"}
+    assert holm(found, 8) == {"a": "undecided"}
