@@ -13,7 +13,6 @@ from pathlib import Path
 from ln_zoo.reproduction.claims import (
     BETTER,
     CONFIRMED,
-    GROUPS,
     IN_PART,
     NOT_MEASURED,
     NOT_STATED,
@@ -73,6 +72,7 @@ def claims_page(folder: str = "") -> str:
         _filters(folder),
         claims=[[claim, [each for each in entries() if each[0] is claim]] for claim in claims()],
         answers=answers(),
+        other_answers=other_answers(),
         primary=[each for each in entries() if each[1].primary],
         other=[each for each in entries("experiment") if not each[1].primary],
         mechanism=entries("mechanism"),
@@ -91,42 +91,38 @@ def readme_part() -> str:
 
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
-    experiments, mechanism, theory = map(entries, GROUPS)
-    primary = [each for each in experiments if each[1].primary]
-    fresh = [each for each in primary if each[2].judged]
-    older = [each for each in primary if not each[2].judged]
+    theory, primary = entries("theory"), [each for each in entries() if each[1].primary]
     names = {claim.name for claim, *_ in primary}
     beside = [
         (claim, row, outcome)
-        for claim, row, outcome in experiments
+        for claim, row, outcome in entries("experiment")
         if claim.name in names and not row.primary and stands(row, outcome.word) == AGAINST
     ]
-    beyond = _apart(each for each in [*experiments, *mechanism] if each[0].name not in names)
     sizes = Counter(row.size for _, row, _ in primary)
     shorter = sum(row.length == REDUCED for _, row, _ in primary)
-    links, than = functools.partial(_links, page), functools.partial(_than, page)
+    links, compared = functools.partial(_links, page), functools.partial(_compared, page, primary)
+    others = {kind: len({each[0].name for each in of}) for kind, of in _others().items()}
+
+    def number(kind: str) -> str:
+        return f"[{others[kind]} of {sum(others.values())} other claims]({page}#other-comparisons)"
+
     parts = {
         "What holds": [
-            ("By fresh runs, layer norm is faster {}.", than(_with(fresh, BETTER))),
-            ("By older runs only, it is faster {}.", than(_with(older, BETTER))),
-            ("Exploratory comparisons agree with the paper on {}.", links(beyond[AS_CLAIMED])),
+            ("By fresh runs, layer norm is {}.", compared(BETTER, "faster than")),
             ("The theory is right on {}.", links(_with(theory, CONFIRMED))),
+            ("All exploratory comparisons agree with the paper on {}.", number(AS_CLAIMED)),
         ],
         "What does not": [
-            ("By fresh runs, layer norm is slower {}.", than(_with(fresh, WORSE))),
-            ("By fresh runs, it is not faster {}.", than(_with(fresh, SAME))),
-            ("Exploratory comparisons differ from the paper on {}.",
-             links(each for each in beyond[AGAINST] if each[0].group != "mechanism")),
-            ("So do further comparisons of {}.", links(beside)),
-            ("Of its mechanisms, exploratory comparisons differ on {}.",
-             links(each for each in beyond[AGAINST] if each[0].group == "mechanism")),
+            ("By fresh runs, layer norm is {}.", compared(WORSE, "slower than")),
+            ("By fresh runs, it is {}.", compared(SAME, "only as fast as")),
             ("The theory is wrong on {}.", links(_with(theory, REFUTED))),
             ("The theory is right in part on {}.", links(_with(theory, IN_PART))),
+            ("Some or all exploratory comparisons differ from the paper on {}.", number(AGAINST)),
+            ("So do comparisons beside the primary outcomes of {}.", links(beside)),
         ],
         "What nobody knows yet": [
-            ("Fresh runs are missing for {}.", links(older)),
-            ("Fresh runs leave {} open.", links(_with(fresh, UNDECIDED))),
-            ("Exploratory comparisons leave open {}.", links(beyond[UNDECIDED])),
+            ("Fresh runs leave {} open.", links(_with(primary, UNDECIDED))),
+            ("Exploratory comparisons leave {} open.", number(UNDECIDED)),
             ("Not measured: {}.", links(_with(entries(), NOT_MEASURED))),
             (f"Of {len(primary)} outcomes, {{}}; {shorter} have fewer updates than the paper.",
              ", ".join(f"{sizes[size]} {text}" for size, text in _SIZES.items() if sizes[size])),
@@ -138,29 +134,45 @@ def answers(page: str = "") -> list[str]:
     ]
 
 
+def other_answers() -> list[str]:
+    """How claims without a primary outcome stand, with links to the sections of this page."""
+    others = _others()
+    parts = {
+        "Agree with the paper": others[AS_CLAIMED],
+        "Differ": [each for each in others[AGAINST] if each[0].group == "experiment"],
+        "Differ, on mechanisms": [each for each in others[AGAINST] if each[0].group == "mechanism"],
+        "Open": others[UNDECIDED],
+    }
+    return [f"**{head}:** {_links('', found)}." for head, found in parts.items() if found]
+
+
 def _with(found: Sequence[_Entry], word: str) -> list[_Entry]:
     return [each for each in found if each[2].word == word]
 
 
-def _apart(found: Iterable[_Entry]) -> dict[str, list[_Entry]]:
-    """Comparisons by how they stand; of each claim only those of the first kind that it has."""
-    apart: dict[str, list[_Entry]] = {AGAINST: [], UNDECIDED: [], AS_CLAIMED: []}
-    for _, group in groupby(found, lambda each: each[0]):
-        kinds: dict[str, list[_Entry]] = {}
+def _others() -> dict[str, list[_Entry]]:
+    """Comparisons of claims without a primary outcome, theory apart, by how they stand.
+
+    Of each claim only those of the first kind that it has.
+    """
+    found: dict[str, list[_Entry]] = {AGAINST: [], UNDECIDED: [], AS_CLAIMED: []}
+    for claim, group in groupby(entries(), lambda each: each[0]):
+        if claim.group == "theory" or any(row.primary for row in claim.rows):
+            continue
+        apart: dict[str, list[_Entry]] = {}
         for each in group:
-            kinds.setdefault(stands(each[1], each[2].word), []).append(each)
-        first = next((kind for kind in apart if kind in kinds), None)
-        if first:
-            apart[first] += kinds[first]
-    return apart
+            apart.setdefault(stands(each[1], each[2].word), []).append(each)
+        if first := next((kind for kind in found if kind in apart), None):
+            found[first] += apart[first]
+    return found
 
 
-def _than(page: str, found: Sequence[_Entry]) -> str:
-    """Links to primary outcomes, by the method that layer norm is compared with."""
-    others: dict[str, list[_Entry]] = {}
-    for each in found:
-        others.setdefault(each[0].compared_with, []).append(each)
-    return ", and ".join(f"than {name} in {_links(page, of)}" for name, of in others.items())
+def _compared(page: str, primary: Sequence[_Entry], word: str, phrase: str) -> str:
+    """Links to primary outcomes of a word, by the method that layer norm is compared with."""
+    methods: dict[str, list[_Entry]] = {}
+    for each in _with(primary, word):
+        methods.setdefault(each[0].compared_with, []).append(each)
+    return ", and ".join(f"{phrase} {name} in {_links(page, of)}" for name, of in methods.items())
 
 
 def _links(page: str, found: Iterable[_Entry]) -> str:

@@ -18,6 +18,7 @@ from ln_zoo.reproduction.claims_page import (
     claims_page,
     entries,
     history,
+    other_answers,
     readme_part,
     stands,
 )
@@ -121,24 +122,33 @@ def test_the_answers_follow_fresh_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(link in holds[0] for link in links[:5])
     assert "fresh runs, layer norm is slower than" in fails[0]
     assert links[6] in fails[0]
-    assert "not faster than" in fails[1]
+    assert "only as fast as" in fails[1]
     assert links[5] in fails[1]
     assert links[7] in unknown[0]
     assert not any(link in unknown[0] for link in links[:7])
 
 
 def test_a_claim_is_answered_once_by_what_is_most_against_the_paper() -> None:
-    holds, fails, unknown = answers()
+    agree, differ, mechanisms, unknown = other_answers()
     for claim in claims.claims():
         kinds = [stands(r, o.word) for r, o in zip(claim.rows, claim.outcomes, strict=True)]
         if any(row.primary for row in claim.rows):
             for row, kind in zip(claim.rows, kinds, strict=True):
-                assert row.primary or kind != "against" or row.of in fails
-        elif claim.group != "theory":
-            where = holds if set(kinds) == {"as claimed"} else unknown
-            where = fails if "against" in kinds else where
-            assert [f"(#{claim.name})" in each for each in answers()].count(True) == 1
+                assert row.primary or kind != "against" or row.of in answers()[1]
+        elif claim.group != "theory" and set(kinds) != {claims.NOT_MEASURED}:
+            where = agree if set(kinds) == {"as claimed"} else unknown
+            if "against" in kinds:
+                where = mechanisms if claim.group == "mechanism" else differ
+            assert [f"(#{claim.name})" in each for each in other_answers()].count(True) == 1
             assert f"(#{claim.name})" in where
+
+
+def test_the_answers_count_the_other_claims() -> None:
+    counts = [re.search(r"\[(\d+) of (\d+) other claims\]", text) for text in answers()]
+    found = [tuple(map(int, count.groups())) for count in counts if count]
+    agree, differ, mechanisms, unknown = (text.count("](#") for text in other_answers())
+    total = agree + differ + mechanisms + unknown
+    assert found == [(agree, total), (differ + mechanisms, total), (unknown, total)]
 
 
 def test_only_judged_words_and_theory_are_verdicts() -> None:
