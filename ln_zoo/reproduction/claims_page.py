@@ -42,7 +42,7 @@ _Entry = tuple[Claim, Comparison, Outcome]
 _SIZES = {
     PAPER: "have the paper's network and data",
     REDUCED: "are smaller",
-    NOT_STATED: "is not specified in the paper",
+    NOT_STATED: "is of a size that the paper does not state",
 }
 
 
@@ -117,8 +117,8 @@ def answers(page: str = "") -> list[str]:
             ("By fresh runs, it is {}.", compared(SAME, "only as fast as")),
             ("The theory is wrong on {}.", links(_with(theory, REFUTED))),
             ("The theory is right in part on {}.", links(_with(theory, IN_PART))),
-            ("Some or all exploratory comparisons differ from the paper on {}.", number(AGAINST)),
-            ("So do comparisons beside the primary outcomes of {}.", links(beside)),
+            ("At least one exploratory comparison differs from the paper on {}.", number(AGAINST)),
+            ("Beside the primary outcomes, these differ: {}.", links(beside)),
         ],
         "What nobody knows yet": [
             ("Fresh runs leave {} open.", links(_with(primary, UNDECIDED))),

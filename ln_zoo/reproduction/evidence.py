@@ -131,7 +131,7 @@ def compare(row: Comparison, rows: Sequence[Row]) -> tuple[Outcome, Verdict]:
         show = math.exp if row.log else float
         number = "{:.3g} times" if row.log else "{:+.3g}"
     ends = [show(each) for each in (verdict.estimate, verdict.low, verdict.high)]
-    text = number.format(ends[0]) if math.isfinite(ends[0]) else "one of each pair misses"
+    text = number.format(ends[0]) if math.isfinite(ends[0]) else "no finite estimate"
     if not math.isnan(verdict.low):
         sign = "" if row.kind == "speed" or row.log else "+"
         text += f" ({ends[1]:{sign}.3g} to {ends[2]:{sign}.3g})"
