@@ -117,6 +117,11 @@ class Claim:
         return [outcomes().get(key(self, row), Outcome()) for row in self.rows]
 
     @property
+    def primary(self) -> bool:
+        """Whether a row is a primary outcome."""
+        return any(row.primary for row in self.rows)
+
+    @property
     def words(self) -> str:
         """The distinct words of all rows."""
         return ", ".join(dict.fromkeys(each.word for each in self.outcomes))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from ln_zoo.reproduction.claims import (
     BETTER,
@@ -37,7 +38,6 @@ PICTURE = "docs/figures/claims.png"
 MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
 #: How a word stands to the paper's.
 AS_CLAIMED, AGAINST, NOT_CLAIMED = "as claimed", "against", "not claimed"
-_Entry = tuple[Claim, Comparison, Outcome]
 #: Phrases of the summary for sizes of primary outcomes.
 _SIZES = {
     PAPER: "have the paper's network and data",
@@ -46,10 +46,23 @@ _SIZES = {
 }
 
 
-def entries(group: str = "") -> list[_Entry]:
+class Entry(NamedTuple):
+    """A row of a claim with its outcome."""
+
+    claim: Claim
+    row: Comparison
+    outcome: Outcome
+
+    @property
+    def stands(self) -> str:
+        """How its word stands to the paper's."""
+        return stands(self.row, self.outcome.word)
+
+
+def entries(group: str = "") -> list[Entry]:
     """All rows with their outcomes, of all groups or of one."""
     return [
-        (claim, row.as_judged() if outcome.judged else row, outcome)
+        Entry(claim, row.as_judged() if outcome.judged else row, outcome)
         for claim in claims()
         if group in ("", claim.group)
         for row, outcome in zip(claim.rows, claim.outcomes, strict=True)
@@ -70,11 +83,11 @@ def claims_page(folder: str = "") -> str:
     return render_template(
         "reproduction/templates/claims.md.jinja",
         _filters(folder),
-        claims=[[claim, [each for each in entries() if each[0] is claim]] for claim in claims()],
+        claims=[[claim, [each for each in entries() if each.claim is claim]] for claim in claims()],
         answers=answers(),
         other_answers=other_answers(),
-        primary=[each for each in entries() if each[1].primary],
-        other=[each for each in entries("experiment") if not each[1].primary],
+        primary=[each for each in entries() if each.row.primary],
+        other=[each for each in entries("experiment") if not each.row.primary],
         mechanism=entries("mechanism"),
         theory=entries("theory"),
         page_path=PAGE,
@@ -91,17 +104,16 @@ def readme_part() -> str:
 
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
-    theory, primary = entries("theory"), [each for each in entries() if each[1].primary]
-    names = {claim.name for claim, *_ in primary}
+    theory, primary = entries("theory"), [each for each in entries() if each.row.primary]
     beside = [
-        (claim, row, outcome)
-        for claim, row, outcome in entries("experiment")
-        if claim.name in names and not row.primary and stands(row, outcome.word) == AGAINST
+        each
+        for each in entries("experiment")
+        if each.claim.primary and not each.row.primary and each.stands == AGAINST
     ]
-    sizes = Counter(row.size for _, row, _ in primary)
-    shorter = sum(row.length == REDUCED for _, row, _ in primary)
+    sizes = Counter(each.row.size for each in primary)
+    shorter = sum(each.row.length == REDUCED for each in primary)
     links, compared = functools.partial(_links, page), functools.partial(_compared, page, primary)
-    others = {kind: len({each[0].name for each in of}) for kind, of in _others().items()}
+    others = {kind: len({each.claim.name for each in of}) for kind, of in _others().items()}
 
     def number(kind: str) -> str:
         return f"[{others[kind]} of {sum(others.values())} other claims]({page}#other-comparisons)"
@@ -139,59 +151,59 @@ def other_answers() -> list[str]:
     others = _others()
     parts = {
         "Agree with the paper": others[AS_CLAIMED],
-        "Differ": [each for each in others[AGAINST] if each[0].group == "experiment"],
-        "Differ, on mechanisms": [each for each in others[AGAINST] if each[0].group == "mechanism"],
+        "Differ": [each for each in others[AGAINST] if each.claim.group == "experiment"],
+        "Differ, on mechanisms": [x for x in others[AGAINST] if x.claim.group == "mechanism"],
         "Open": others[UNDECIDED],
     }
     return [f"**{head}:** {_links('', found)}." for head, found in parts.items() if found]
 
 
-def _with(found: Sequence[_Entry], word: str) -> list[_Entry]:
-    return [each for each in found if each[2].word == word]
+def _with(found: Sequence[Entry], word: str) -> list[Entry]:
+    return [each for each in found if each.outcome.word == word]
 
 
-def _others() -> dict[str, list[_Entry]]:
+def _others() -> dict[str, list[Entry]]:
     """Comparisons of claims without a primary outcome, theory apart, by how they stand.
 
     Of each claim only those of the first kind that it has.
     """
-    found: dict[str, list[_Entry]] = {AGAINST: [], UNDECIDED: [], AS_CLAIMED: []}
-    for claim, group in groupby(entries(), lambda each: each[0]):
-        if claim.group == "theory" or any(row.primary for row in claim.rows):
+    found: dict[str, list[Entry]] = {AGAINST: [], UNDECIDED: [], AS_CLAIMED: []}
+    for claim, group in groupby(entries(), lambda each: each.claim):
+        if claim.group == "theory" or claim.primary:
             continue
-        apart: dict[str, list[_Entry]] = {}
+        apart: dict[str, list[Entry]] = {}
         for each in group:
-            apart.setdefault(stands(each[1], each[2].word), []).append(each)
+            apart.setdefault(each.stands, []).append(each)
         if first := next((kind for kind in found if kind in apart), None):
             found[first] += apart[first]
     return found
 
 
-def _compared(page: str, primary: Sequence[_Entry], word: str, phrase: str) -> str:
+def _compared(page: str, primary: Sequence[Entry], word: str, phrase: str) -> str:
     """Links to primary outcomes of a word, by the method that layer norm is compared with."""
-    methods: dict[str, list[_Entry]] = {}
+    methods: dict[str, list[Entry]] = {}
     for each in _with(primary, word):
-        methods.setdefault(each[0].compared_with, []).append(each)
+        methods.setdefault(each.claim.compared_with, []).append(each)
     return ", and ".join(f"{phrase} {name} in {_links(page, of)}" for name, of in methods.items())
 
 
-def _links(page: str, found: Iterable[_Entry]) -> str:
+def _links(page: str, found: Iterable[Entry]) -> str:
     """Links to claims by their short names.
 
     Where only some comparisons of a claim are meant, with their names if its primary outcome is not
     among them, or the number of each word.
     """
     texts = []
-    for claim, group in groupby(found, lambda each: each[0]):
+    for claim, group in groupby(found, lambda each: each.claim):
         of = list(group)
-        rows = [row for _, row, _ in of]
+        rows = [each.row for each in of]
         text = f"[{claim.short or claim.name.replace('-', ' ')}]({page}#{claim.name})"
         if any(row.primary for row in rows) or len(rows) == len(claim.rows):
             texts.append(text)
-        elif any(row.primary for row in claim.rows):
+        elif claim.primary:
             texts.append(f"{text} ({'; '.join(row.of for row in rows)})")
         else:
-            words = Counter(outcome.word for *_, outcome in of)
+            words = Counter(each.outcome.word for each in of)
             counts = ", ".join(f"{number} {word}" for word, number in words.items())
             texts.append(f"{text} ({counts}, of {len(claim.rows)})")
     return ", ".join(texts)
@@ -207,9 +219,9 @@ def _filters(folder: str) -> dict[str, Callable[..., str]]:
 def history() -> str:
     """Old and new verdict of every row, and their counts."""
     now: dict[str, list[str]] = {"judged": [], "exploratory": [], "theory": []}
-    for claim, row, outcome in entries():
-        kind = "judged" if outcome.judged else "exploratory"
-        now["theory" if claim.group == "theory" else kind].append(stands(row, outcome.word))
+    for each in entries():
+        kind = "judged" if each.outcome.judged else "exploratory"
+        now["theory" if each.claim.group == "theory" else kind].append(each.stands)
     columns = {
         "rules of 2026-11-27": Counter(row.old for _, row, _ in entries() if row.old),
         **{f"protocol, {kind}": Counter(found) for kind, found in now.items()},

@@ -27,7 +27,7 @@ def plot_forest(picture: Path) -> None:
     Filled markers are judged, hollow ones exploratory; squares are of the paper's size, circles of
     a reduced one, diamonds where the paper states none. The margin is shaded.
     """
-    rows = [each for each in entries() if each[1].primary]
+    rows = [each for each in entries() if each.row.primary]
     figure = new_figure(10.5, 1.5 + 0.42 * len(rows))
     axis = figure.subplots()
     axis.axvspan(*_MARGIN, color="0.9", zorder=0)

@@ -132,7 +132,7 @@ def test_a_claim_is_answered_once_by_what_is_most_against_the_paper() -> None:
     agree, differ, mechanisms, unknown = other_answers()
     for claim in claims.claims():
         kinds = [stands(r, o.word) for r, o in zip(claim.rows, claim.outcomes, strict=True)]
-        if any(row.primary for row in claim.rows):
+        if claim.primary:
             for row, kind in zip(claim.rows, kinds, strict=True):
                 assert row.primary or kind != "against" or row.of in answers()[1]
         elif claim.group != "theory" and set(kinds) != {claims.NOT_MEASURED}:
@@ -165,7 +165,7 @@ def test_the_history_counts_the_verdicts_of_before() -> None:
 
 
 def test_the_history_counts_judged_words_apart() -> None:
-    judged = [stands(row, outcome.word) for _, row, outcome in entries() if outcome.judged]
+    judged = [each.stands for each in entries() if each.outcome.judged]
     counts = {
         line.split(" | ")[0].strip("| "): line.split(" | ")[2]
         for line in history().split("\n")[2:7]
