@@ -104,7 +104,8 @@ def readme_part() -> str:
 
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
-    theory, primary = entries("theory"), [each for each in entries() if each.row.primary]
+    theory = entries("theory")
+    primary = [each for each in entries() if each.row.primary and each.outcome.judged]
     beside = [
         each
         for each in entries("experiment")
