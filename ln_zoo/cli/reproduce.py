@@ -212,7 +212,7 @@ def _table(claim: str | None, out: str | None, csv: Path) -> int:
         raise SweepError(f"{claim} has no primary outcome")
     from ln_zoo.reproduction.judge import write_judged
 
-    number = write_judged([Path(each) for each in out.split(",")], rows[0].judged["metric"], csv)
+    number = write_judged([Path(each) for each in out.split(",")], rows[0].metric, csv)
     print(f"{csv}: {number} runs")
     return 0
 

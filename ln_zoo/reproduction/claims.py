@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -72,8 +72,7 @@ class Comparison:
     length: str = REDUCED
     runs: str = ""  #: dates of the runs
     primary: str = ""  #: name of the primary outcome in the protocol
-    #: What takes the place of its keys once its table of judged runs is there, with ``pairs``.
-    judged: dict[str, Any] = field(default_factory=dict, hash=False)
+    pairs: int = 0  #: pairs of judged runs of a primary outcome
     floor: float | None = None
     command: str = ""  #: what measures it, for ``none``
     old: str = ""  #: verdict of 2026-11-28, by the rules of 2026-11-27
@@ -84,11 +83,6 @@ class Comparison:
         """Tables in git with its runs."""
         names = [self.file] if isinstance(self.file, str) else self.file
         return [f"docs/figures/{name}" for name in names if name]
-
-    def as_judged(self) -> Comparison:
-        """The comparison of the judged runs."""
-        own = {name: value for name, value in self.judged.items() if name != "pairs"}
-        return replace(self, **own, where={}, command="")
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,7 @@ def rows() -> list[dict[str, Any]]:
             **{name: getattr(row, name) for name in ("of", "kind", "claimed", "size", "length")},
             "primary": row.primary or None,
             "runs_date": row.runs or None,
-            "data": (row.as_judged() if outcome.judged else row).files,
+            "data": row.files,
             "command": row.command or None,
             **asdict(outcome),
         }

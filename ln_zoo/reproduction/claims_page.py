@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 def entries(group: str = "") -> list[Entry]:
     """All rows with their outcomes, of all groups or of one."""
     return [
-        Entry(claim, row.as_judged() if outcome.judged else row, outcome)
+        Entry(claim, row, outcome)
         for claim in claims()
         if group in ("", claim.group)
         for row, outcome in zip(claim.rows, claim.outcomes, strict=True)
@@ -105,7 +105,7 @@ def readme_part() -> str:
 def answers(page: str = "") -> list[str]:
     """What holds, what does not, and what nobody knows yet; links lead to a page's sections."""
     theory = entries("theory")
-    primary = [each for each in entries() if each.row.primary and each.outcome.judged]
+    primary = [each for each in entries() if each.row.primary]
     beside = [
         each
         for each in entries("experiment")
@@ -185,7 +185,7 @@ def _compared(page: str, primary: Sequence[Entry], word: str, phrase: str) -> st
     methods: dict[str, list[Entry]] = {}
     for each in _with(primary, word):
         methods.setdefault(each.claim.compared_with, []).append(each)
-    return ", and ".join(f"{phrase} {name} in {_links(page, of)}" for name, of in methods.items())
+    return ". It is ".join(f"{phrase} {name} in {_links(page, of)}" for name, of in methods.items())
 
 
 def _links(page: str, found: Iterable[Entry]) -> str:

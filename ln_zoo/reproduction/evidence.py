@@ -51,7 +51,7 @@ _FIRST_SEED = 100
 def recompute_all(root: Path) -> dict[str, Outcome]:
     """The outcome of every row, from the tables below ``root``.
 
-    Holm's correction is over the primary outcomes, apart for judged and for exploratory ones.
+    Holm's correction is over the primary outcomes.
 
     Raises:
         SweepError: for a table that is missing or lacks something, or a judged run that began
@@ -63,14 +63,11 @@ def recompute_all(root: Path) -> dict[str, Outcome]:
             try:
                 found[key(claim, row)] = row, *_outcome(row, root, found)
             except (OSError, ValueError, KeyError) as error:
-                files = [*row.files, *row.as_judged().files] if row.judged else row.files
-                raise SweepError(f"{', '.join(dict.fromkeys(files))}: {error}") from error
-    words: dict[str, str] = {}
-    for judged in (False, True):
-        kept = {
-            n: v for n, (row, o, v) in found.items() if row.primary and v and o.judged == judged
-        }
-        words |= holm(kept, content()["primary"])
+                raise SweepError(f"{', '.join(row.files)}: {error}") from error
+    primary = {
+        name: verdict for name, (row, _, verdict) in found.items() if row.primary and verdict
+    }
+    words = holm(primary, content()["primary"])
     return {
         name: replace(outcome, word=words.get(name, outcome.word))
         for name, (_, outcome, _) in found.items()
@@ -80,8 +77,8 @@ def recompute_all(root: Path) -> dict[str, Outcome]:
 def _outcome(
     row: Comparison, root: Path, found: Mapping[str, Any]
 ) -> tuple[Outcome, Verdict | None]:
-    if row.judged and all((root / file).is_file() for file in row.as_judged().files):
-        return _judged(row.as_judged(), row.judged["pairs"], root)
+    if row.pairs:
+        return _judged(row, root)
     if row.kind == "none":
         return Outcome(), None
     if row.kind == "tasks":
@@ -90,7 +87,7 @@ def _outcome(
     return (theory_outcome(rows), None) if row.kind == "theory" else compare(row, rows)
 
 
-def _judged(row: Comparison, pairs: int, root: Path) -> tuple[Outcome, Verdict | None]:
+def _judged(row: Comparison, root: Path) -> tuple[Outcome, Verdict | None]:
     """The outcome of runs that the protocol covers; ValueError if it does not cover one."""
     rows = list(_rows(row, root))
     for each in rows:
@@ -102,11 +99,13 @@ def _judged(row: Comparison, pairs: int, root: Path) -> tuple[Outcome, Verdict |
             )
     methods = [_curves(rows, method, row) for method in (row.norm, row.baseline)]
     seeds = [sorted(each) for each in methods]
-    if seeds != [[*range(_FIRST_SEED, _FIRST_SEED + pairs)]] * 2:
-        raise ValueError(f"seeds {seeds[0]} and {seeds[1]}, where the protocol has {pairs} pairs")
+    if seeds != [[*range(_FIRST_SEED, _FIRST_SEED + row.pairs)]] * 2:
+        raise ValueError(
+            f"seeds {seeds[0]} and {seeds[1]}, where the protocol has {row.pairs} pairs"
+        )
     outcome, verdict = compare(row, rows)
-    if outcome.pairs != pairs:
-        raise ValueError(f"{outcome.pairs} of {pairs} pairs are long enough to compare")
+    if outcome.pairs != row.pairs:
+        raise ValueError(f"{outcome.pairs} of {row.pairs} pairs are long enough to compare")
     best = best_of(row.metric)
     stuck = [
         sum(best(curve.values()) > (row.floor or math.inf) for curve in each.values())
@@ -114,7 +113,7 @@ def _judged(row: Comparison, pairs: int, root: Path) -> tuple[Outcome, Verdict |
     ]
     if max(stuck) >= 2:
         number = f"{stuck[0]} and {stuck[1]} runs never below {row.floor:g}"
-        return Outcome(UNDECIDED, number, pairs, True, UNDECIDED), None
+        return Outcome(UNDECIDED, number, row.pairs, True, UNDECIDED), None
     return replace(outcome, judged=True), verdict
 
 

@@ -22,16 +22,13 @@ def judge(results: Results, claim: Claim, size: str = REDUCED) -> Outcome:
     Each method has its best settings by validation, unless the comparison names settings. Without
     Holm's correction, and exploratory.
     """
-    rows = [row for row in claim.rows if row.judged or row.kind in ("speed", "end")]
+    rows = [row for row in claim.rows if row.kind in ("speed", "end")]
     if size == PAPER:
         rows.sort(key=lambda row: [row.size, row.length].count(REDUCED))
-    given = rows[0]
-    if given.judged:
-        row = given.as_judged()
-    else:
-        row = replace(given, norm=claim.norm, baseline=claim.baseline, metric=claim.metric)
-    if isinstance(given.norm, list):  # a lead at two values of a setting
-        row = given
+    row = rows[0]
+    if not row.pairs and not isinstance(row.norm, list):  # labels of older tables
+        row = replace(row, norm=claim.norm, baseline=claim.baseline, metric=claim.metric)
+    if isinstance(row.norm, list):  # a lead at two values of a setting
         found = [_tested(run, row.metric) for run in results.finished]
     else:
         runs = [run for name in (row.norm, row.baseline) for run in _best(results, name)]
